@@ -99,6 +99,17 @@ def most_products(dtype: DtypeName) -> int:
     return (2**31 - 1) // largest_product(dtype)
 
 
+def one_of(name: str, dtype: str, taken: Sequence[str]) -> DtypeName:
+    """The element type of the array that a caller calls ``name``. Raises TypeError unless it is one of those taken."""
+    if not isinstance(dtype, str) or dtype not in taken:
+        *most, last = (each for each in taken if each not in CPU_ONLY)
+        raise TypeError(
+            f"{name} has dtype {dtype}; supported are {', '.join(most)} and {last}, and {' and '.join(CPU_ONLY)} on "
+            "the CPU only; convert it, as to float32"
+        )
+    return DTYPES[dtype].name
+
+
 def none_of(dtype: str, taken: Sequence[str]) -> list[str]:
     """A sentence where ``dtype`` is not among those that an algorithm takes."""
     if dtype in taken:

@@ -35,6 +35,7 @@ Padding = int | Sequence[int] | Literal["same", "valid"]
 #: Our names of borders, SciPy's, OpenCV's, and OpenCV's numbers.
 Border = BorderName | ScipyMode | OpencvName | int
 
+OPS: tuple[Op, ...] = get_args(Op)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
 ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
@@ -66,6 +67,8 @@ FUNCTIONS = {
     "conv2d_weight": Function("wgrad", 2, ("x", "grad"), "weight_shape"),
     "conv1d_weight": Function("wgrad", 1, ("x", "grad"), "weight_shape"),
 }
+#: What they call the first array that an operation reads.
+FIRST: dict[Op, str] = {function.op: function.names[0] for function in FUNCTIONS.values()}
 
 
 #: Half the time of a NamedTuple's own constructor.

@@ -9,8 +9,8 @@ from math import prod
 from typing import Any, ClassVar, Literal
 
 from leanconv import options
-from leanconv.dtypes import DtypeName, item_bytes, result_of, weights_of
-from leanconv.images.borders import BorderName
+from leanconv.dtypes import FILTERS, LAYERS, DtypeName, item_bytes, one_of, result_of, weights_of
+from leanconv.images.borders import BORDERS, BorderName
 from leanconv.options import Activation, Layout, Op, Precision
 
 
@@ -43,6 +43,10 @@ def _make_plain(problem: Any, names: tuple[str, ...]) -> None:
 
 def _are_ints(value: Any, count: int) -> bool:
     return type(value) is tuple and len(value) == count and all([type(each) is int for each in value])
+
+
+def _are_steps(value: Any) -> bool:
+    return _are_ints(value, 2) and 1 <= value[0] <= options.MOST and 1 <= value[1] <= options.MOST
 
 
 def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -84,8 +88,8 @@ class ConvProblem:
 
     ``stride``, ``padding`` and ``dilation`` are as in `leanconv.conv2d`, and kept as pairs and four sides.
 
-    Raises TypeError for sizes that are not integers, ValueError and TypeError as `leanconv.conv2d` for the others.
-    Whether a layer can have these sizes, `leanconv.explain` says.
+    Raises ValueError and TypeError as `leanconv.conv2d` does for these options, and TypeError for sizes that are not
+    integers. Whether a layer can have these sizes, `leanconv.explain` says.
     """
 
     kind: ClassVar[Literal["conv2d"]] = "conv2d"
@@ -115,13 +119,32 @@ class ConvProblem:
 
     def __post_init__(self) -> None:
         _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups"))
+        plain = {type(self.dtype), type(self.layout), type(self.precision), type(self.op)} == {str}
+        plain = plain and {type(self.bias), type(self.accumulate), type(self.batch_invariant)} == {bool}
+        plain = plain and self.dtype in LAYERS and self.layout in options.LAYOUTS and self.op in options.OPS
+        plain = plain and self.precision in options.PRECISIONS and self.activation in options.ACTIVATIONS
+        if not plain or not 1 <= self.groups <= options.MOST:
+            self._check_words()
         for name in ("stride", "dilation"):
-            if not _are_ints(getattr(self, name), 2):
+            if not _are_steps(getattr(self, name)):
                 object.__setattr__(self, name, options.pair(name, getattr(self, name), 1))
         if not _are_ints(self.padding, 4):
             padding = options.sides_of(self.padding)
             sides = options.four_sides(padding, (self.r, self.s), self.stride, self.dilation)
             object.__setattr__(self, "padding", sides)
+
+    def _check_words(self) -> None:
+        """Make them Python's own, or raise."""
+        options.integer("groups", self.groups, 1)
+        known: dict[str, tuple[Any, ...]] = {
+            "precision": options.PRECISIONS, "layout": options.LAYOUTS, "op": options.OPS,
+            "activation": options.ACTIVATIONS,
+        }  # fmt: skip
+        for name, words in known.items():
+            object.__setattr__(self, name, options.one_of(name, getattr(self, name), words))
+        object.__setattr__(self, "dtype", one_of(options.FIRST[self.op], self.dtype, LAYERS))
+        for name in ("bias", "accumulate", "batch_invariant"):
+            object.__setattr__(self, name, options.yes_or_no(name, getattr(self, name)))
 
     @cached_property
     def p(self) -> int:
@@ -250,7 +273,8 @@ class FilterProblem:
     (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart. ``delta`` and the
     constant-border value are arguments of the call.
 
-    Raises TypeError for sizes that are not integers, and ValueError for an anchor that has not two of them.
+    Raises TypeError for sizes that are not integers and for a dtype that `leanconv.filter2d` refuses, ValueError for
+    another border and for an anchor that has not two integers.
     """
 
     batch: int
@@ -277,6 +301,8 @@ class FilterProblem:
     def __post_init__(self) -> None:
         sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters")
         _make_plain(self, sizes)
+        one_of("image", self.dtype, FILTERS)
+        options.one_of("border", self.border, tuple(BORDERS))
         if not _are_ints(self.anchor, 2):
             object.__setattr__(self, "anchor", options.pair("anchor", self.anchor, 0))
 

@@ -244,7 +244,7 @@ def test_types_that_do_not_go_together() -> None:
             conv2d(x, w, bias, padding=1, out=np.empty(LAYER.y_shape, other))
     with says(TypeError, "grad has dtype int8; gradients are of floating-point layers"):
         conv2d_input(np.zeros(LAYER.y_shape, np.int8), w, x.shape, padding=1)
-    with says(TypeError, "the problem has dtype uint8; gradients are of floating-point layers"):
+    with says(TypeError, "has dtype uint8; gradients are of floating-point layers"):
         explain(replace(LAYER, op="dgrad", dtype="uint8", bias=False, activation=None))
     with says(TypeError, "w has dtype uint8; supported are"):
         prepare_weights(w.view(np.uint8))

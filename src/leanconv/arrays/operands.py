@@ -209,13 +209,7 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
     """The element type of the first of the named arrays. Raises TypeError unless it is one of those taken, and the
     others' are those that go with it: the same, or what the table of types says of layers of integers."""
     (first, dtype), *others = named.items()
-    if dtype not in taken:
-        *most, last = (name for name in taken if name not in dtypes.CPU_ONLY)
-        raise TypeError(
-            f"{first} has dtype {dtype}; supported are {', '.join(most)} and {last}, and "
-            f"{' and '.join(dtypes.CPU_ONLY)} on the CPU only; convert it, as to float32"
-        )
-    found = dtypes.DTYPES[dtype].name
+    found = dtypes.one_of(first, dtype, taken)
     for name, other in others:
         wanted = dtypes.result_of(found) if name == "bias" else dtypes.weights_of(found)
         if other != wanted:

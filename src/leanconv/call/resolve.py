@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 from leanconv import dtypes, options
 from leanconv.arrays import Shape
-from leanconv.arrays.operands import Operands, check_dtypes, filter_operands, layer_operands
+from leanconv.arrays.operands import Operands, filter_operands, layer_operands
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
-from leanconv.images.borders import BORDERS, BorderName
+from leanconv.images.borders import BorderName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
@@ -264,27 +264,21 @@ def check_problem(problem: Problem) -> None:
         options.integer(name, getattr(problem, name), 0, math.inf)
     if problem.kind == "filter2d":
         options.integer("filters", problem.filters, 1)
-        check_dtypes({"the problem": problem.dtype}, dtypes.FILTERS)
-        options.one_of("border", problem.border, tuple(BORDERS))
         for part in problem.anchor:
             options.integer("anchor", part, 0)
         image_shape = (problem.batch, problem.h, problem.w)
         filter_problem(image_shape, problem.w_shape, problem.border, problem.anchor, problem.dtype)
         return
-    check_dtypes({"the problem": problem.dtype}, dtypes.LAYERS)
-    options.one_of("layout", problem.layout, options.LAYOUTS)
-    options.one_of("op", problem.op, get_args(options.Op))
     if problem.op != "fprop" and dtypes.is_integer(problem.dtype):
-        raise TypeError(f"the problem has dtype {problem.dtype}; gradients are of floating-point layers")
+        raise TypeError(
+            f"{options.FIRST[problem.op]} has dtype {problem.dtype}; gradients are of floating-point layers"
+        )
     if problem.op == "dgrad" and (problem.bias or problem.activation):
         raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
     if problem.op == "wgrad" and problem.activation:
         raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
-    options.integer("groups", problem.groups, 1)
-    for name in ("bias", "accumulate"):
-        options.yes_or_no(name, getattr(problem, name))
     requested = options.layer_options(
         "conv2d", problem.stride, problem.padding, problem.dilation, problem.groups, precision=problem.precision,
         activation=problem.activation, batch_invariant=problem.batch_invariant,

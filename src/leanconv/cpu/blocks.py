@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from leanconv.dtypes import LAYERS, is_integer, item_bytes
+from leanconv.dtypes import is_integer, item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 
@@ -253,8 +253,6 @@ def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",), trans
     reasons = []
     if problem.op not in ops:
         reasons.append(f"on the CPU it computes op {' and '.join(map(repr, ops))}, not {problem.op!r}")
-    if problem.dtype not in LAYERS:
-        reasons.append(f"it computes {', '.join(LAYERS)}, not {problem.dtype}")
     if transforms and is_integer(problem.dtype):
         reasons.append(f"its transforms are made for fractions, and sums of {problem.dtype} are exact")
     if problem.accumulate:

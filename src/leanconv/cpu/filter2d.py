@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
-from leanconv.dtypes import FILTERS, item_bytes
+from leanconv.dtypes import item_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
@@ -110,8 +110,6 @@ class Taps(CpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        if problem.dtype not in FILTERS:
-            return [f"it computes {', '.join(FILTERS)}, not {problem.dtype}"]
         return []
 
     def cost(self, problem: FilterProblem) -> float:

@@ -126,8 +126,6 @@ class RegisterCache(GpuAlgorithm):
                 reasons.append(
                     f"{problem.batch} images of {problem.h}x{problem.w}{filters} may need more than 2**31 - 1 blocks"
                 )
-        if problem.border not in BORDERS:
-            reasons.append(f"border={problem.border!r} is none of {', '.join(BORDERS)}")
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
