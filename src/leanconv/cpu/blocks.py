@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ SMALL = 8192
 FAR = 4
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Images ``first`` to ``last`` and output rows ``top`` to ``bottom``, ends excluded."""
 
     first: int
@@ -158,6 +158,8 @@ def in_parts(
 
     A part is a layer of its own. ``pixel_bytes`` is what the temporaries of one output pixel take.
     """
+    if problem.q <= 4 * LEAST_PIXELS and max(problem.stride + problem.dilation) <= FAR:
+        return compute(problem, x)  # as the two rules below say, without a look at blocks
     columns, far = most_pixels(pixel_bytes, budget), far_blocks(problem)
     # the bands' results are copied once more: of rows not much longer than a block that costs more than it saves
     if problem.q <= 4 * columns and not far:
@@ -195,10 +197,8 @@ class PaddedInput:
         source = self.x[block.first : block.last]
         if problem.layout == "NCHW":
             padded = self.buffer[:size].reshape(problem.c, block.images, rows, self.width)
-            # One view with the axes (images, rows, columns, channels) serves both layouts.
-            target, source = padded.transpose(1, 2, 3, 0), source.transpose(0, 2, 3, 1)
         else:
-            padded = target = self.buffer[:size].reshape(block.images, rows, self.width, problem.c)
+            padded = self.buffer[:size].reshape(block.images, rows, self.width, problem.c)
         first_row = block.top * problem.stride[0] - problem.padding[0]
         # Where padding is negative the first columns of the image are left out.
         top, left, skipped = max(0, -first_row), max(0, problem.padding[2]), max(0, -problem.padding[2])
@@ -207,18 +207,20 @@ class PaddedInput:
         if size < SMALL or top >= bottom or left >= right:
             padded[...] = 0
         else:
+            # one view with the axes (images, rows, columns, channels) serves both layouts
+            target = padded.transpose(1, 2, 3, 0) if problem.layout == "NCHW" else padded
             target[:, :top] = 0
             target[:, bottom:] = 0
             target[:, top:bottom, :left] = 0
             target[:, top:bottom, right:] = 0
         if top >= bottom or left >= right:
             return padded
-        inside = source[:, first_row + top : first_row + bottom, skipped : skipped + right - left]
+        at_rows, at_columns = slice(first_row + top, first_row + bottom), slice(skipped, skipped + right - left)
         if problem.layout == "NCHW":
             # NOTE: NumPy copies in the memory order of the target only if both sides are given in that order.
-            padded[:, :, top:bottom, left:right] = inside.transpose(3, 0, 1, 2)
+            padded[:, :, top:bottom, left:right] = source[:, :, at_rows, at_columns].transpose(1, 0, 2, 3)
         else:
-            padded[:, top:bottom, left:right] = inside
+            padded[:, top:bottom, left:right] = source[:, at_rows, at_columns]
         return padded
 
 
