@@ -79,14 +79,14 @@ ANY_RANGE = (
 
 
 def each_without_transforms() -> list[Any]:
-    """Every kernel on each of the layers that it takes; ``make test`` plays one of each kernel and arithmetic."""
+    """Every kernel on each of the layers that it takes; ``make test`` plays one of each family and arithmetic."""
     found = [
         (algorithm, problem)
         for problem in ANY_RANGE
         for algorithm in VARIANTS
         if "winograd" not in algorithm.stem and not algorithm.reasons(problem, TARGETS[0])
     ]
-    few = selection.cover(found, lambda each: [(each[0].stem, each[0].arithmetic(each[1]))])
+    few = selection.cover(found, lambda each: [(type(each[0]).__module__.split(".")[2], each[0].arithmetic(each[1]))])
     return selection.marked(found, few, lambda each: (each, f"{each[0].stem} {each[1]}"))
 
 
