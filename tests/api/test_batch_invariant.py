@@ -280,7 +280,7 @@ def test_in_pytorch() -> None:
 
 def test_a_patch_asks_for_it_in_both_directions_of_an_image() -> None:
     torch = pytest.importorskip("torch")
-    from leanconv.torch import layers, patch
+    from leanconv.torch import layers, patch, switch
 
     x, w = torch.zeros(2, 6, 9, 11), torch.zeros(8, 6, 3, 3)
     options = layers.Options((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
@@ -289,7 +289,7 @@ def test_a_patch_asks_for_it_in_both_directions_of_an_image() -> None:
         problems = [taken.problem(op, options, x.dtype) for op in layers.operations(x, w, options)]
         assert [p.batch_invariant for p in problems] == [wanted, wanted, False]
     with pytest.raises(TypeError, match="batch_invariant='yes' is not True or False"):
-        patch.enable(batch_invariant="yes")  # type: ignore[arg-type]
+        switch.enable(batch_invariant="yes")  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

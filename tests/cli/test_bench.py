@@ -218,7 +218,7 @@ def test_words_of_the_documentation() -> None:
         ("conv:n1,c2,h5,k3,r3,pad1x2x3", "'pad1x2x3' must have 1 or 2 or 4 numbers"),
         ("conv:n1,c2,h5,k3,r7", "does not fit"),
         ("conv:n1,c3,h5,k4,r1,groups2", "c=3 and k=4 must be divisible by 2"),
-        ("conv:n1,c3,h5,k4,r1,stride0", "at least 1"),
+        ("conv:n1,c3,h5,k4,r1,stride0", "stride=0 is below 1"),
         ("filter:5x5", "in this order"),
         ("filter:5x5,3x3,mirror", "'mirror' is not understood"),
         ("filter:5x5,3x3,anchor3x0", "outside the 3x3 filter"),

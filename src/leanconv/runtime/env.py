@@ -17,7 +17,7 @@ VARIABLES = {
     "LEANCONV_CACHE_DIR": "folder of the compiled kernels (default: $XDG_CACHE_HOME/leanconv or ~/.cache/leanconv)",
     "LEANCONV_NO_CACHE": "1: neither read nor write the folder of compiled kernels",
     "LEANCONV_CACHE_LIMIT": "bytes that the folder of compiled kernels may take, such as 256MiB (default: 1GiB); what "
-    "was not used for longest is removed",
+    "was not used for longest is removed, 0 keeps nothing",
     "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and packed weights, such as 0 "
     "or 64MiB, where a call has no workspace_limit= (default: no scratch but packed weights for algorithm='auto', no "
     "limit for one called by name)",
