@@ -110,7 +110,7 @@ def check_each_output(
 
 
 @pytest.mark.parametrize(("algorithm", "problem"), each_without_transforms())
-def test_no_output_is_off_by_more_than_its_bound(algorithm: GpuAlgorithm, problem: ConvProblem) -> None:
+def test_no_output_is_off_by_more_than_its_bound_on_the_emulator(algorithm: GpuAlgorithm, problem: ConvProblem) -> None:
     def run(plan: Plan, values: dict[str, Any]) -> None:
         emulator.run_plan(plan, values, orders=("ascending",))
 
