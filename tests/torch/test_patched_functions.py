@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -301,9 +302,12 @@ class TestPacked:
         with torch.no_grad(), leanconv.torch.enable() as enabled:
             for _ in range(3):
                 layer(x)
+            (kept,) = enabled.layers._packed.values()
+            held = weakref.ref(kept[1])
+            del kept
             layer.weight = nn.Parameter(layer.weight.clone())
             gc.collect()
-            assert enabled.report().packed_bytes == 0
+            assert enabled.report().packed_bytes == 0 and held() is None
 
     def test_within_a_bound(self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def kept() -> int:

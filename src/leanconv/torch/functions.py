@@ -105,6 +105,14 @@ class PackedFilters:
         self.signature = signature(weight)
         #: that of the call before
         self.version = -1
+        #: which read them
+        self.layers: list[Layer] = []
+
+    def release(self) -> None:
+        """Let their layers keep them, and the memory of the filters, no longer."""
+        for layer in self.layers:
+            layer.packed = None
+        self.layers.clear()
 
 
 class Layer:
@@ -171,6 +179,11 @@ class Layers:
         self.known.keep(key, layer)
         return layer
 
+    def _drop(self, at: int) -> None:
+        kept = self._packed.pop(at, None)
+        if kept is not None:
+            kept[1].release()
+
     def _pack(self, layer: Layer, problem: ConvProblem, function: Function, input: Any, weight: Any, bias: Any) -> None:
         """Let a layer keep its packed filters, if its call packs them and there is room."""
         if weight.is_inference():  # PyTorch does not count their changes
@@ -189,8 +202,10 @@ class Layers:
         if not isinstance(call, PreparedCall) or call.kept_bytes > room:
             return
         if kept is None:
-            drop, at = self._packed.pop, id(weight)
-            self._packed[at] = weakref.ref(weight, lambda _: drop(at, None)), packed
+            drop, at = self._drop, id(weight)
+            drop(at)
+            self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
+        packed.layers.append(layer)
         layer.packed = packed, function.ready(call)
 
 
@@ -285,9 +300,10 @@ def _replacement(function: Function) -> Callable[..., Any]:
         ):
             return original(input, weight, bias, *options)
         layer.line.calls += 1
-        if layer.packed is None:
+        kept = layer.packed
+        if kept is None:
             return layer.call(input, weight, bias)
-        packed, ready = layer.packed
+        packed, ready = kept
         if weight._version != packed.version:
             packed.version = weight._version
             return layer.call(input, weight, bias)
