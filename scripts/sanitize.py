@@ -21,7 +21,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -166,19 +168,30 @@ def verdict(tool: str, code: int | None, report: str) -> str:
     return "clean" if clean else summary[-1] if code in (0, 9) else f"{summary[-1]}; ended with {code}"
 
 
-def rows(chosen: list[Run], sanitizer: str, edited: bool, options: list[str]) -> Iterator[list[str]]:
-    """Name, case, configuration and what each tool said."""
-    for number, run in enumerate(chosen, 1):
-        cells = [run.algorithm.stem, run.case, run.kind or "-"]
-        for tool in TOOLS:
-            try:
-                line = command(run, tool, sanitizer, edited, options)
-                done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-                cells.append(verdict(tool, done.returncode, done.stdout + done.stderr))
-            except subprocess.TimeoutExpired:
-                cells.append(verdict(tool, None, ""))
-        print(f"{number} of {len(chosen)}: {' | '.join(cells)}", file=sys.stderr, flush=True)
-        yield cells
+def reported(line: list[str], tool: str) -> str:
+    """What a tool says of the run of a command line."""
+    begin = time.monotonic()
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        said = verdict(tool, done.returncode, done.stdout + done.stderr)
+    except subprocess.TimeoutExpired:
+        said = verdict(tool, None, "")
+    print(
+        f"{time.monotonic() - begin:.0f} s: {said}: {line[line.index('--run') + 1]}, {tool}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return said
+
+
+def rows(chosen: list[Run], tools: Sequence[str], jobs: int, call: Callable[[Run, str], list[str]]) -> list[list[str]]:
+    """Name, case, configuration and what each tool said of the command line that ``call`` makes; ``jobs`` at a time."""
+    with ThreadPoolExecutor(jobs) as pool:
+        said = [[pool.submit(reported, call(run, tool), tool) for tool in tools] for run in chosen]
+        return [
+            [run.algorithm.stem, run.case, run.kind or "-", *(each.result() for each in mine)]
+            for run, mine in zip(chosen, said, strict=True)
+        ]
 
 
 def main() -> int:
@@ -191,6 +204,8 @@ def main() -> int:
     )
     parser.add_argument("--sanitizer", default="compute-sanitizer", metavar="PATH")
     parser.add_argument("--option", action="append", default=[], metavar="OPTION", help="one more of racecheck")
+    parser.add_argument("--tool", action="append", choices=TOOLS, help="by default all")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many runs at a time")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table; without it, it is printed")
     parser.add_argument("--run", metavar="NAME", help="play this run alone, on the GPU and without a sanitizer")
     given = parser.parse_args()
@@ -198,13 +213,18 @@ def main() -> int:
         play(next(run for run in runs() if run.name == given.run), given.edited)
         return 0
     chosen = [run for run in runs() if given.only in run.name and (not given.edited or run.algorithm.stem in EDITED)]
+    tools = given.tool or TOOLS
+
+    def call(run: Run, tool: str) -> list[str]:
+        return command(run, tool, given.sanitizer, given.edited, given.option)
+
     if given.list:
         for run in chosen:
-            for tool in TOOLS:
-                print(shlex.join(command(run, tool, given.sanitizer, given.edited, given.option)))
+            for tool in tools:
+                print(shlex.join(call(run, tool)))
         return 0
-    table = [["kernel", "case", "configuration", *TOOLS], ["---"] * (3 + len(TOOLS))]
-    table += rows(chosen, given.sanitizer, given.edited, given.option)
+    table = [["kernel", "case", "configuration", *tools], ["---"] * (3 + len(tools))]
+    table += rows(chosen, tools, given.jobs, call)
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in table)
     if given.write:
         write_text(given.write, text)
