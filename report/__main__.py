@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -60,9 +60,31 @@ def networks(
     """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
     from report.networks import NETWORKS, measure
 
-    if unknown := sorted(set(names or ()) - set(NETWORKS)):
-        raise typer.BadParameter(f"no network is called {', '.join(unknown)}; there are {', '.join(NETWORKS)}")
-    print(measure(results, revision, names or tuple(NETWORKS)))
+    print(measure(results, revision, _known("network", names, NETWORKS)))
+
+
+@app.command()
+def modes(
+    names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
+    mode: Annotated[list[str] | None, typer.Option(help="fp32, tf32-fp32, tf32 or 16-bit; by default all.")] = None,
+    only: Annotated[list[str] | None, typer.Option("--pass", help="forward or training; by default both.")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
+    seconds: options.Seconds = None,
+    results: Records = RESULTS,
+    revision: options.Revision = None,
+) -> None:
+    """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
+    from report.modes import MODES, PASSES, measure
+    from report.networks import NETWORKS
+
+    chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
+    print(measure(results, revision, *chosen, seconds, compiled))
+
+
+def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tuple[str, ...]:
+    if unknown := sorted(set(given or ()) - set(names)):
+        raise typer.BadParameter(f"no {what} is called {', '.join(unknown)}; there are {', '.join(names)}")
+    return tuple(given or names)
 
 
 @app.command()

@@ -87,5 +87,7 @@ def build(name: str) -> nn.Module:
         return ours[name]()
     import torchvision
 
-    model: nn.Module = torchvision.models.get_model(name, weights=None)
+    # drawn from a truncated normal distribution on the CPU, its weights take half a minute
+    slow = {"init_weights": False} if name == "inception_v3" else {}
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **slow)
     return model

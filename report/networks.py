@@ -28,6 +28,10 @@ NETWORKS = {
     "mobilenet_v3_large": (64, 3, 224, 224),
     "efficientnet_b0": (32, 3, 224, 224),
     "densenet121": (32, 3, 224, 224),
+    "resnet18": (64, 3, 224, 224),
+    "resnext50_32x4d": (32, 3, 224, 224),
+    "inception_v3": (32, 3, 299, 299),
+    "regnet_y_1_6gf": (32, 3, 224, 224),
 }
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: Who computes the convolutions, by the name of the engine without its layout.

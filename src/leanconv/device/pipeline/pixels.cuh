@@ -360,7 +360,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
         if (begun) {
             cp_async_wait_group<1>();
             __syncwarp();
-            if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
+            mbarrier_arrive_warp(rings.pixels_full(previous), thread % 32);
             if (thread == 0) filters.stage(behind.tile, filter_stage);
             if (++filter_stage == behind.end) {
                 behind.advance();
@@ -379,7 +379,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
     if (begun) {
         cp_async_wait_group<0>();
         __syncwarp();
-        if (thread % 32 == 0) mbarrier_arrive(rings.pixels_full(previous));
+        mbarrier_arrive_warp(rings.pixels_full(previous), thread % 32);
         if (thread == 0) filters.stage(behind.tile, filter_stage);
     }
 }

@@ -310,7 +310,7 @@ struct ResidentStages {
             const int now = half == 0 ? release_tap : after(release_tap, 1);
             const bool is_last = Tuning::split > 1 && 2 * stage + half == min(2 * end, blocks) - 1;
             if (exists(stage, half) && (now == taps - 1 || is_last)) {
-                if (lane == 0) mbarrier_arrive(rings.pixels_empty(release_place.stage));
+                mbarrier_arrive_warp(rings.pixels_empty(release_place.stage), lane);
                 release_place.advance();
             }
         }

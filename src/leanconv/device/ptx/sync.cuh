@@ -92,6 +92,13 @@ __device__ __forceinline__ void mbarrier_arrive(Mbarrier* barrier) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n" :: "r"(shared_address(barrier)) : "memory");
 }
 
+// One arrival of a warp, by its first lane.
+// NOTE: what the other lanes wrote or read before is ordered only if __syncwarp, or an instruction of the whole warp, lies
+// between.
+__device__ __forceinline__ void mbarrier_arrive_warp(Mbarrier* barrier, int lane) {
+    if (lane == 0) mbarrier_arrive(barrier);
+}
+
 // mapa + mbarrier.arrive: one arrival at the barrier that block `rank` of the cluster has where this one has `barrier`.
 // NOTE: that block may not have left the kernel. What this thread wrote before is visible to its own block alone, which is all
 // that memory needs which only copies write; a release to the cluster waits until all accesses of the thread have been

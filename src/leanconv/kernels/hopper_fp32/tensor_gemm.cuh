@@ -110,7 +110,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                     // Promotes the MMA tile before while these products run.
                     wgmma_commit_group();
                     wgmma_wait_group<1>(partial[(n_tile - 1) % 2]);
-                    if (lane == 0) mbarrier_arrive(rings.filters_empty(done_place.stage));
+                    mbarrier_arrive_warp(rings.filters_empty(done_place.stage), lane);
                     done_place.advance();
                     promote(sums[n_tile - 1], partial[(n_tile - 1) % 2], pixels.inverse_scale);
                 }
@@ -123,14 +123,14 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
                     if constexpr (F::resident) {
                         images.stages.release(rings, stage, lane);
                     } else {
-                        if (lane == 0) mbarrier_arrive(rings.pixels_empty(pixel_place.stage));
+                        mbarrier_arrive_warp(rings.pixels_empty(pixel_place.stage), lane);
                         pixel_place.advance();
                     }
                 }
                 if (n_tile == F::n_tiles - 1) ping_pong.pass(stage == walk.end - 1 && walk.is_last());
                 if (partials == 1 || n_tile == F::n_tiles - 1) {
                     wgmma_wait_group<0>(now, pixels.high, pixels.low);
-                    if (lane == 0) mbarrier_arrive(rings.filters_empty(done_place.stage));
+                    mbarrier_arrive_warp(rings.filters_empty(done_place.stage), lane);
                     done_place.advance();
                     promote(sums[n_tile], now, pixels.inverse_scale);
                 }

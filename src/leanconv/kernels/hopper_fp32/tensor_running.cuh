@@ -129,7 +129,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             wgmma_commit_group();
             // The products of the stage before are finished while this one runs.
             wgmma_wait_group<1>(next);
-            if (before >= 0 && lane == 0) mbarrier_arrive(rings.filters_empty(before));
+            if (before >= 0) mbarrier_arrive_warp(rings.filters_empty(before), lane);
             before = here;
             if (more) load(stage + 1);
             wgmma_f16(sums[0], now[1], filters + 32, true);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             if constexpr (F::resident) {
                 images.stages.release(rings, stage, lane);
             } else if (stage % F::tap_stages == F::tap_stages - 1) {
-                if (lane == 0) mbarrier_arrive(rings.pixels_empty(release_place.stage));
+                mbarrier_arrive_warp(rings.pixels_empty(release_place.stage), lane);
                 release_place.advance();
             }
             if (more) scales[1].convert(next, 1, x[1]);
@@ -170,7 +170,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, c
             if (++stage == walk.end) break;
         }
         wgmma_wait_group<0>(sums[0], even, odd);
-        if (lane == 0) mbarrier_arrive(rings.filters_empty(before));
+        mbarrier_arrive_warp(rings.filters_empty(before), lane);
         const float back[2] = {scales[0].inverse_scale(header), scales[1].inverse_scale(header)};
 #pragma unroll
         for (int i = 0; i < count; ++i) sums[0][i] *= back[i / 2 % 2];

@@ -227,7 +227,7 @@ __device__ __forceinline__ void scan_images(const ImageUnits<Problem, Tuning>& u
 #pragma unroll 1
             for (int i = 0; i < stages; ++i, place.advance(), to.advance()) {
                 find_codes(rings, tile.first_filter, place, 0, 0, to.stage, thread);
-                if (thread % 32 == 0) mbarrier_arrive(rings.dy_empty(place.stage));
+                mbarrier_arrive_warp(rings.dy_empty(place.stage), thread % 32);
             }
         }
     }
@@ -316,7 +316,7 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                 for (; released < end; ++released) {
                     wait_for(released);
                     __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.split_empty(number_of(released) % Tuning::split_stages));
+                    mbarrier_arrive_warp(rings.split_empty(number_of(released) % Tuning::split_stages), lane);
                 }
             };
             const auto factors_of = [&](int q) {

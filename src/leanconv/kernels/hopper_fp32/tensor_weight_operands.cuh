@@ -184,7 +184,7 @@ struct Landing {
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < depth; ++i)
-            if (i < count && threadIdx.x % 32 == 0) mbarrier_arrive(under_way[i]);
+            if (i < count) mbarrier_arrive_warp(under_way[i], threadIdx.x % 32);
     }
 };
 
@@ -217,7 +217,7 @@ __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long lon
             for (int stage = range.first; stage < range.end; ++stage, to.advance()) {
                 find_codes(rings, tile.first_filter, dy_place, stage, batch, to.stage, scanner);
                 for (int i = 0; i < Tuning::n_tiles; ++i, dy_place.advance())
-                    if (scanner % 32 == 0) mbarrier_arrive(rings.dy_empty(dy_place.stage));
+                    mbarrier_arrive_warp(rings.dy_empty(dy_place.stage), scanner % 32);
             }
         }
     } else {
@@ -454,11 +454,9 @@ __device__ __forceinline__ void convert_dy(Values& values, const WeightRings<Pro
     values.store(rings.split(place.stage), rings.scales(place.stage), factors);
     fence_proxy_async();
     __syncwarp();
-    if (thread % 32 == 0) {
-        mbarrier_arrive(rings.split_full(place.stage));
-        // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
-        mbarrier_arrive(rings.dy_empty(dy_place.stage));
-    }
+    mbarrier_arrive_warp(rings.split_full(place.stage), thread % 32);
+    // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
+    mbarrier_arrive_warp(rings.dy_empty(dy_place.stage), thread % 32);
 }
 
 // The converters.

@@ -15,7 +15,7 @@ namespace leanconv {
 // One arrival of a warp, when all of its lanes are here.
 __device__ __forceinline__ void warp_arrive(Mbarrier* barrier, int lane) {
     __syncwarp();
-    if (lane == 0) mbarrier_arrive(barrier);
+    mbarrier_arrive_warp(barrier, lane);
 }
 
 // The linear pixel index that the reduction counts. Tiles of one tap count the pixels of dy.

@@ -233,13 +233,13 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][accs][count], co
             if constexpr (resident) {
                 pixel_place.release(rings, stage, lane);
             } else {
-                if (lane == 0) mbarrier_arrive(rings.pixels_empty(pixel_place.stage + zero));
+                mbarrier_arrive_warp(rings.pixels_empty(pixel_place.stage + zero), lane);
                 pixel_place.advance();
             }
         }
         if (i == states * of_state - 1) ping_pong.pass(last);
         wgmma_wait_group<0>(partial, operand.high, operand.low);
-        if ((!kept || acc > 0) && lane == 0) mbarrier_arrive(rings.filters_empty(place));
+        if (!kept || acc > 0) mbarrier_arrive_warp(rings.filters_empty(place), lane);
         own_filters.template advance<states>(false);
         promote(sums[own][acc], partial, operand.inverse_scale);
     }

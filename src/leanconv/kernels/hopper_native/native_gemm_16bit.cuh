@@ -222,13 +222,13 @@ struct Consumer16bit {
                 if (stage > ring.first) {
                     // The products of the stage before are done while these are under way.
                     wgmma_wait_group<1>();
-                    if (lane == 0) mbarrier_arrive(ring.empty(before));
+                    mbarrier_arrive_warp(ring.empty(before), lane);
                 }
                 before = place.stage;
                 place.advance();
             }
             wgmma_wait_group<0>(sums);
-            if (lane == 0) mbarrier_arrive(ring.empty(before));
+            mbarrier_arrive_warp(ring.empty(before), lane);
             store_tile<Problem, Tuning>(sums, bias, y, tiles, ring, first_row, tile);
         }
     }

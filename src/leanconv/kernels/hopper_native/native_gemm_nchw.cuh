@@ -210,9 +210,9 @@ struct NchwGemm {
                     wgmma_commit_group();
                     if (!first) {
                         wgmma_wait_group<1>();  // the products of the tap before are done, these are under way
-                        if (lane == 0) mbarrier_arrive(filters_empty(before));
+                        mbarrier_arrive_warp(filters_empty(before), lane);
                         if (tap == 0) {
-                            if (lane == 0) mbarrier_arrive(pixels_empty(source_before.stage));
+                            mbarrier_arrive_warp(pixels_empty(source_before.stage), lane);
                             source_before.advance();
                         }
                     }
@@ -222,10 +222,8 @@ struct NchwGemm {
                 source.advance();
             }
             wgmma_wait_group<0>(sums);
-            if (lane == 0) {
-                mbarrier_arrive(filters_empty(before));
-                mbarrier_arrive(pixels_empty(source_before.stage));
-            }
+            mbarrier_arrive_warp(filters_empty(before), lane);
+            mbarrier_arrive_warp(pixels_empty(source_before.stage), lane);
             source_before.advance();
 #pragma unroll
             for (int m = 0; m < Tuning::m_tiles; ++m)

@@ -90,7 +90,7 @@ struct ConsumerTf32 {
                 place.advance();
                 if (stage + 1 < ring.end) load(next, ring, place, first_row);
                 wgmma_wait_group<0>(sums, now);
-                if (lane == 0) mbarrier_arrive(ring.empty(here));
+                mbarrier_arrive_warp(ring.empty(here), lane);
             };
             load(even, ring, place, first_row);
             while (true) {

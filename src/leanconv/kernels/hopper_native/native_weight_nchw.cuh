@@ -200,7 +200,7 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
             wgmma_commit_group();
             // The products of the step before are done while these are under way.
             wgmma_wait_group<1>(pixels[(step + 1) % 2]);
-            if (step == 0 && stage > share.first && lane == 0) mbarrier_arrive(windows.pixels_empty(before));
+            if (step == 0 && stage > share.first) mbarrier_arrive_warp(windows.pixels_empty(before), lane);
         }
         before = place.stage;
         place.advance();

@@ -178,7 +178,7 @@ __device__ __forceinline__ void load_units(Walk& walk, const Rings& rings, int l
         if (last) {
             fence_proxy_async();
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(rings.pixels_full(place.stage));
+            mbarrier_arrive_warp(rings.pixels_full(place.stage), lane);
         }
         return more;
     };

@@ -48,6 +48,10 @@ inline void mbarrier_inval(Mbarrier* barrier, EMULATOR_SITE) { emulator::mbarrie
 
 inline void mbarrier_arrive(Mbarrier* barrier, EMULATOR_SITE) { emulator::mbarrier_arrive(barrier, site); }
 
+inline void mbarrier_arrive_warp(Mbarrier* barrier, int lane, EMULATOR_SITE) {
+    if (lane == 0) emulator::mbarrier_arrive(barrier, site);
+}
+
 inline void mbarrier_arrive_cluster(Mbarrier* barrier, unsigned rank, EMULATOR_SITE) {
     emulator::mbarrier_arrive_cluster(barrier, rank, site);
 }

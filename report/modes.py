@@ -1,0 +1,265 @@
+"""docs/networks.md: whole networks in each arithmetic that people run, with leanconv's convolutions and without.
+
+``python -m report modes`` needs a GPU, PyTorch and torchvision, and writes benchmarks/results/<machine>/modes.json: a
+row for each network, mode and kind of pass. Tensors are channels last.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from leanconv.bench import machine
+from leanconv.bench.format import Table
+from leanconv.options import Precision
+from report import records
+from report.networks import NETWORKS, _captured, _revisions, _rows
+
+#: Networks whose training step is measured too.
+TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")
+#: Rounds in which both sides are timed one after the other, and microseconds of each side in a round.
+_ROUNDS, _ROUND_US = 7, 15000.0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What PyTorch may round factors to, and the least precise arithmetic that leanconv may use."""
+
+    title: str
+    tf32: bool
+    precision: Precision = "fp32"
+    half: bool = False
+
+
+MODES = {
+    "fp32": Mode("strict FP32", False),
+    "tf32-fp32": Mode("PyTorch in TF32, leanconv as precise as float32", True),
+    "tf32": Mode("TF32", True, "tf32"),
+    "16-bit": Mode("16 bits", True, half=True),
+}
+PASSES = {"forward": "A forward pass:", "training": "A training step:"}
+#: How a network is run, by the name of the times of a row.
+WAYS = {"graph": "CUDA graph", "eager": "eager", "compile": "torch.compile, graph"}
+
+
+def elapsed_us(call: Callable[[], Any], count: int) -> float:
+    """Microseconds of one of ``count`` calls: the GPU's time, or the host's where the GPU waits for it."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3 / count
+
+
+def in_turn(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Microseconds of each call, the median of rounds in which all are timed, so that all see the same clocks."""
+    counts = {name: max(1, ceil(_ROUND_US / max(elapsed_us(call, 2), 1.0))) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            samples[name].append(elapsed_us(call, counts[name]))
+    return {name: statistics.median(each) for name, each in samples.items()}
+
+
+def _eager_us(call: Callable[[], Any]) -> float:
+    for _ in range(3):
+        call()
+    count = max(2, ceil(2 * _ROUND_US / elapsed_us(call, 1)))
+    return min(elapsed_us(call, count) for _ in range(3))
+
+
+@contextmanager
+def arithmetic(mode: Mode) -> Iterator[None]:
+    """PyTorch's switches for a mode, with cuDNN's search; afterwards they are as they were."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, mode.tf32
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=mode.tf32):
+            yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
+    """A network of random weights whose activations are normalised, and an input."""
+    import torch
+
+    from report import models
+
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model: Any = models.build(name)
+        x = torch.randn(NETWORKS[name])
+    model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(x[:4])
+    if mode.half and not training:
+        model, x = model.half(), x.half()
+    return model.train(training), x
+
+
+def step(model: Any, x: Any, mode: Mode) -> Callable[[], Any]:
+    """A training step: forward, backward, and an SGD step with momentum; in 16 bits under autocast."""
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5, momentum=0.9, foreach=True)
+
+    def run() -> None:
+        with torch.autocast("cuda", torch.bfloat16, enabled=mode.half):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str, Any]:
+    """Times of PyTorch's and of leanconv's forward pass, and how far apart the results are."""
+    import torch
+
+    import leanconv.torch
+
+    us: dict[str, float] = {}
+    with torch.inference_mode():
+        call = partial(model, x)
+        call()
+        graphs, theirs = {}, [_eager_us(call)]
+        graphs["torch"], y = _captured(call)
+        others = _compiled_graph(model, x) if compiled else None
+        with leanconv.torch.enable(model, precision=mode.precision) as taken:
+            begin = time.perf_counter()
+            leanconv.torch.warm_up(model, x, progress=False)
+            waited = time.perf_counter() - begin
+            ours = [_eager_us(call)]
+            graphs["leanconv"], ours_y = _captured(call)
+            compiled_graphs = {"torch": others, "leanconv": _compiled_graph(model, x)} if compiled else {}
+            report = taken.report()
+        theirs.append(_eager_us(call))
+        with leanconv.torch.enable(model, precision=mode.precision):
+            ours.append(_eager_us(call))
+        for name, of in (("graph", graphs), ("compile", compiled_graphs)):
+            if of:
+                for who, spent in in_turn({who: graph.replay for who, graph in of.items()}).items():
+                    us[f"{who}_{name}_us"] = spent
+        us |= {"torch_eager_us": min(theirs), "leanconv_eager_us": min(ours)}
+        for graph in of.values():
+            graph.replay()
+        graphs["torch"].replay()
+        graphs["leanconv"].replay()
+        apart = float((ours_y.double() - y.double()).norm() / y.double().norm())
+    counts = {"taken": len(report.taken), "left": len(report.left), "packed_bytes": report.packed_bytes}
+    rounded = {name: round(each, 1) for name, each in us.items()}
+    return rounded | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
+
+
+def _compiled_graph(model: Any, x: Any) -> Any:
+    import torch
+
+    torch._dynamo.reset()
+    call = partial(torch.compile(model), x)
+    call()
+    return _captured(call)[0]
+
+
+def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
+    """Times of a training step, in turn without leanconv and with it."""
+    import leanconv.torch
+
+    run = step(model, x, mode)
+    theirs, ours = [_eager_us(run)], []
+    for _ in range(2):
+        with leanconv.torch.enable(model, precision=mode.precision) as taken:
+            ours.append(_eager_us(run))
+            report = taken.report()
+        theirs.append(_eager_us(run))
+    us = {"torch_eager_us": round(min(theirs), 1), "leanconv_eager_us": round(min(ours), 1)}
+    return us | {"taken": len(report.taken), "left": len(report.left)}
+
+
+def measure(
+    results: Path, revision: str | None, names: Sequence[str], modes: Sequence[str], passes: Sequence[str],
+    seconds: float | None, compiled: bool,
+) -> Path:  # fmt: skip
+    """Measure on this machine's GPU what the results file does not have of this revision; other rows stay."""
+    import torch
+    import torchvision
+
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    about = machine.describe(True, None, versions, revision)
+    path = results / machine.slug(about) / "modes.json"
+    rows = _rows(records.read(path)) if path.is_file() else []
+    begin = time.monotonic()
+    for kind in passes:
+        for key in modes:
+            for name in names if kind == "forward" else [name for name in names if name in TRAINED]:
+                mine = {"network": name, "mode": key, "pass": kind}
+                old = next((row for row in rows if mine.items() <= row.items()), None)
+                if old is not None and old["revision"] == about["git_revision"]:
+                    continue
+                if seconds is not None and time.monotonic() - begin > seconds:
+                    return path
+                mode = MODES[key]
+                with arithmetic(mode):
+                    model, x = network(name, mode, kind != "forward")
+                    if kind == "forward":
+                        found = measure_forward(model, x, mode, compiled)
+                    else:
+                        found = measure_step(model, x, mode)
+                row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
+                print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
+                del model, x
+                torch.cuda.empty_cache()
+                rows = [row for row in rows if row is not old] + [row]
+                rows.sort(key=_place)
+                records.write(results, "modes", about, rows)
+    return path
+
+
+def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
+    return row["pass"] != "forward", list(NETWORKS).index(row["network"]), list(MODES).index(row["mode"])
+
+
+def table(rows: Sequence[dict[str, Any]], kind: str) -> Table:
+    """PyTorch's time over leanconv's by network, mode and way of running, and how many layers leanconv took."""
+    ways = [way for way in WAYS if any(f"torch_{way}_us" in row for row in rows if row["pass"] == kind)]
+    lines = []
+    for name in dict.fromkeys(row["network"] for row in rows if row["pass"] == kind):
+        of = {row["mode"]: row for row in rows if row["network"] == name and row["pass"] == kind}
+        cells = [_cell(of.get(mode), way) for mode in MODES for way in ways]
+        lines.append([name, str(next(iter(of.values()))["batch"]), *cells])
+    return ["network", "batch", *(f"{mode.title}: {WAYS[way]}" for mode in MODES.values() for way in ways)], lines
+
+
+def _cell(row: dict[str, Any] | None, way: str) -> str:
+    if row is None or f"torch_{way}_us" not in row:
+        return "–"
+    theirs, ours = row[f"torch_{way}_us"], row[f"leanconv_{way}_us"]
+    return f"**{theirs / ours:.2f}** ({theirs / 1000:.2f} / {ours / 1000:.2f})"
+
+
+def section(record: dict[str, Any]) -> str:
+    """The tables of a machine."""
+    rows = _rows(record)
+    origin = f"{record['machine']['gpu']}, {_revisions(rows)}"
+    texts = [f"{origin}. PyTorch's time over leanconv's, and both in milliseconds."]
+    for kind in dict.fromkeys(row["pass"] for row in rows):
+        texts.append(PASSES[kind])
+        texts.append(records.table(table(rows, kind)))
+    return "\n\n".join(texts)
