@@ -96,11 +96,18 @@ def cpu(results: Records = RESULTS, revision: options.Revision = None) -> None:
 
 
 @app.command()
-def layers(results: Records = RESULTS, seconds: options.Seconds = None, revision: options.Revision = None) -> None:
+def layers(
+    results: Records = RESULTS,
+    seconds: options.Seconds = None,
+    revision: options.Revision = None,
+    others: Annotated[
+        bool, typer.Option("--others", help="Gradients, 16 bits and groups; one candidate each.")
+    ] = False,
+) -> None:
     """Tune the layers of torchvision's networks on this machine's GPU, beside PyTorch's own convolution."""
     from report.layers import measure
 
-    print(measure(results, seconds, revision))
+    print(measure(results, seconds, revision, others))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

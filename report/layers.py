@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -38,6 +39,9 @@ NETWORKS = {
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: The results file.
 NAME = "torchvision-layers"
+#: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups, channels last.
+OTHERS = "other-layers"
+OTHER_NETWORKS = ("resnet50", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "regnet_y_1_6gf")
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
 #: The revision of rows whose times were in the table before.
 EARLIER = "before, with today's kernels"
@@ -67,7 +71,30 @@ def layers(target: Target, networks: Sequence[str] = tuple(NETWORKS)) -> list[La
     return sorted(found.values(), key=lambda layer: -max(layer.shares.values()))
 
 
-def _of_network(network: str, layout: Layout) -> Iterator[tuple[ConvProblem, int | None]]:
+def other_layers(target: Target, networks: Sequence[str] = OTHER_NETWORKS) -> list[Layer]:
+    """Gradients, and layers in 16 bits or of groups, those first that take long, of each kind in turn."""
+    by_kind: dict[Any, dict[ConvProblem, Layer]] = {}
+    for network in networks:
+        for dtype in ("float16", "float32"):
+            for problem, limit in _of_network(network, "NHWC", dtype, backward=True):
+                if dtype == "float32" and problem.op == "fprop" and problem.groups == 1:
+                    continue
+                kind = dtype, problem.op, problem.groups > 1
+                layer = by_kind.setdefault(kind, {}).setdefault(problem, Layer(problem, limit))
+                layer.shares[network] = choose(problem, replace(target, model=""), limit=limit).cost
+    ordered = [sorted(each.values(), key=lambda layer: -max(layer.shares.values())) for each in by_kind.values()]
+    for each in ordered:
+        # long and short ones in turn
+        each[:] = [
+            layer for pair in zip_longest(each[: len(each) // 2], each[len(each) // 2 :]) for layer in pair if layer
+        ]
+    mixed = [layer for together in zip_longest(*ordered) for layer in together if layer]
+    return [Layer(layer.problem, layer.limit, dict.fromkeys(layer.shares, 0.0)) for layer in mixed]
+
+
+def _of_network(
+    network: str, layout: Layout, dtype: str = "float32", backward: bool = False
+) -> Iterator[tuple[ConvProblem, int | None]]:
     import torch
 
     from leanconv.torch.recording import problems_of
@@ -75,16 +102,22 @@ def _of_network(network: str, layout: Layout) -> Iterator[tuple[ConvProblem, int
 
     form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
     with torch.device("meta"):
-        model = models.build(network).eval().to(memory_format=form)  # type: ignore[call-overload]
-        x = torch.empty(NETWORKS[network], 3, 224, 224).contiguous(memory_format=form)
-    for limit, problems in problems_of(model, x, backward=False).items():
+        model: Any = models.build(network).train(backward)
+        model = model.to(getattr(torch, dtype), memory_format=form)
+        x = torch.empty(NETWORKS.get(network, 32), 3, 224, 224, dtype=getattr(torch, dtype)).contiguous(
+            memory_format=form
+        )
+    for limit, problems in problems_of(model, x, backward=backward).items():
         for problem in problems:
-            if problem.dtype == "float32" and not problem.is_empty:
+            if problem.dtype == dtype and not problem.is_empty:
                 yield problem, limit
 
 
-def measure(results: Path, seconds: float | None = None, revision: str | None = None) -> Path:
-    """Tune, begin no further layer after ``seconds``; returns the results file. Raises WrongResultError, at the end."""
+def measure(results: Path, seconds: float | None = None, revision: str | None = None, others: bool = False) -> Path:
+    """Tune, begin no further layer after ``seconds``; returns the results file. Raises WrongResultError, at the end.
+
+    With ``others`` one candidate of each of `other_layers` is timed.
+    """
     import torch
     import torchvision
 
@@ -95,9 +128,10 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
     target = launch.open_device(0).target
     versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
     about = machine.describe(True, None, versions, revision)
-    path = results / machine.slug(about) / f"{NAME}.json"
+    name, most = (OTHERS, 1) if others else (NAME, _MOST)
+    path = results / machine.slug(about) / f"{name}.json"
     rows = {(row["problem"], row["limit"]): row for row in records.read(path).get("rows", ())}
-    every = layers(target)
+    every = other_layers(target) if others else layers(target)
     for row in rows.values():
         row["shares"] = {}
     for layer in every:
@@ -110,11 +144,11 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
             break
         problems = [layer.problem for layer in group]
         try:
-            done = tune(problems, workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left)
+            done = tune(problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
         except WrongResultError as error:
             # all other times are in the table: they are read there
             wrong.append(str(error))
-            done = tune(problems, workspace_limit=group[0].limit, most=_MOST, peers=True, seconds=left)
+            done = tune(problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
         for each in done.problems:
             layer = next(layer for layer in group if layer.problem == each.problem)
             key = format_problem(layer.problem), layer.limit
@@ -126,7 +160,7 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
                     # what was not timed now stands in the table, with kernels that have not changed since
                     "revision": about["git_revision"] if each.timed else EARLIER,
                 }  # fmt: skip
-        records.write(results, NAME, about, rows.values(), layers=len(every))
+        records.write(results, name, about, rows.values(), layers=len(every))
     if wrong:
         raise WrongResultError("\n".join(wrong))
     return path

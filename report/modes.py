@@ -72,11 +72,26 @@ def in_turn(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in samples.items()}
 
 
-def _eager_us(call: Callable[[], Any]) -> float:
+def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
+    """Microseconds of a call without ``patch`` and with it, in rounds: hosts are faster and slower by the second."""
+    from leanconv.torch import registration
+
+    samples: dict[str, list[float]] = {"torch": [], "leanconv": []}
     for _ in range(3):
         call()
-    count = max(2, ceil(2 * _ROUND_US / elapsed_us(call, 1)))
-    return min(elapsed_us(call, count) for _ in range(3))
+    count = max(2, ceil(_ROUND_US / elapsed_us(call, 2)))
+    for _ in range(_ROUNDS):
+        samples["leanconv"].append(elapsed_us(call, count))
+        registration.remove(patch)
+        while registration._libraries:  # kept for other threads, of which none computes
+            registration._libraries.popitem()[1]._destroy()
+        try:
+            call()
+            samples["torch"].append(elapsed_us(call, count))
+        finally:
+            registration.add(patch)
+        call()
+    return {f"{who}_eager_us": statistics.median(each) for who, each in samples.items()}
 
 
 @contextmanager
@@ -136,31 +151,25 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str,
 
     import leanconv.torch
 
-    us: dict[str, float] = {}
     with torch.inference_mode():
         call = partial(model, x)
         call()
-        graphs, theirs = {}, [_eager_us(call)]
+        graphs = {}
         graphs["torch"], y = _captured(call)
-        others = _compiled_graph(model, x) if compiled else None
+        others = {"torch": _compiled_graph(model, x)} if compiled else {}
         with leanconv.torch.enable(model, precision=mode.precision) as taken:
             begin = time.perf_counter()
             leanconv.torch.warm_up(model, x, progress=False)
             waited = time.perf_counter() - begin
-            ours = [_eager_us(call)]
+            us = eager(call, taken)
             graphs["leanconv"], ours_y = _captured(call)
-            compiled_graphs = {"torch": others, "leanconv": _compiled_graph(model, x)} if compiled else {}
+            if compiled:
+                others["leanconv"] = _compiled_graph(model, x)
             report = taken.report()
-        theirs.append(_eager_us(call))
-        with leanconv.torch.enable(model, precision=mode.precision):
-            ours.append(_eager_us(call))
-        for name, of in (("graph", graphs), ("compile", compiled_graphs)):
+        for name, of in (("graph", graphs), ("compile", others)):
             if of:
                 for who, spent in in_turn({who: graph.replay for who, graph in of.items()}).items():
                     us[f"{who}_{name}_us"] = spent
-        us |= {"torch_eager_us": min(theirs), "leanconv_eager_us": min(ours)}
-        for graph in of.values():
-            graph.replay()
         graphs["torch"].replay()
         graphs["leanconv"].replay()
         apart = float((ours_y.double() - y.double()).norm() / y.double().norm())
@@ -183,14 +192,12 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
     import leanconv.torch
 
     run = step(model, x, mode)
-    theirs, ours = [_eager_us(run)], []
-    for _ in range(2):
-        with leanconv.torch.enable(model, precision=mode.precision) as taken:
-            ours.append(_eager_us(run))
-            report = taken.report()
-        theirs.append(_eager_us(run))
-    us = {"torch_eager_us": round(min(theirs), 1), "leanconv_eager_us": round(min(ours), 1)}
-    return us | {"taken": len(report.taken), "left": len(report.left)}
+    run()
+    with leanconv.torch.enable(model, precision=mode.precision) as taken:
+        us = eager(run, taken)
+        report = taken.report()
+    rounded = {name: round(each, 1) for name, each in us.items()}
+    return rounded | {"taken": len(report.taken), "left": len(report.left)}
 
 
 def measure(
