@@ -322,6 +322,30 @@ class TestPacked:
         monkeypatch.setattr(functions, "MOST_PACKED", needed - 1)
         assert kept() == 0
 
+    def test_the_bound_is_that_of_all_layers(
+        self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = nn.Sequential(layer, nn.Conv2d(64, 32, 1), nn.Conv2d(*PACKED))
+        with torch.no_grad():
+            with leanconv.torch.enable() as enabled:
+                for _ in range(3):
+                    layer(x)
+                needed = enabled.report().packed_bytes
+            monkeypatch.setattr(functions, "MOST_PACKED", needed)
+            with leanconv.torch.enable() as enabled:
+                for _ in range(3):
+                    model(x)
+                assert enabled.report().packed_bytes == needed
+
+    def test_filters_of_one_call_pack_nothing(
+        self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(functions, "PreparedCall", None)
+        with torch.no_grad(), leanconv.torch.enable() as enabled:
+            for _ in range(3):
+                close(F.conv2d(x, layer.weight * 2), pytorch(x, layer.weight * 2))
+        assert not enabled.layers._packed
+
     def test_a_graph_packs_what_it_finds(
         self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -7,7 +7,10 @@ look a layer up first, by its filters, its options and the shape of its images:
   gradient is recorded as before.
 - What leanconv takes, and needs no gradient, is a ready call. Filters that have not changed are packed once.
 - Everything else goes to PyTorch's function, so to the kernels that `patch` has registered: what records a gradient,
-  autocast, modes, tracers, transforms of torch.func, classes of tensors.
+  modes, tracers, transforms of torch.func, classes of tensors.
+
+Under autocast the ready call takes images that are cast, and casts of filters and bias that are kept as packed filters
+are; aten::_convolution is cast by autocast itself.
 """
 
 from __future__ import annotations
@@ -24,22 +27,28 @@ from torch.jit import _builtins
 from leanconv.call import bind
 from leanconv.call.gpu_call import PreparedCall
 from leanconv.call.resolve import of_problem
-from leanconv.call.weights import PreparedWeights
 from leanconv.options import limit_of
 from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.torch.layers import Operation, Options, over_images, tf32_allowed
+from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
 from leanconv.torch.report import Line, Report
 
 F = torch.nn.functional
 #: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
 MOST_PACKED = 512 << 20
+#: whose autocast matters; tests, which have no GPU, patch the CPU's convolutions
+_KIND = "cuda"
+#: what autocast casts, and to what: None where it is off
+_CAST = torch.float32, torch.float16, torch.bfloat16
+_TYPES = None, torch.float16, torch.bfloat16
 
 _compiling = torch.compiler.is_compiling
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+_autocast: Callable[[str], bool] = torch.is_autocast_enabled
 tracing: Callable[[], Any] = torch._C._get_tracing_state
 _grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
@@ -61,11 +70,6 @@ def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
     return _convolution(x, w, bias, *given, _benchmark(), deterministic, _cudnn(), tf32)
 
 
-def signature(tensor: Any) -> tuple[Any, ...]:
-    """What a ready call depends on in filters and biases, and whether their memory is the same as before."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-
-
 @dataclass(frozen=True)
 class Choice:
     """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
@@ -81,7 +85,7 @@ class Deciding(Protocol):
 
     layers: Layers
 
-    def choice(self, x: Any, w: Any, bias: Any, given: Any) -> Choice: ...
+    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any: ...
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any: ...
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem: ...
@@ -91,42 +95,29 @@ class Deciding(Protocol):
     def report(self) -> Report: ...
 
 
+def autocast_dtype() -> Any:
+    """The type in which autocast computes convolutions on the GPU; None where it is off."""
+    return torch.get_autocast_dtype(_KIND) if _autocast(_KIND) else None
+
+
 #: what is switched on; the last one decides
 active: list[Deciding] = []
-
-
-class PackedFilters:
-    """Filters that are packed from the second call on between two of their changes."""
-
-    def __init__(self, weight: Any, axes: int) -> None:
-        # shares memory and the count of changes with the filters
-        alias = weight.detach()
-        self.weights = PreparedWeights(alias if axes == 2 else alias.unsqueeze(-2))
-        self.signature = signature(weight)
-        #: that of the call before
-        self.version = -1
-        #: which read them
-        self.layers: list[Layer] = []
-
-    def release(self) -> None:
-        """Let their layers keep them, and the memory of the filters, no longer."""
-        for layer in self.layers:
-            layer.packed = None
-        self.layers.clear()
 
 
 class Layer:
     """A layer with images of one shape: what was decided."""
 
-    __slots__ = ("bias", "call", "input", "line", "options", "packed", "weight", "weight_ref")
+    __slots__ = ("bias", "call", "input", "line", "options", "packed", "problem", "version", "weight", "weight_ref")
 
     def __init__(self, choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> None:
         self.call, self.line, self.options = choice.call, choice.line, options
         self.weight_ref = weakref.ref(weight)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
-        #: filters, and what computes with them
+        #: kept filters, and what computes with them
         self.packed: tuple[PackedFilters, Callable[..., Any]] | None = None
+        #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
+        self.problem, self.version = choice.problem, -1
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -139,12 +130,13 @@ class Layer:
 
 
 class Layers:
-    """All layers that one `Patch` has decided so, and the packed filters that it keeps."""
+    """All layers that one `Patch` has decided so, and what it keeps of their filters."""
 
     def __init__(self, patch: Deciding) -> None:
         self._patch = weakref.ref(patch)
         self.known: BoundedCache[Any, Layer] = BoundedCache(4096)
-        self._packed: dict[int, tuple[Any, PackedFilters]] = {}
+        #: by the filters' identity, and the type of autocast
+        self._packed: dict[tuple[int, Any], tuple[Any, PackedFilters]] = {}
 
     def clear(self) -> None:
         """Drop everything."""
@@ -153,56 +145,90 @@ class Layers:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of packed filters that are kept."""
-        return sum(packed.weights.nbytes for _, packed in list(self._packed.values()))
+        """Bytes of packed and cast filters that are kept."""
+        return sum(packed.nbytes for _, packed in list(self._packed.values()))
 
     def refresh(self, weight: Any = None) -> None:
         """Drop packed filters: all, or those of a layer that is trained, since optimisers may change it unseen."""
-        for kept in [self._packed.get(id(weight))] if weight is not None else list(self._packed.values()):
-            if kept is not None:
-                kept[1].weights.refresh()
-                kept[1].version = -1
+        if weight is None:
+            dropped = list(self._packed.values())
+        else:
+            dropped = [kept for dtype in _TYPES if (kept := self._packed.get((id(weight), dtype))) is not None]
+        for _, packed in dropped:
+            packed.refresh()
 
     def decide(
-        self, key: Any, function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
+        self, key: Any, function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...], dtype: Any
     ) -> Layer | None:
-        """The layer of a call that has not been seen; None for one that the dispatcher decides."""
+        """The layer of a call that has not been seen; None for one that the dispatcher decides.
+
+        ``dtype`` is the type of autocast, None where it is off.
+        """
         patch = self._patch()
         given = function.given(input, weight, bias, *options)
-        if given is None or patch is None:
+        if given is None or patch is None or dtype not in _TYPES:
             return None
+        x, w, added = input, weight, bias
+        if dtype is not None:
+            if any(each is not None and each.dtype not in _CAST for each in (input, weight, bias)):
+                return None
+            # of what autocast casts, only shape, strides and alignment matter
+            x, w, added = (
+                each if each is None or each.dtype is dtype else torch.empty_like(each, dtype=dtype, device=each.device)
+                for each in (input, weight, bias)
+            )
         # lists are what the dispatcher gives
-        choice = patch.choice(input, weight, bias, [[*each] if type(each) is tuple else each for each in given])
-        layer = Layer(choice, input, weight, bias, given)
-        if choice.problem is not None:
-            self._pack(layer, choice.problem, function, input, weight, bias)
+        numbers = [[*each] if type(each) is tuple else each for each in given]
+        layer = Layer(patch.choice(x, w, added, numbers, weight), x, weight, bias, given)
+        # PyTorch does not count changes of the tensors of inference mode
+        if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
+            layer.problem = None
+        if self._kept(weight, bias, dtype) is not None:
+            self.pack(layer, function, x, weight, bias, dtype)
         self.known.keep(key, layer)
         return layer
 
-    def _drop(self, at: int) -> None:
+    def _kept(self, weight: Any, bias: Any, dtype: Any) -> PackedFilters | None:
+        kept = self._packed.get((id(weight), dtype))
+        fits = kept is not None and kept[0]() is weight and kept[1].signature == signature_of(weight, bias, dtype)
+        return kept[1] if kept is not None and fits else None
+
+    def _drop(self, at: tuple[int, Any]) -> None:
         kept = self._packed.pop(at, None)
         if kept is not None:
             kept[1].release()
 
-    def _pack(self, layer: Layer, problem: ConvProblem, function: Function, input: Any, weight: Any, bias: Any) -> None:
-        """Let a layer keep its packed filters, if its call packs them and there is room."""
-        if weight.is_inference():  # PyTorch does not count their changes
+    def pack(self, layer: Layer, function: Function, x: Any, weight: Any, bias: Any, dtype: Any) -> None:
+        """Let a layer keep its filters, if its call packs them or they are cast, and if there is room."""
+        problem, layer.problem = layer.problem, None
+        if problem is None:
             return
-        kept = self._packed.get(id(weight))
-        if kept is not None and kept[0]() is weight and kept[1].signature == layer.weight:
-            packed = kept[1]
-        else:
-            kept, packed = None, PackedFilters(weight, function.axes)
-        x = input.detach() if function.axes == 2 else input.detach().unsqueeze(-2)
-        inside = None if bias is None or function.transposed else bias.detach()
-        resolved = of_problem(problem, x, packed.weights.array, inside, limit_of(None))
-        call = bind.bind(replace(resolved, weights=packed.weights))
         limit = limit_of(None)
         room = (MOST_PACKED if limit is None else min(limit, MOST_PACKED)) - self.packed_bytes
-        if not isinstance(call, PreparedCall) or call.kept_bytes > room:
+        packed = kept = self._kept(weight, bias, dtype)
+        if packed is None:
+            if dtype is None:
+                packed = PackedFilters(weight, function.axes)
+            else:
+                packed = CastFilters(weight, bias, function.axes, dtype)
+        room -= packed.needed
+        version = version_of(weight, bias, dtype)
+        current = packed.current(weight, bias, version) if room >= 0 else None
+        if current is None:
+            layer.problem = problem if room >= 0 else None
+            return
+        weights, added = current
+        x = x.detach() if function.axes == 2 else x.detach().unsqueeze(-2)
+        inside = None if added is None or function.transposed else added.detach()
+        call = bind.bind(replace(of_problem(problem, x, weights.array, inside, limit), weights=weights))
+        if isinstance(call, PreparedCall):
+            if call.kept_bytes > room:
+                return
+        elif dtype is None:
             return
         if kept is None:
-            drop, at = self._drop, id(weight)
+            packed.version = version
+            drop, at = self._drop, (id(weight), dtype)
             drop(at)
             self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
         packed.layers.append(layer)
@@ -268,7 +294,6 @@ def _replacement(function: Function) -> Callable[..., Any]:
             or type(input) is not torch.Tensor
             or not on_gpu(input)
             or _dispatch_modes()
-            or _any_autocast()
             or _function_modes()
             or _transforms() is not None
             or tracing() is not None
@@ -278,37 +303,56 @@ def _replacement(function: Function) -> Callable[..., Any]:
         try:
             layers = active[-1].layers
             tf32 = tf32_allowed()
-            key = id(weight), input.shape, input.stride(), input.dtype, options, tf32
+            dtype = autocast_dtype() if _any_autocast() else None
+            key = id(weight), input.shape, input.stride(), input.dtype, options, tf32, dtype
             layer = layers.known.get(key) or layers.known.recall(key)
         except (TypeError, RuntimeError, AttributeError, IndexError):
             return original(input, weight, bias, *options)
         if layer is None or layer.weight_ref() is not weight:
-            layer = layers.decide(key, function, input, weight, bias, options)
+            layer = layers.decide(key, function, input, weight, bias, options, dtype)
             if layer is None:
                 return original(input, weight, bias, *options)
         if layer.call is None:
             layer.line.calls += 1
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
-        if not layer.fits(input, bias):
+        if _grad_enabled() and (
+            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            return original(input, weight, bias, *options)
+        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
+        if not layer.fits(x, bias):
             return original(input, weight, bias, *options)
         if signature(weight) != layer.weight:
             # other memory: the next call decides anew
             layers.known.pop(key, None)
             return original(input, weight, bias, *options)
-        if _grad_enabled() and (
-            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            return original(input, weight, bias, *options)
-        layer.line.calls += 1
         kept = layer.packed
+        if kept is None and layer.problem is not None and not capturing():
+            version = version_of(weight, bias, dtype)
+            if version == layer.version:
+                layers.pack(layer, function, x, weight, bias, dtype)
+                kept = layer.packed
+            layer.version = version
         if kept is None:
-            return layer.call(input, weight, bias)
-        packed, ready = kept
-        if weight._version != packed.version:
-            packed.version = weight._version
-            return layer.call(input, weight, bias)
-        # a CUDA graph packs what the filters are when it is replayed
-        return layer.call(input, weight, bias) if capturing() else ready(input, packed.weights, bias)
+            if dtype is None:
+                layer.line.calls += 1
+                return layer.call(x, weight, bias)
+            if layer.problem is None:  # autocast keeps its casts for a while, and nothing is kept here
+                return original(input, weight, bias, *options)
+        else:
+            packed, ready = kept
+            version = weight._version if dtype is None else version_of(weight, bias, dtype)
+            if version != packed.version:
+                packed.version = version
+            elif not capturing():  # a CUDA graph packs what the filters are when it is replayed
+                current = packed.current(weight, bias, version)
+                if current is not None:
+                    layer.line.calls += 1
+                    return ready(x, *current)
+        layer.line.calls += 1
+        if dtype is None:
+            return layer.call(x, weight, bias)
+        return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
 
     convolution.__name__ = convolution.__qualname__ = function.name
     convolution.__doc__ = original.__doc__

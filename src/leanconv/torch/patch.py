@@ -128,12 +128,16 @@ class Patch:
             return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
         return choice.call(x, w, bias)
 
-    def choice(self, x: Any, w: Any, bias: Any, given: Any) -> Choice:
-        """What is decided for aten::convolution of these tensors; ``given`` are its other arguments."""
-        key = self._key(x, w, bias, given)
+    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice:
+        """What is decided for aten::convolution of these tensors; ``given`` are its other arguments.
+
+        ``weight`` is what ``w`` has been cast from, if it has.
+        """
+        weight = w if weight is None else weight
+        key = self._key(x, w, bias, given, weight)
         choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
         if choices is None:
-            choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2)),)
+            choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2), weight),)
             if key is not None:
                 self._choices.keep(key, choices)
         return choices[0]
@@ -149,7 +153,7 @@ class Patch:
                 self._choices.keep(key, choices)
         by_x, by_w = choices
         ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
-        self.layers.refresh(w)
+        self.layers.refresh(source_of(w))
         by_x.line.calls += mask[0]
         by_w.line.calls += mask[1]
         rest = [mask[0] and not ours_x, mask[1] and not ours_w, False]
@@ -165,32 +169,32 @@ class Patch:
             dw = by_w.call(grad, w, x)  # type: ignore[misc]
         return dx, dw, db
 
-    def _key(self, x: Any, w: Any, third: Any, given: Any) -> Any:
+    def _key(self, x: Any, w: Any, third: Any, given: Any, weight: Any = None) -> Any:
         """What a choice depends on; None for tensors that are not for us."""
         try:
+            identity = self._identity(w if weight is None else weight) if self._known else None
             return (
                 _signature(x), _signature(w), None if third is None else _signature(third),
-                self._identity(w) if self._known else None, tf32_allowed(), dumps(given, MARSHAL_VERSION),
+                identity, tf32_allowed(), dumps(given, MARSHAL_VERSION),
             )  # fmt: skip
         except (AttributeError, RuntimeError, ValueError):
             return None
 
     def _identity(self, w: Any) -> int | None:
         """The id of the filters among those that have a name or are selected; None for others."""
-        if id(w) not in self._known and w.grad_fn is not None:  # autocast has cast them: a copy, whose source it knows
-            w = getattr(w.grad_fn.next_functions[0][0], "variable", None)
-        return id(w) if id(w) in self._known else None
+        at = id(w if id(w) in self._known else source_of(w))
+        return at if at in self._known else None
 
     # What is decided, once for each kind of call
 
-    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options) -> Choice:
+    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options, weight: Any) -> Choice:
         why = why_never(x, w, options) or (why_never(bias, w, options, axes=(1,)) if bias is not None else "")
         if why:
-            return self._leave(w, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
+            return self._leave(weight, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
         op = operations(x, w, options, bias is not None)[0]
         if not options.transposed:
-            return self._choose(w, op, options, x, w, bias)
-        choice = self._choose(w, op, options, x, w)
+            return self._choose(weight, op, options, x, w, bias)
+        choice = self._choose(weight, op, options, x, w)
         call = choice.call
         if call is None or bias is None:
             return choice
@@ -300,6 +304,11 @@ class Patch:
         if key not in self._lines:
             self._lines[key] = Line(*key)
         return self._lines[key]
+
+
+def source_of(w: Any) -> Any:
+    """The parameter that autocast has cast to filters, whose copy knows it where gradients are recorded; or these."""
+    return w if w.grad_fn is None else getattr(w.grad_fn.next_functions[0][0], "variable", w)
 
 
 def workspace(problem: ConvProblem) -> int | None:
