@@ -138,7 +138,7 @@ def _conv_cases() -> list[Case]:
 
 
 def _gradient_cases() -> list[Case]:
-    """Layers whose input's gradient is asked for: no bias, no activation."""
+    """Layers whose input's gradient is asked for: no activation; with a bias they are transposed layers."""
     layers = Layers("gradient-", op="dgrad")
     add = layers.add
     same = {"padding": (1, 1, 1, 1)}
@@ -215,6 +215,13 @@ def _gradient_cases() -> list[Case]:
     add("accumulate", 1, 7, 6, 8, 9, 3, 3, accumulate=True, **same)
     add("accumulate-unread-rows", 2, 5, 11, 12, 4, 3, 3, layouts=ALL, accumulate=True, stride=(4, 3))
     add("images-8", 8, 9, 4, 5, 33, 3, 2, layouts=INNERMOST, thorough=INNERMOST, padding=(1, 1, 0, 1))
+    add("bias", 2, 20, 7, 9, 16, 3, 3, layouts=ALL, bias=True, **same)
+    add("bias-stride", 2, 18, 9, 8, 9, 4, 3, layouts=ALL, bias=True, stride=(2, 2), **same)
+    add("bias-unread-rows", 2, 5, 10, 11, 6, 2, 3, layouts=ALL, bias=True, stride=(4, 3), padding=(1, 0, 0, 2))
+    add("bias-padding-only", 1, 2, 1, 1, 3, 1, 1, bias=True, stride=(4, 4), padding=(1, 3, 1, 3))
+    add("bias-groups", 2, 16, 6, 7, 24, 3, 3, bias=True, stride=(1, 2), groups=2, **same)
+    add("bias-depthwise", 2, 7, 9, 12, 7, 3, 3, bias=True, groups=7, **same)
+    add("bias-depthwise-stride", 2, 5, 9, 11, 10, 3, 3, bias=True, stride=(2, 2), groups=5, **same)
     return layers.cases
 
 

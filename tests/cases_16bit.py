@@ -62,6 +62,12 @@ def _cases_16bit() -> list[Case]:
     brain.add("gradient-copies-stride", 2, 21, 9, 8, 40, 3, 3, layouts=last, stride=(2, 3), **same, **gradient)
     half.add("gradient-copies-groups", 2, 32, 9, 8, 64, 4, 3, layouts=last, groups=2, stride=(2, 2), **same, **gradient)
     half.add("gradient-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), **gradient)
+    # Transposed layers with a bias.
+    half.add("gradient-bias", 2, 35, 8, 9, 20, 3, 3, layouts=ALL, stride=(2, 1), bias=True, **same, **gradient)
+    brain.add("gradient-bias-copies", 2, 40, 9, 8, 64, 3, 3, layouts=last, bias=True, **same, **gradient)
+    half.add("gradient-bias-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), bias=True, **gradient)
+    half.add("gradient-bias-blocks", 3, 72, 9, 12, 80, 3, 3, layouts=first, bias=True, **same, **gradient)
+    brain.add("gradient-bias-depthwise", 2, 6, 9, 8, 6, 3, 3, groups=6, stride=(2, 2), bias=True, **same, **gradient)
     # Phases with three taps, of an odd number of weights, come before those with two, whose filters would lie in pairs.
     brain.add("gradient-odd-phases", 1, 65, 14, 9, 3, 5, 1, stride=(2, 1), padding=(2, 2, 0, 0), **gradient)
     return half.cases + brain.cases

@@ -24,6 +24,7 @@ def _tensor_cases() -> list[Case]:
     layers.add("gradient", 2, 40, 6, 8, 64, 3, 3, layouts=ALL, op="dgrad", **pad)
     layers.add("gradient-stride", 2, 40, 8, 7, 64, 4, 3, layouts=USUAL, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0))
     layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
+    layers.add("gradient-bias", 2, 40, 6, 8, 64, 3, 3, op="dgrad", stride=(2, 1), bias=True, **pad)
     first = {"layouts": ("NCHW",)}
     layers.add("resident", 3, 64, 7, 7, 72, 3, 3, bias=True, activation="relu", **first, **pad)
     layers.add("resident-groups", 3, 64, 6, 6, 64, 3, 2, groups=2, dilation=(1, 2), padding=(1, 1, 0, 1), **first)
@@ -58,6 +59,7 @@ def _pair_cases() -> list[Case]:
     layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **pad)
     layers.add("accumulate", 1, 32, 8, 8, 64, 3, 3, accumulate=True, **pad)
     layers.add("gradient", 2, 40, 6, 7, 64, 3, 3, op="dgrad", **pad)
+    layers.add("gradient-bias", 2, 40, 6, 8, 64, 3, 3, op="dgrad", bias=True, **pad)
     layers.add("two-segments", 2, 40, 6, 9, 72, 2, 5, layouts=("NHWC",), padding=(1, 0, 2, 1), bias=True)
     layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
     layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
@@ -100,6 +102,7 @@ def _tf32_cases() -> list[Case]:
     layers.add("gradient", 2, 20, 6, 7, 36, 3, 3, op="dgrad", **same)
     layers.add("gradient-stride", 2, 40, 8, 7, 20, 4, 3, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0), **last)
     layers.add("gradient-zeros", 1, 16, 9, 9, 32, 1, 1, op="dgrad", stride=(2, 2), **last)
+    layers.add("gradient-bias", 2, 20, 6, 7, 36, 3, 3, op="dgrad", stride=(1, 2), bias=True, **same)
     return layers.cases
 
 

@@ -102,6 +102,8 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     top, bottom, left, right = problem.padding
     if problem.op == "dgrad":
         y = _scatter(problem, x.astype(np.float64), w)[:, :, top : top + problem.h, left : left + problem.w]
+        if bias is not None:
+            y += bias.astype(np.float64)[:, None, None]
         return y.transpose(from_nchw)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
     if problem.op == "wgrad":

@@ -69,9 +69,9 @@ class ConvProblem:
     of them are contiguous.
 
     Operation ``dgrad`` is the gradient of that with respect to its input. All numbers are those of the forward layer;
-    the arrays are dy, the gradient of the layer's output, w, and dx, the gradient of its input. There is no bias and no
-    activation: ``dx[n,c,h,w] = sum over k,r,s of w[k,c,r,s] * dy[n,k,p,q]`` where ``p*stride - top + r*dilation = h``,
-    as for q.
+    the arrays are dy, the gradient of the layer's output, w, and dx, the gradient of its input. There is no activation:
+    ``dx[n,c,h,w] = bias[c] + sum over k,r,s of w[k,c,r,s] * dy[n,k,p,q]`` where ``p*stride - top + r*dilation = h``, as
+    for q. With a bias it is a transposed layer of dy, and nothing can be accumulated.
 
     Operation ``wgrad`` is the gradient with respect to the filters, again by the numbers of the forward layer: the
     arrays are x, dy, and dw, which has the shape of w. There is no activation:
@@ -188,7 +188,8 @@ class ConvProblem:
         """What a kernel reads, two arrays and perhaps a bias, then what it writes."""
         first, second, written = {"dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}.get(self.op, ("x", "w", "y"))
         weights, result = weights_of(self.dtype), result_of(self.dtype)
-        bias = (Operand("bias", (self.k,), result, written=self.op == "wgrad"),) if self.bias else ()
+        bias_shape = (self.c if self.op == "dgrad" else self.k,)
+        bias = (Operand("bias", bias_shape, result, written=self.op == "wgrad"),) if self.bias else ()
         beside = self._layer_output if self.op == "wgrad" else self.w_shape
         y = Operand(written, self.y_shape, result, written=True)
         return (Operand(first, self.x_shape, self.dtype), Operand(second, beside, weights), *bias, y)

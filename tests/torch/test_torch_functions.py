@@ -49,7 +49,8 @@ def test_operators_are_what_pytorch_takes_them_for(form: Any) -> None:
     x, w, bias, grad = tensors(form=form)
     for operator, given in (
         (ops.conv2d, (x, w, bias)),
-        (ops.conv2d_input, (grad, w, list(x.shape))),
+        (ops.conv2d_input, (grad, w, None, list(x.shape))),
+        (ops.conv2d_input, (grad, w, torch.ones(4, dtype=x.dtype, requires_grad=True), list(x.shape))),
         (ops.conv2d_weight, (x, grad, list(w.shape))),
     ):
         torch.library.opcheck(operator.default, (*given, *OPTIONS))
@@ -63,10 +64,13 @@ def test_derivatives(way: Any) -> None:
     )
     torch.testing.assert_close(way(x, w, bias), expected(x, w, bias))
 
-    def transposed(grad: Any, w: Any) -> Any:
-        return ours.conv_transpose2d(grad, w, None, (1, 2), 1, (0, 1), 2)
+    def transposed(grad: Any, w: Any, bias: Any = None) -> Any:
+        return ours.conv_transpose2d(grad, w, bias, (1, 2), 1, (0, 1), 2)
 
+    bias = torch.randn(x.shape[1], dtype=x.dtype, requires_grad=True)
+    assert torch.autograd.gradcheck(transposed, (grad, w, bias))
     assert torch.autograd.gradgradcheck(transposed, (grad, w), fast_mode=True)
+    assert torch.autograd.gradgradcheck(transposed, (grad, w, bias), fast_mode=True)
 
 
 @pytest.mark.parametrize("form", FORMS)

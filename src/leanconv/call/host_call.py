@@ -201,7 +201,7 @@ class TorchCpuConv(_HostCall):
         return in_order(y, self._order) if out is None else out.copy_(y)
 
     def _compute(self, x: Any, w: Any, bias: Any) -> Any:
-        return self._input_gradient(x, w) if self._problem.op == "dgrad" else self._forward(x, w, bias)
+        return self._input_gradient(x, w, bias) if self._problem.op == "dgrad" else self._forward(x, w, bias)
 
     def _image_by_image(self, x: Any, w: Any, bias: Any) -> Any:
         """The result of a batch as that of so many batches of one: PyTorch chooses by the batch, too."""
@@ -227,14 +227,21 @@ class TorchCpuConv(_HostCall):
         even = (top, left) == (bottom, right)
         return (x, (top, left)) if even else (pad(x, (left, right, top, bottom)), (0, 0))
 
-    def _input_gradient(self, grad: Any, w: Any) -> Any:
+    def _input_gradient(self, grad: Any, w: Any, bias: Any) -> Any:
+        from torch.nn.functional import conv_transpose2d
         from torch.nn.grad import conv2d_input
 
         problem = self._problem
         top, bottom, left, right = problem.padding
         # of the padded input, of which the middle is returned: PyTorch pads both ends equally
         shape = (len(grad), problem.c, top + problem.h + bottom, left + problem.w + right)
-        dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
+        if bias is None:
+            dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
+        else:
+            windows = zip((problem.p, problem.q), problem.stride, problem.dilation, (problem.r, problem.s), strict=True)
+            covered = [(outputs - 1) * step + apart * (taps - 1) + 1 for outputs, step, apart, taps in windows]
+            rest = [side - inside for side, inside in zip(shape[2:], covered, strict=True)]
+            dx = conv_transpose2d(grad, w, bias, problem.stride, 0, rest, problem.groups, problem.dilation)
         return dx[:, :, top : top + problem.h, left : left + problem.w]
 
     def _filter_gradient(self, x: Any, grad: Any, signal: bool) -> Any:

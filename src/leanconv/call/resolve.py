@@ -195,8 +195,9 @@ def layer_problem(
             f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}, read as {shown}: "
             f"each filter must have {c // groups}"
         )
-    if bias_shape is not None and tuple(bias_shape) != (k,):
-        raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({k},), a number a filter")
+    biases, of_each = (c, "channel of the result") if function.op == "dgrad" else (k, "filter")
+    if bias_shape is not None and tuple(bias_shape) != (biases,):
+        raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({biases},), a number a {of_each}")
     taps = f"{s} taps" if signals else f"{r}x{s}"
     if dtypes.is_integer(dtype) and group_c * r * s > dtypes.most_products(dtype):
         raise ValueError(
@@ -273,8 +274,8 @@ def check_problem(problem: Problem) -> None:
         raise TypeError(
             f"{options.FIRST[problem.op]} has dtype {problem.dtype}; gradients are of floating-point layers"
         )
-    if problem.op == "dgrad" and (problem.bias or problem.activation):
-        raise ValueError("op='dgrad', the gradient of a layer's input, has no bias and no activation")
+    if problem.op == "dgrad" and problem.activation:
+        raise ValueError("op='dgrad', the gradient of a layer's input, has no activation")
     if problem.op == "wgrad" and problem.activation:
         raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
     if problem.op == "wgrad" and problem.batch_invariant:

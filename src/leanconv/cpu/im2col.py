@@ -10,7 +10,7 @@ from leanconv.cpu.col2im import col2im
 from leanconv.cpu.filter_gradient import filter_gradient
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.dtypes import item_bytes
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, lay_out
 
 
 class Im2col(LayerAlgorithm):
@@ -36,7 +36,8 @@ class Im2col(LayerAlgorithm):
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         if problem.op == "dgrad":
-            return col2im(problem, x, w)
+            dx = col2im(problem, x, w)
+            return dx if bias is None else dx + bias.reshape(lay_out(problem.layout, 1, problem.c, 1, 1))
         if problem.op == "wgrad":
             return filter_gradient(problem, x, w)
         return super().compute(problem, x, w, bias)

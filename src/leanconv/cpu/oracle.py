@@ -31,7 +31,7 @@ def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
     ``x`` and ``w`` are the two arrays that ``problem``'s operation reads, in its layout, and so is the float64 result.
     """
     if problem.op == "dgrad":
-        return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k)
+        return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k, bias)
     if problem.op == "wgrad":
         return _filter_gradient(problem, x, w)
     x64, w64 = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, w, np.dtype(np.float64))
@@ -56,7 +56,7 @@ def sequential_float32(
     order k, r, s, that of the filters in the order n, p, q.
     """
     if problem.op == "dgrad":
-        return _input_gradient(problem, x, w, np.dtype(np.float32), 1)
+        return _input_gradient(problem, x, w, np.dtype(np.float32), 1, bias)
     if problem.op == "wgrad":
         return _sequential_filter_gradient(problem, x, w)
     x32, w32 = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, w, np.dtype(np.float32))
@@ -73,8 +73,9 @@ def sequential_float32(
 
 
 def _input_gradient(
-    problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int
-) -> np.ndarray:
+    problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int,
+    bias: np.ndarray | None,
+) -> np.ndarray:  # fmt: skip
     """What each output passes back to the pixels that its window covered, added up in place, some filters at a time."""
     grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
     grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
@@ -95,7 +96,7 @@ def _input_gradient(
                         seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
             kept = padded[:, top : padded.shape[1] - bottom, left : padded.shape[2] - right]
             result[n, :, above : problem.h - below, before : problem.w - beside] = kept
-    return _in_layout(problem, result)
+    return _finish(problem, result, bias)
 
 
 def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
@@ -234,12 +235,13 @@ def sequential_error(
         picked = np.arange(channels) * most // channels
         first_axis, channel_axis, _, _ = _AXES[problem.layout]
         x = np.take(x, np.arange(images), axis=first_axis)
+        index = (np.arange(problem.groups)[:, None] * most + picked).ravel()
+        bias = None if bias is None else bias[index]
         if backward:
             w = np.take(w, picked, axis=channel_axis)
-            problem = replace(problem, n=images, c=channels * problem.groups)
+            problem = replace(problem, n=images, c=len(index))
         else:
-            index = (np.arange(problem.groups)[:, None] * most + picked).ravel()
-            w, bias = np.take(w, index, axis=first_axis), None if bias is None else bias[index]
+            w = np.take(w, index, axis=first_axis)
             problem = replace(problem, n=images, k=len(index))
     return relative_error(sequential_float32(problem, x, w, bias), conv2d(problem, x, w, bias))
 
@@ -301,7 +303,8 @@ def magnitude(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarr
         plain = replace(plain, padding=padding)  # type: ignore[arg-type]
     result = float(np.linalg.norm(conv2d(plain, abs(x), abs(w)).ravel()))
     if bias is not None:
-        result += float(np.sqrt(problem.n * problem.p * problem.q) * np.linalg.norm(bias.astype(np.float64)))
+        of_each = problem.n * (problem.h * problem.w if problem.op == "dgrad" else problem.p * problem.q)
+        result += float(np.sqrt(of_each) * np.linalg.norm(bias.astype(np.float64)))
     return result
 
 

@@ -24,7 +24,7 @@ import json
 import re
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -374,12 +374,19 @@ def use(folder: Path) -> None:
     _folders.append(folder)
 
 
+def as_timed(problem: Problem) -> Problem:
+    """The problem whose times hold for this one: a transposed layer is timed as a gradient, without its bias."""
+    if problem.kind == "conv2d" and problem.op == "dgrad" and problem.bias:
+        return replace(problem, bias=False)
+    return problem
+
+
 def known(problem: Problem, target: Target) -> Iterator[tuple[str, Entry]]:
     """What each table knows of a problem, the user's first, with the table's name."""
     # what wins with one batch says nothing of a choice for all of them
     if not target.model or env.tuning_mode() == "off" or problem.batch_invariant:
         return
-    key = words.format_problem(problem)
+    key = words.format_problem(as_timed(problem))
     for source, folder in folders():
         table = table_of(folder, target)
         entry = None if table is None else table.get(key)

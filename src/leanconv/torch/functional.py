@@ -139,8 +139,8 @@ def conv_transpose2d(
     It is the gradient of a convolution with respect to its input (`leanconv.conv2d_input`).
 
     Args:
-        input: images (n, c, p, q), or (c, p, q). weight: filters (c, k / groups, r, s). bias: (k,) or None; in 16 bits
-            it is added to the rounded result, and the sum is rounded again.
+        input: images (n, c, p, q), or (c, p, q). weight: filters (c, k / groups, r, s). bias: (k,) or None; on the GPU
+            16-bit results are rounded once, with it.
         output_padding: rows and columns more at the lower right end; less than stride or dilation.
         All else as in `conv2d`.
 
@@ -268,10 +268,16 @@ def _transposed(
             f"the output would be {shape[2]}x{shape[3]} for input of shape {tuple(x.shape)}, weight of shape "
             f"{tuple(w.shape)}, stride={stride}, padding={padding}, dilation={dilation} and output_padding={more}"
         )
-    y = operators.conv2d_input(x, w, (*shape[:2], *sides), stride, tuple(ends), dilation, groups, *options)
+    if bias is not None and bias.dtype != x.dtype:  # autocast casts both
+        bias = bias.to(x.dtype)
+    y = operators.conv2d_input(x, w, bias, (*shape[:2], *sides), stride, tuple(ends), dilation, groups, *options)
     if any(cut):
-        y = torch.nn.functional.pad(y, (-cut[2], cut[3], -cut[0], cut[1]))
-    return y if bias is None else y + bias.to(y.dtype).view(-1, 1, 1)
+        around = -cut[2], cut[3], -cut[0], cut[1]
+        if bias is not None:
+            outside = torch.nn.functional.pad(torch.zeros_like(y[:1, :1], dtype=torch.bool), around, value=True)
+            return torch.where(outside, bias.to(y.dtype).view(-1, 1, 1), torch.nn.functional.pad(y, around))
+        y = torch.nn.functional.pad(y, around)
+    return y
 
 
 operators.define_composite(

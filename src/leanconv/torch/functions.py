@@ -30,7 +30,7 @@ from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
 from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
-from leanconv.torch.layers import Operation, Options, over_images, tf32_allowed
+from leanconv.torch.layers import Operation, Options, tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
 from leanconv.torch.report import Line, Report
 
@@ -219,8 +219,8 @@ class Layers:
             return
         weights, added = current
         x = x.detach() if function.axes == 2 else x.detach().unsqueeze(-2)
-        inside = None if added is None or function.transposed else added.detach()
-        call = bind.bind(replace(of_problem(problem, x, weights.array, inside, limit), weights=weights))
+        added = None if added is None else added.detach()
+        call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
         if isinstance(call, PreparedCall):
             if call.kept_bytes > room:
                 return
@@ -245,15 +245,9 @@ class Function:
 
     def ready(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A function of tensors, packed filters and a bias, of a ready call with images."""
-        signals, adds = self.axes == 1, self.transposed
-
-        def run(x: Any, w: Any, bias: Any) -> Any:
-            y = call(x.unsqueeze(-2) if signals else x, w, None if adds else bias, None)
-            if signals:
-                y = y.squeeze(-2)
-            return y.add_(over_images(bias, x)) if adds and bias is not None else y
-
-        return run
+        if self.axes == 1:
+            return lambda x, w, bias: call(x.unsqueeze(-2), w, bias, None).squeeze(-2)
+        return lambda x, w, bias: call(x, w, bias, None)
 
     def given(
         self, input: Any, weight: Any, bias: Any, stride: Any = 1, padding: Any = 0, *more: Any

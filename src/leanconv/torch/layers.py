@@ -85,7 +85,7 @@ def operations(x: Any, w: Any, options: Options, bias: bool = False) -> tuple[Op
     forward: Op = "dgrad" if options.transposed else "fprop"
     backward: Op = "fprop" if options.transposed else "dgrad"
     return (
-        Operation("forward", forward, x_shape, w_shape, layout, signals, bias and not options.transposed),
+        Operation("forward", forward, x_shape, w_shape, layout, signals, bias),
         Operation("backward, input", backward, x_shape, w_shape, layout, signals),
         Operation("backward, filters", "wgrad", x_shape, w_shape, layout, signals),
     )
@@ -125,10 +125,6 @@ def _transposed_shape(x: Any, w: Any, options: Options) -> tuple[int, ...]:
         )
     )  # fmt: skip
     return (x.shape[0], w.shape[1] * options.groups, *sides)
-
-
-def over_images(bias: Any, x: Any) -> Any:
-    return bias.detach().view(-1, *(1,) * (x.dim() - 2))
 
 
 def both(numbers: tuple[int, ...], fill: int) -> tuple[int, int]:

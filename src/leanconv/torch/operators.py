@@ -3,7 +3,8 @@
 Each is a sum of products of two tensors, so the derivative of each is one of the others, to any order:
 
 - ``conv2d(x, w)``: by x ``conv2d_input(g, w)``, by w ``conv2d_weight(x, g)``, by the bias the sum of g;
-- ``conv2d_input(g, w)``: by g ``conv2d(u, w)``, by w ``conv2d_weight(u, g)``;
+- ``conv2d_input(g, w)``: by g ``conv2d(u, w)``, by w ``conv2d_weight(u, g)``, by the bias, which it has as a
+  transposed layer, the sum of u;
 - ``conv2d_weight(x, g)``: by x ``conv2d_input(g, v)``, by g ``conv2d(x, v)``.
 
 There are two ways in. What traces (torch.compile, fake tensors) or casts (autocast) calls the operators.
@@ -28,7 +29,7 @@ from leanconv.torch.vmap import Ways
 _OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision, bool batch_invariant) -> Tensor"
 _SCHEMAS = {
     "conv2d": f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}",
-    "conv2d_input": f"(Tensor grad, Tensor w, SymInt[] input_shape, {_OPTIONS}",
+    "conv2d_input": f"(Tensor grad, Tensor w, Tensor? bias, SymInt[] input_shape, {_OPTIONS}",
     "conv2d_weight": f"(Tensor x, Tensor grad, SymInt[] weight_shape, {_OPTIONS}",
 }
 _library = torch.library.Library("leanconv", "DEF")
@@ -88,8 +89,8 @@ def _set_up_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _set_up_gradient(ctx: Any, inputs: Any, output: Any) -> None:
-    """Of the input, or of the filters: the second array may be x or w."""
-    first, second, requested = inputs
+    """Of the input, which may have a bias, or of the filters: the second array may be x or w."""
+    first, second, *_, requested = inputs
     needed = ctx.needs_input_grad
     ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
     ctx.about = first.shape, second.shape, requested
@@ -98,23 +99,23 @@ def _set_up_gradient(ctx: Any, inputs: Any, output: Any) -> None:
 def _conv2d_backward(ctx: Any, grad: Any, ways: Ways) -> Any:
     (x, w), (x_shape, w_shape, requested) = ctx.saved_tensors, ctx.about
     by_x, by_w, by_bias, *_ = ctx.needs_input_grad
-    dx = ways[1](grad, w, requested.of("conv2d_input", x_shape)) if by_x else None
+    dx = ways[1](grad, w, None, requested.of("conv2d_input", x_shape)) if by_x else None
     dw = ways[2](x, grad, requested.of("conv2d_weight", w_shape)) if by_w else None
     return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
 
 
 def _input_backward(ctx: Any, u: Any, ways: Ways) -> Any:
     (grad, w), (_, w_shape, requested) = ctx.saved_tensors, ctx.about
-    by_grad, by_w, *_ = ctx.needs_input_grad
+    by_grad, by_w, by_bias, *_ = ctx.needs_input_grad
     first = ways[0](u, w, None, requested.of("conv2d")) if by_grad else None
     second = ways[2](u, grad, requested.of("conv2d_weight", w_shape)) if by_w else None
-    return first, second, None
+    return first, second, u.sum((0, 2, 3)) if by_bias else None, None
 
 
 def _weight_backward(ctx: Any, v: Any, ways: Ways) -> Any:
     (x, grad), (x_shape, _, requested) = ctx.saved_tensors, ctx.about
     by_x, by_grad, *_ = ctx.needs_input_grad
-    first = ways[1](grad, v, requested.of("conv2d_input", x_shape)) if by_x else None
+    first = ways[1](grad, v, None, requested.of("conv2d_input", x_shape)) if by_x else None
     second = ways[0](x, v, None, requested.of("conv2d")) if by_grad else None
     return first, second, None
 
@@ -135,11 +136,11 @@ def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
         return Convolution.apply(x, w, bias, requested)
 
 
-def conv2d_input(grad: Any, w: Any, input_shape: Sequence[int], *options: Any) -> Any:
+def conv2d_input(grad: Any, w: Any, bias: Any, input_shape: Sequence[int], *options: Any) -> Any:
     """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
-    if not is_plain(grad, w):
-        return _ops.conv2d_input(grad, w, input_shape, *options)
-    return _plain_gradient(grad, w, requested_of("conv2d_input", input_shape, *options))
+    if not is_plain(grad, w, bias):
+        return _ops.conv2d_input(grad, w, bias, input_shape, *options)
+    return _plain_gradient(grad, w, bias, requested_of("conv2d_input", input_shape, *options))
 
 
 def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
@@ -149,12 +150,11 @@ def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any)
     return _plain_gradient(x, grad, requested_of("conv2d_weight", weight_shape, *options))
 
 
-def _plain_gradient(first: Any, second: Any, requested: LayerOptions) -> Any:
+def _plain_gradient(*given: Any) -> Any:
+    requested: LayerOptions = given[-1]
     if _wants_rules():
-        return _by_rules(requested.function, first, second, requested)
-    if _grad_enabled():
-        return _PLAIN[requested.function].apply(first, second, requested)
-    return lookup.run(requested, first, second)
+        return _by_rules(requested.function, *given)
+    return _PLAIN[requested.function].apply(*given) if _grad_enabled() else _run(*given)
 
 
 def _by_rules(function: str, *given: Any) -> Any:
@@ -177,9 +177,9 @@ def _run(*given: Any) -> Any:
 def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, which takes options one by one, with one argument for all of them, the last."""
 
-    def spread(first: Any, second: Any, *rest: Any) -> Any:
-        requested = rest[-1]
-        third = rest[0] if len(rest) > 1 else requested.shape
+    def spread(*given: Any) -> Any:
+        *tensors, requested = given
+        shape = () if requested.shape is None else (requested.shape,)
         options = (
             requested.stride,
             requested.padding,
@@ -188,7 +188,7 @@ def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
             requested.precision,
             requested.batch_invariant,
         )
-        return function(first, second, third, *options)
+        return function(*tensors, *shape, *options)
 
     return spread
 
@@ -231,9 +231,9 @@ class InputGradient(torch.autograd.Function):
     """conv2d_input."""
 
     @staticmethod
-    def forward(ctx: Any, first: Any, second: Any, requested: Any) -> Any:
-        _set_up_gradient(ctx, (first, second, requested), None)
-        return lookup.run(requested, first, second)
+    def forward(ctx: Any, *given: Any) -> Any:
+        _set_up_gradient(ctx, given, None)
+        return _run(*given)
 
     @staticmethod
     def backward(ctx: Any, u: Any) -> Any:
@@ -274,7 +274,7 @@ def _transformed(name: str, kind: Any, set_up: Callable[..., None], rule: Callab
             for factors in (by_first, second), (first, by_second):
                 if all(each is not None for each in factors):
                     function = _ways(*factors)[tuple(_SCHEMAS).index(name)]
-                    parts.append(function(*factors, *((None,) if name == "conv2d" else ()), requested))
+                    parts.append(function(*factors, *((None,) if name != "conv2d_weight" else ()), requested))
             return sum(parts[1:], parts[0])
 
     ways = {"forward": _run, "setup_context": setup_context, "vmap": over_a_batch, "jvp": jvp}
@@ -285,10 +285,10 @@ def _transformed(name: str, kind: Any, set_up: Callable[..., None], rule: Callab
 
 
 def _kernel(function: str) -> Callable[..., Any]:
-    def kernel(first: Any, second: Any, third: Any, *options: Any) -> Any:
-        bias, shape = (third, None) if function == "conv2d" else (None, tuple(third))
+    def kernel(*given: Any) -> Any:
+        *tensors, requested = _requested(function, given)
         with torch.no_grad():
-            return lookup.run(requested_of(function, shape, *options), first, second, bias)
+            return lookup.run(requested, *tensors)
 
     return kernel
 
@@ -344,7 +344,7 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation:
     return _like(x, shape)
 
 
-def _fake_input(grad: Any, w: Any, input_shape: Any, *options: Any) -> Any:
+def _fake_input(grad: Any, w: Any, bias: Any, input_shape: Any, *options: Any) -> Any:
     return _like(grad, input_shape)
 
 
@@ -360,7 +360,8 @@ def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
     """The inputs of an operator with its options as one."""
     if name == "conv2d":
         return *inputs[:3], requested_of(name, None, *inputs[3:])
-    return *inputs[:2], requested_of(name, None, *inputs[3:]).of(name, inputs[2])
+    at = 3 if name == "conv2d_input" else 2
+    return *inputs[:at], requested_of(name, tuple(inputs[at]), *inputs[at + 1 :])
 
 
 def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., Any]) -> None:

@@ -6,14 +6,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from leanconv.arrays import arrays_of
 from leanconv.call.weights import PreparedWeights
 from leanconv.runtime import launch
 
-if TYPE_CHECKING:
-    from leanconv.torch.functions import Layer
+
+class Reads(Protocol):
+    """A layer that reads kept filters: see `leanconv.torch.functions.Layer`."""
+
+    packed: Any
 
 
 def signature(tensor: Any) -> tuple[Any, ...]:
@@ -36,7 +39,7 @@ class PackedFilters:
         #: how often the parameters had changed at the call before
         self.version: Any = -1
         #: which read them
-        self.layers: list[Layer] = []
+        self.layers: list[Reads] = []
 
     @property
     def nbytes(self) -> int:

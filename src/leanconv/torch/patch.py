@@ -41,7 +41,6 @@ from leanconv.torch.layers import (
     both,
     operations,
     options_of,
-    over_images,
     selected,
     stricter,
     tf32_allowed,
@@ -191,14 +190,7 @@ class Patch:
         why = why_never(x, w, options) or (why_never(bias, w, options, axes=(1,)) if bias is not None else "")
         if why:
             return self._leave(weight, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
-        op = operations(x, w, options, bias is not None)[0]
-        if not options.transposed:
-            return self._choose(weight, op, options, x, w, bias)
-        choice = self._choose(weight, op, options, x, w)
-        call = choice.call
-        if call is None or bias is None:
-            return choice
-        return replace(choice, call=lambda x, w, bias: call(x, w, None).add_(over_images(bias, x)))
+        return self._choose(weight, operations(x, w, options, bias is not None)[0], options, x, w, bias)
 
     def _choose_backward(self, grad: Any, x: Any, w: Any, options: Options, mask: Any) -> tuple[Choice, Choice]:
         _, by_input, by_filters = operations(x, w, options)
@@ -255,7 +247,7 @@ class Patch:
             FUNCTION_OF[op.op], both(options.stride, 1), both(options.padding, 0), both(options.dilation, 1),
             options.groups, precision=precision, batch_invariant=self._batch_invariant and op.op != "wgrad",
         )  # fmt: skip
-        bias_shape = (op.w_shape[0],) if op.bias else None
+        bias_shape = (op.x_shape[1] if op.op == "dgrad" else op.w_shape[0],) if op.bias else None
         return layer_problem(requested, op.x_shape, op.w_shape, bias_shape, DTYPES[name].name, op.layout)
 
     def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]:

@@ -135,7 +135,7 @@ class _Recorder(TorchDispatchMode):
         elif function is ours.conv2d.default:
             self._ours("conv2d", given[0].shape, given[1].shape, given[0], *given[2:])
         elif function is ours.conv2d_input.default:
-            self._ours("conv2d_input", given[2], given[1].shape, given[0], None, *given[3:])
+            self._ours("conv2d_input", given[3], given[1].shape, given[0], *given[2:3], *given[4:])
         elif function is ours.conv2d_weight.default:
             self._ours("conv2d_weight", given[0].shape, given[2], given[0], None, *given[3:])
         return function(*given, **(options or {}))

@@ -66,14 +66,15 @@ def _vmap_conv2d(count: int, axes: Any, x: Any, w: Any, bias: Any, requested: La
     return _split_channels(ways[0](*given, _grouped(requested, count)), count)
 
 
-def _vmap_input(count: int, axes: Any, grad: Any, w: Any, requested: LayerOptions, ways: Ways) -> Any:
-    grad_axis, w_axis, *_ = axes
+def _vmap_input(count: int, axes: Any, grad: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
+    grad_axis, w_axis, bias_axis, *_ = axes
     assert requested.shape is not None
     n, c, *sides = requested.shape
-    if w_axis is None:
-        dx = ways[1](_images(grad, grad_axis), w, requested._replace(shape=(n * count, c, *sides)))
+    if w_axis is None and bias_axis is None:
+        dx = ways[1](_images(grad, grad_axis), w, bias, requested._replace(shape=(n * count, c, *sides)))
         return dx.unflatten(0, (count, n)), 0
-    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count)
+    bias = None if bias is None else _filters(bias, bias_axis, count)
+    given = _channels(grad, grad_axis, count), _filters(w, w_axis, count), bias
     return _split_channels(ways[1](*given, _grouped(requested, count, (n, c * count, *sides))), count)
 
 

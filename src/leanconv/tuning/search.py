@@ -139,7 +139,7 @@ def tune(
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
     mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
-    different = [each for each in dict.fromkeys(checked_problems(problems, "tune")) if is_tuned(each)]
+    different = [*dict.fromkeys(tables.as_timed(each) for each in checked_problems(problems, "tune") if is_tuned(each))]
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
     if seconds is not None and not options.number("seconds", seconds) >= 0:
         raise ValueError(f"seconds={seconds!r} is less than 0")

@@ -90,12 +90,10 @@ __device__ __forceinline__ bool is_covered(int at) {
     return rest % common == 0 && static_cast<int64>(rest / common) * inverse % apart < taps;
 }
 
-// Writes zeros to the pixels that no convolution writes; a thread an element.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void gradient_zeros(typename Problem::element* __restrict__ y, long long batch) {
+// Where element `at` of dx is a pixel that no convolution writes.
+template <class Problem>
+__device__ __forceinline__ bool is_unwritten(int64 at, long long batch) {
     constexpr int image = Problem::h * Problem::w;
-    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
-    if (at >= batch * Problem::c * image) return;
     const Offset<Problem> element = static_cast<Offset<Problem>>(at);
     const auto images = static_cast<Offset<Problem>>(batch);
     const Offset<Problem> line = Problem::nhwc ? element / Problem::c : Problem::chwn ? element / images : element;
@@ -105,7 +103,26 @@ __device__ __forceinline__ void gradient_zeros(typename Problem::element* __rest
             pixel / Problem::w) &&
         is_covered<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
             pixel % Problem::w);
-    if (!covered) y[at] = from_float<typename Problem::element>(0.0f);
+    return !covered;
+}
+
+// Writes zeros to the pixels that no convolution writes; a thread an element.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void gradient_zeros(typename Problem::element* __restrict__ y, long long batch) {
+    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
+    if (at >= batch * Problem::c * (Problem::h * Problem::w)) return;
+    if (is_unwritten<Problem>(at, batch)) y[at] = from_float<typename Problem::element>(0.0f);
+}
+
+// The same with the bias of a transposed layer, a number for each channel.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void gradient_zeros(const typename Problem::element* __restrict__ bias,
+                                               typename Problem::element* __restrict__ y, long long batch) {
+    constexpr int image = Problem::h * Problem::w;
+    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
+    if (at >= batch * Problem::c * image) return;
+    const int64 channel = Problem::nhwc ? at : Problem::chwn ? at / (batch * image) : at / image;
+    if (is_unwritten<Problem>(at, batch)) y[at] = bias[channel % Problem::c];
 }
 
 }  // namespace leanconv

@@ -4,7 +4,7 @@ With ``m = stride / gcd(stride, dilation)`` a row of the input that filter row r
 ...: so the rows fall into phases, and each phase is a convolution over the gradient of the output with those filter
 rows alone, of unit stride and dilation ``dilation / gcd``; columns likewise. Every product of the forward layer is
 computed once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)`` rows, so that at most four
-launches compute all of them. A separate launch writes zeros to what no filter row reads.
+launches compute all of them. A separate launch writes zeros, or a transposed layer's bias, to what no filter row reads.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
 
 
 def zero_launch(problem: ConvProblem) -> Launch | None:
-    """The launch that writes zeros to the pixels that no phase has; None where there are none."""
+    """The launch that writes zeros, or the bias, to the pixels that no phase has; None where there are none."""
     axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
     if all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes):
         return None
@@ -259,7 +259,11 @@ def zero_launch(problem: ConvProblem) -> Launch | None:
         function="leanconv::gradient_zeros",
         problem=(*conv_constants(problem), ("inverse_h", inverses[0]), ("inverse_w", inverses[1])),
         tuning=(("threads", THREADS),),
-        arguments=(Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
+        arguments=(
+            *([Pointer("bias", element)] if problem.bias else []),
+            Pointer("dx", element, written=True),
+            Number("long long", "batch", problem.n),
+        ),
         grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),
         block=THREADS,
     )

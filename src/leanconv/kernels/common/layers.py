@@ -25,6 +25,8 @@ def limits(problem: ConvProblem, *ops: str, dtypes: Sequence[str] = FLOAT32) -> 
         named = " nor ".join(_COMPUTES[op] for op in ops)
         reasons.append(f"op={problem.op!r} is {'not' if len(ops) == 1 else 'neither'} {named}")
     reasons += none_of(problem.dtype, dtypes)
+    if problem.op == "dgrad" and problem.bias and problem.accumulate:
+        reasons.append("accumulate=True with a bias: pixels that no window covers would need a launch of their own")
     # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
     for what, h, w in (("input", problem.h, problem.w), ("output", problem.p, problem.q)):
         if h * w >= 2**31:
@@ -191,7 +193,7 @@ def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str
 
 
 def gradient_arguments(problem: ConvProblem) -> tuple[Argument, ...]:
-    """The arguments of a kernel that computes a gradient, and takes no bias: the operands and the batch."""
+    """The arguments of a kernel that computes a gradient: the operands, a bias where there is one, and the batch."""
     element = DTYPES[problem.dtype].ctype
     operands = (Pointer(each.role, element, each.written) for each in problem.operands)
     return (*operands, Number("long long", "batch", problem.n))

@@ -2,6 +2,8 @@
 //
 //   dx[n, c, i, j] = sum over m, r, s of dy[n, c * group_k + m, (i + pad - r * dilation) / stride, ...] * w[.., r, s]
 //
+// and bias[c], where it is a transposed layer.
+//
 // Requires   one channel a group; NCHW or NHWC; at most 81 taps and 160 sums.
 // Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
 // CTA tile   NCHW: `threads` strips of `columns` columns of dx x `rows` groups of rows. NHWC: `channels` neighbouring
@@ -65,6 +67,7 @@ struct DepthwiseInputShape {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void depthwise_input(const typename Problem::element* __restrict__ dy,
                                                 const typename Problem::element* __restrict__ w,
+                                                const typename Problem::element* __restrict__ bias,
                                                 typename Problem::element* __restrict__ dx, long long batch) {
     using Shape = DepthwiseInputShape<Problem, Tuning>;
     using T = typename Problem::element;
@@ -72,7 +75,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     constexpr int stride = Problem::stride_h, multiplier = Problem::group_k;
     constexpr int channel_tiles = ceil_div(Problem::c, Tuning::channels), in_block = Tuning::threads / Tuning::channels;
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
-    static_assert(!Problem::bias && !Problem::relu, "a gradient is stored as it is");
+    static_assert(!Problem::relu, "a gradient has no activation");
 
     // Which strip of which band of which channel. NCHW: strips, bands, channels, images; a block of NHWC has a tile of
     // channels, and of the others some after each other.
@@ -150,6 +153,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     };
 #pragma unroll 1
     for (int t = 1; t < ahead; ++t) prefetch(t);
+    const float b = Problem::bias ? to_float(bias[c]) : 0.0f;
     float sum[live][stride][columns] = {};
     float window[Shape::window], next[Shape::window];
     load(window, 0, 0);
@@ -189,7 +193,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
                 for (int e = 0; e < 4; ++e) {
                     if (j + e >= columns) continue;
                     const T* const at = to + (j + e) * out_pixel;
-                    v[e] = from_float<T>(finish<Problem>(done[o][j + e], 0.0f, held_by<Problem>(at, first_j + j + e < Problem::w)));
+                    v[e] = from_float<T>(finish<Problem>(done[o][j + e], b, held_by<Problem>(at, first_j + j + e < Problem::w)));
                 }
                 if (vector) {
                     if (first_j + j < Problem::w) store_vector(to + j, v);
@@ -229,6 +233,14 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
                 for (int e = 0; e < columns; ++e) sum[span][o][e] = 0.0f;
         }
     }
+}
+
+// Without a bias.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void depthwise_input(const typename Problem::element* __restrict__ dy,
+                                                const typename Problem::element* __restrict__ w,
+                                                typename Problem::element* __restrict__ dx, long long batch) {
+    depthwise_input<Problem, Tuning>(dy, w, nullptr, dx, batch);
 }
 
 }  // namespace leanconv
