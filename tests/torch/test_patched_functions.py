@@ -375,3 +375,46 @@ class TestPacked:
 def test_the_old_name_of_the_patch_tells_the_new_one() -> None:
     with says(AttributeError, "leanconv.torch.Takeover is now leanconv.torch.Patch"):
         leanconv.torch.Takeover  # noqa: B018
+
+
+@pytest.mark.parametrize("left", ["", "forward", "backward", "both"])
+def test_gradients_are_recorded_without_a_kernel_for_all(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """Layers of which nothing is taken keep autograd's own node; nobody pays for a kernel of ours in the backward pass."""
+    decide = patch.Patch.decide
+
+    def decided(self: Any, weight: Any, problem: Any, index: Any) -> tuple[str, str]:
+        name, why = decide(self, weight, problem, index)
+        wanted = left not in ("both", "forward" if problem.op == "fprop" else "backward")
+        return name if wanted else "", why
+
+    monkeypatch.setattr(patch.Patch, "decide", decided)
+    conv, x = torch.nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
+    expected = torch.autograd.grad(conv(x).square().sum(), [x, *conv.parameters()])
+    second = torch.autograd.grad(
+        torch.autograd.grad(conv(x).square().sum(), x, create_graph=True)[0].square().sum(), conv.weight
+    )
+    with leanconv.torch.enable(conv) as enabled:
+        y = conv(x)
+        assert (type(y.grad_fn).__name__ == "RecordedBackward") is (left != "both")
+        got = torch.autograd.grad(y.square().sum(), [x, *conv.parameters()])
+        assert not registration._with_backward
+        lines = {line.when: (line.runs != "PyTorch", line.calls) for line in enabled.report().lines}
+        taken = left not in ("both", "backward")
+        assert lines["backward, input"] == lines["backward, filters"] == (taken, 1)
+        assert lines["forward"] == (left not in ("both", "forward"), 1)
+        again = torch.autograd.grad(
+            torch.autograd.grad(conv(x).square().sum(), x, create_graph=True)[0].square().sum(), conv.weight
+        )
+    for one, other in zip((*got, *again), (*expected, *second), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_runs_nothing_twice_that_it_need_not(device: HostDevice) -> None:
+    """A node of Python saves its tensors after the call: the last layer would be computed again for them."""
+    model, x = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8)
+    with leanconv.torch.enable(model) as enabled:
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+        forward = sum(line.calls for line in enabled.report().lines if line.when == "forward")
+    assert forward == 3

@@ -166,10 +166,11 @@ def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatc
     impl = torch.library.Library.impl
 
     def refuse(library: Any, name: str, *given: Any, **options: Any) -> Any:
-        if name == NAMES[1]:
+        if name in refused:
             raise RuntimeError("taken")
         return impl(library, name, *given, **options)
 
+    refused = NAMES[:1]
     with monkeypatch.context() as refusing:
         refusing.setattr(torch.library.Library, "impl", refuse)
         with says(RuntimeError, "taken"):
@@ -178,6 +179,15 @@ def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatc
     with leanconv.torch.enable() as taken:
         conv(x)
     assert taken.report().taken
+
+    refused = NAMES[1:]
+    monkeypatch.setattr(torch.library.Library, "impl", refuse)
+    with leanconv.torch.enable() as taken:
+        with pytest.warns(RuntimeWarning, match="leaves these gradients to PyTorch: taken"):
+            y = torch.conv2d(x, conv.weight)
+        torch.conv2d(x, conv.weight)
+        y.sum().backward()
+    assert [line.when for line in taken.report().taken] == ["forward"] and conv.weight.grad is not None
 
 
 def test_which_layers(device: HostDevice) -> None:
@@ -220,7 +230,7 @@ def test_only_what_is_faster_and_as_precise(device: HostDevice, monkeypatch: pyt
     monkeypatch.setattr(patch, "pytorch_cycles", expected)
     conv, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 5, 5)
     assert tf32_allowed(), "PyTorch's default"
-    with leanconv.torch.enable(conv, precision="tf32") as taken:
+    with leanconv.torch.enable(conv, precision="tf32") as taken, torch.no_grad():
         conv(x)
         assert "is expected to take" in taken.report().left[0].why and "TF32" in taken.report().left[0].why
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)

@@ -4,13 +4,12 @@ A kernel in Python below the dispatcher costs several µs, whatever it does. So 
 look a layer up first, by its filters, its options and the shape of its images:
 
 - What is left to PyTorch goes to aten::_convolution, which is what PyTorch's own kernel of aten::convolution calls. The
-  gradient is recorded as before.
-- What leanconv takes, and needs no gradient, is a ready call. Filters that have not changed are packed once.
-- Everything else goes to PyTorch's function, so to the kernels that `patch` has registered: what records a gradient,
-  modes, tracers, transforms of torch.func, classes of tensors.
-
-Under autocast the ready call takes images that are cast, and casts of filters and bias that are kept as packed filters
-are; aten::_convolution is cast by autocast itself.
+  gradient is recorded as before, where it is left to PyTorch too.
+- What leanconv takes, and needs no gradient, is a ready call. Filters that have not changed are packed once; under
+  autocast, cast once.
+- What leanconv takes, forward or backward, and needs a gradient, is a `Recorded`.
+- Everything else goes to PyTorch's function, so to the kernels that `registration` has registered: modes, tracers,
+  transforms of torch.func, classes of tensors.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -32,6 +32,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.torch.layers import Operation, Options, tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
+from leanconv.torch.recorded import Recorded
 from leanconv.torch.report import Line, Report
 
 F = torch.nn.functional
@@ -42,8 +43,10 @@ _KIND = "cuda"
 #: what autocast casts, and to what: None where it is off
 _CAST = torch.float32, torch.float16, torch.bfloat16
 _TYPES = None, torch.float16, torch.bfloat16
+#: Layers that one patch knows at most.
+MOST_LAYERS = 4096
 
-_compiling = torch.compiler.is_compiling
+_compiling = torch.compiler.is_dynamo_compiling
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -56,6 +59,10 @@ _deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
 _always_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 _cudnn: Callable[[], bool] = torch._C._get_cudnn_enabled
 _convolution: Callable[..., Any] = torch._convolution
+#: what is called for each tensor that autograd saves; None where nothing is
+_saved_hooks: Callable[[bool], Any] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None
+)
 #: whether the current stream captures a CUDA graph
 capturing: Callable[[], bool] = (
     torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else lambda: False
@@ -86,6 +93,7 @@ class Deciding(Protocol):
     layers: Layers
 
     def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
+    def left_backward(self, x: Any, w: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None: ...
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any: ...
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any: ...
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem: ...
@@ -107,9 +115,16 @@ active: list[Deciding] = []
 class Layer:
     """A layer with images of one shape: what was decided."""
 
-    __slots__ = ("bias", "call", "input", "line", "options", "packed", "problem", "version", "weight", "weight_ref")
+    __slots__ = (
+        "autocast", "backward", "bias", "call", "given", "input", "key", "kind", "line", "options", "packed", "problem",
+        "shape", "strides", "tf32", "version", "weight", "weight_ref",
+    )  # fmt: skip
 
-    def __init__(self, choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> None:
+    def __init__(
+        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
+    ) -> None:
+        self.key = key
+        _, self.shape, self.strides, self.kind, self.given, self.tf32, self.autocast = key
         self.call, self.line, self.options = choice.call, choice.line, options
         self.weight_ref = weakref.ref(weight)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
@@ -118,6 +133,9 @@ class Layer:
         self.packed: tuple[PackedFilters, Callable[..., Any]] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
         self.problem, self.version = choice.problem, -1
+        #: by the gradients that are wanted, of images and of filters: the lines of those that are left to PyTorch, if
+        #: all are; else None
+        self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -134,13 +152,16 @@ class Layers:
 
     def __init__(self, patch: Deciding) -> None:
         self._patch = weakref.ref(patch)
-        self.known: BoundedCache[Any, Layer] = BoundedCache(4096)
+        self.known: BoundedCache[Any, Layer] = BoundedCache(MOST_LAYERS)
+        #: by the identity of their filters, those that were called last
+        self.latest: dict[int, Layer] = {}
         #: by the filters' identity, and the type of autocast
         self._packed: dict[tuple[int, Any], tuple[Any, PackedFilters]] = {}
 
     def clear(self) -> None:
         """Drop everything."""
         self.known.clear()
+        self.latest.clear()
         self._packed.clear()
 
     @property
@@ -179,14 +200,60 @@ class Layers:
             )
         # lists are what the dispatcher gives
         numbers = [[*each] if type(each) is tuple else each for each in given]
-        layer = Layer(patch.choice(x, w, added, numbers, weight), x, weight, bias, given)
+        layer = Layer(key, patch.choice(x, w, added, numbers, weight), x, weight, bias, given)
         # PyTorch does not count changes of the tensors of inference mode
         if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
             layer.problem = None
         if self._kept(weight, bias, dtype) is not None:
             self.pack(layer, function, x, weight, bias, dtype)
         self.known.keep(key, layer)
+        self._is_latest(layer)
         return layer
+
+    def seen(self, key: Any, weight: Any) -> Layer | None:
+        """The layer of a call that has been decided."""
+        layer = self.known.get(key) or self.known.recall(key)
+        if layer is None or layer.weight_ref() is not weight:
+            return None
+        self._is_latest(layer)
+        return layer
+
+    def _is_latest(self, layer: Layer) -> None:
+        if len(self.latest) >= MOST_LAYERS:
+            self.latest.clear()
+        self.latest[layer.key[0]] = layer
+
+    def forget(self, layer: Layer) -> None:
+        """Let the next call decide anew."""
+        self.known.pop(layer.key, None)
+        self.latest.pop(layer.key[0], None)
+
+    def record(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
+        """A call whose gradient is recorded."""
+        patch = self._patch()
+        mask = input.requires_grad, weight.requires_grad
+        x, w, added = input, weight, bias
+        if dtype is not None:
+            x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
+        if mask not in layer.backward:
+            layer.backward[mask] = None if patch is None else patch.left_backward(x, w, layer.options, mask, weight)
+        left = layer.backward[mask]
+        # what is kept of the filters, for images of another kind, is dropped by the backward pass
+        keeps = self._packed and any((id(weight), each) in self._packed for each in _TYPES)
+        if layer.call is None and left is not None and not keeps:
+            layer.line.calls += 1
+            for line in left:
+                line.calls += 1
+            return left_to_pytorch(x, w, added, layer.options, tf32)
+        call = layer.call
+        if call is None or patch is None:
+            layer.line.calls += 1
+            call = partial(_left, layer.options, tf32)
+        elif layer.fits(x, bias) and signature(weight) == layer.weight:
+            layer.line.calls += 1
+        else:
+            call = partial(_anew, patch, layer.options)
+        return Recorded.apply(x, w, added, call, layer.options, active)
 
     def _kept(self, weight: Any, bias: Any, dtype: Any) -> PackedFilters | None:
         kept = self._packed.get((id(weight), dtype))
@@ -233,6 +300,14 @@ class Layers:
             self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
         packed.layers.append(layer)
         layer.packed = packed, function.ready(call)
+
+
+def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
+    return left_to_pytorch(x, w, bias, given, tf32)
+
+
+def _anew(patch: Deciding, given: Any, x: Any, w: Any, bias: Any) -> Any:
+    return patch.convolution(x, w, bias, *given)
 
 
 class Function:
@@ -298,27 +373,43 @@ def _replacement(function: Function) -> Callable[..., Any]:
             layers = active[-1].layers
             tf32 = tf32_allowed()
             dtype = autocast_dtype() if _any_autocast() else None
-            key = id(weight), input.shape, input.stride(), input.dtype, options, tf32, dtype
-            layer = layers.known.get(key) or layers.known.recall(key)
+            shape, strides, kind = input.shape, input.stride(), input.dtype
+            layer = layers.latest.get(id(weight))
+            # a layer is most often called as before; a key of all that would be hashed anew in 3 µs
+            if (
+                layer is None
+                or layer.weight_ref() is not weight
+                or layer.shape != shape
+                or layer.strides != strides
+                or layer.kind is not kind
+                or layer.given != options
+                or layer.tf32 is not tf32
+                or layer.autocast is not dtype
+            ):
+                key = id(weight), shape, strides, kind, options, tf32, dtype
+                layer = layers.seen(key, weight)
         except (TypeError, RuntimeError, AttributeError, IndexError):
             return original(input, weight, bias, *options)
-        if layer is None or layer.weight_ref() is not weight:
+        if layer is None:
             layer = layers.decide(key, function, input, weight, bias, options, dtype)
             if layer is None:
                 return original(input, weight, bias, *options)
-        if layer.call is None:
-            layer.line.calls += 1
-            return left_to_pytorch(input, weight, bias, layer.options, tf32)
         if _grad_enabled() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
-            return original(input, weight, bias, *options)
+            if _saved_hooks(True) is not None:
+                # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
+                return original(input, weight, bias, *options)
+            return layers.record(layer, input, weight, bias, dtype, tf32)
+        if layer.call is None:
+            layer.line.calls += 1
+            return left_to_pytorch(input, weight, bias, layer.options, tf32)
         x = input if dtype is None or input.dtype is dtype else input.to(dtype)
         if not layer.fits(x, bias):
             return original(input, weight, bias, *options)
         if signature(weight) != layer.weight:
             # other memory: the next call decides anew
-            layers.known.pop(key, None)
+            layers.forget(layer)
             return original(input, weight, bias, *options)
         kept = layer.packed
         if kept is None and layer.problem is not None and not capturing():

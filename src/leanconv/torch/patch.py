@@ -141,6 +141,27 @@ class Patch:
                 self._choices.keep(key, choices)
         return choices[0]
 
+    def left_backward(self, x: Any, w: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None:
+        """The lines of the gradients that are wanted by ``mask`` and left to PyTorch; None if one of them is taken."""
+        options, lines = options_of(given, x.dim() - 2), []
+        what, never = f"{tuple(x.shape)} by {tuple(w.shape)}", why_never(x, w, options)
+        arrays = arrays_of(x)
+        for op, wanted in zip(operations(x, w, options)[1:], mask, strict=True):
+            name, why = "", never
+            if wanted and not never and arrays is not None:
+                try:
+                    problem = self.problem(op, options, x.dtype)
+                    (name, why), what = self.decide(weight, problem, arrays.device(x)), str(problem)
+                except (ValueError, TypeError) as error:
+                    why = str(error)
+                except (CudaUnavailableError, CompileError):  # which `backward` tells
+                    return None
+            if name:
+                return None
+            if wanted:
+                lines.append(self._leave(weight, op.when, what, why).line)
+        return tuple(lines)
+
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any:
         """aten::convolution_backward."""
         *most, mask = given

@@ -1,12 +1,14 @@
 """The kernels below PyTorch's dispatcher, and which patch decides now.
 
-They are registered for aten::convolution and aten::convolution_backward by the first `enable`.
+That of aten::convolution is registered by the first `enable`; that of aten::convolution_backward when the first has
+been called, which torch.nn.functional does not do: compiled graphs do, scripts, modes, and who calls torch.conv2d.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 
 from leanconv.call import bind
-from leanconv.torch import functions
+from leanconv.torch import functions, recorded
 from leanconv.torch.functions import Deciding
 from leanconv.torch.layers import tf32_allowed
 
@@ -25,6 +27,8 @@ _latest: Deciding | None = None
 #: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
 #: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
 _libraries: dict[str, torch.library.Library] = {}
+#: those that have the kernel of aten::convolution_backward
+_with_backward: weakref.WeakSet[torch.library.Library] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
@@ -68,10 +72,7 @@ def add(patch: Deciding) -> None:
         if _KEY not in _libraries:
             library = torch.library.Library("aten", "IMPL")
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
-                    library.impl("convolution", _convolution, _KEY)
-                    library.impl("convolution_backward", _convolution_backward, _KEY)
+                _replace(library, "convolution", _convolution)
             except Exception:  # another library has taken them
                 library._destroy()
                 raise
@@ -79,6 +80,27 @@ def add(patch: Deciding) -> None:
         functions.install()
         _active.append(patch)
         _latest = patch
+
+
+def _replace(library: torch.library.Library, name: str, kernel: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is a kernel already is what this is about
+        library.impl(name, kernel, _KEY)
+
+
+def add_backward() -> None:
+    """Register the kernel of aten::convolution_backward too, whose cost every gradient bears."""
+    with _lock:
+        library = _libraries.get(_KEY)
+        if library is not None and library not in _with_backward:
+            _with_backward.add(library)
+            try:
+                _replace(library, "convolution_backward", _convolution_backward)
+            except Exception as error:  # another library has taken it
+                warnings.warn(f"leanconv leaves these gradients to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+
+
+recorded.before_differentiable.append(add_backward)
 
 
 def remove(patch: Deciding) -> None:
@@ -94,6 +116,8 @@ def remove(patch: Deciding) -> None:
 
 def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
     patch = active() if _active else None
+    if patch is not None and _libraries.get(_KEY) not in _with_backward:
+        add_backward()
     # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
     if patch is None or functions.tracing() is not None:
         return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())

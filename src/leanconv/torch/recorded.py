@@ -1,0 +1,47 @@
+"""A convolution whose gradient is recorded in Python, for layers of which leanconv takes something.
+
+Autograd's own node calls aten::convolution_backward. A kernel of ours there costs every layer some 40 µs, also those
+that it hands on; so it is registered only where somebody calls aten::convolution by another way than
+torch.nn.functional (see `registration`). Layers of which nothing is taken keep autograd's node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+#: called before aten::convolution_backward is asked for a gradient that is differentiable itself
+before_differentiable: list[Callable[[], None]] = []
+
+
+class Recorded(torch.autograd.Function):
+    """``call(x, w, bias)``, of which ``active[-1].backward`` computes the gradients.
+
+    ``given`` are the other arguments of aten::convolution.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, bias: Any, call: Callable[..., Any], given: Any, active: list[Any]) -> Any:
+        ctx.save_for_backward(x, w)
+        ctx.bias_sizes = None if bias is None else list(bias.shape)
+        ctx.given, ctx.active = given, active
+        return call(x, w, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, w = ctx.saved_tensors
+        mask = [*ctx.needs_input_grad[:3]]
+        active = ctx.active
+        given = grad, x, w, ctx.bias_sizes, *ctx.given, mask
+        if torch.is_grad_enabled() or _transforms() is not None or type(grad) is not torch.Tensor:
+            for each in before_differentiable:
+                each()
+            gradients = torch.ops.aten.convolution_backward(*given)
+        elif active:
+            gradients = active[-1].backward(*given)
+        else:
+            gradients = torch.ops.aten.convolution_backward(*given)
+        return *gradients, None, None, None
