@@ -55,6 +55,8 @@ GPU_LAYERS, GPU_FILTERS = ("float32", "float16", "bfloat16"), ("float32", "int32
 INTEGER_LAYERS = ("int8", "uint8")
 CPU_ONLY = ("float64",)
 LAYERS, FILTERS = GPU_LAYERS + INTEGER_LAYERS + CPU_ONLY, GPU_FILTERS + CPU_ONLY
+#: of layers that have gradients
+FLOAT_LAYERS = GPU_LAYERS + CPU_ONLY
 #: What the filters of layers may be.
 WEIGHTS = tuple(name for name in LAYERS if DTYPES[name].weights in (None, name))
 

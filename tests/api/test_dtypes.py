@@ -11,7 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from leanconv import ConvProblem, NoAlgorithmError, conv2d, conv2d_input, dtypes, explain, filter2d, prepare_weights
+from leanconv import (
+    ConvProblem,
+    NoAlgorithmError,
+    conv2d,
+    conv2d_input,
+    conv2d_weight,
+    dtypes,
+    explain,
+    filter2d,
+    prepare_weights,
+)
 from leanconv.bench import run_suite
 from leanconv.bench.suites import format_problem, load_suite, parse_problem
 from leanconv.cpu import CPU_ALGORITHMS, oracle
@@ -252,6 +262,12 @@ def test_mixed_types_and_outputs_of_another_are_refused_by_name() -> None:
         "x has dtype int16; supported are float32, float16, bfloat16, int8 and uint8, and float64 on the CPU only",
     ):
         conv2d(x.astype(np.int16), w.astype(np.int16))
+    floats = "supported are float32, float16 and bfloat16, and float64 on the CPU only"
+    many = x.astype(np.complex64), w.astype(np.complex64)
+    with says(TypeError, f"x has dtype complex64; {floats}"):
+        conv2d_weight(*many, (1, 1, 3, 3))
+    with says(TypeError, f"grad has dtype complex64; {floats}"):
+        conv2d_input(*many, (1, 1, 3, 3))
     with says(TypeError, "image has dtype float16; supported are float32 and int32, and float64 on the CPU only"):
         filter2d(x[0, 0], w[0, 0])
     with says(TypeError, "w has dtype uint8; supported are float32"):

@@ -275,3 +275,7 @@ class TestKept:
             device.captures.clear()
             equal(layer(x), expected)
             assert enabled.report().packed_bytes > 0
+
+
+def test_what_is_left_is_cast_on_cuda() -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key("aten::_convolution", "AutocastCUDA")

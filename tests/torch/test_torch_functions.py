@@ -241,6 +241,9 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         ),
         ("conv1d", {"stride": (1, 2)}, ValueError, "stride=(1, 2) must be an integer: there is one axis"),
         ("conv1d", {"stride": (1.5,)}, TypeError, "stride=1.5 is not an integer"),
+        ("conv1d", {"weight": torch.ones(4, 3, 3)}, ValueError, "in_channels=4 and groups=1, read as NCW: each filter"),
+        ("conv1d", {"weight": torch.ones(4, 4, 19)}, ValueError, "19 taps with dilation 1 covers 19 samples"),
+        ("conv1d", {"input": torch.ones(2, 4, 0)}, ValueError, "x has 2 signals of 4 channels and 0 samples"),
         (
             "conv_transpose1d",
             {"weight": torch.ones(4, 4)},

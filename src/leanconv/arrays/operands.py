@@ -120,19 +120,22 @@ def layer_operands(
     layout: str | None,
     layouts: Sequence[str],
     out_axes: int | None = None,
+    integers: bool = True,
 ) -> tuple[Operands, AxisOrder]:
     """The two arrays of a layer, by the caller's ``names``, and what goes with them.
 
     ``layouts`` are those of images, or of signals. The result has ``out_axes`` axes, by default as many as x.
     Without ``layout``, it is the second where PyTorch's x lies channels last, as PyTorch decides it; otherwise the
-    first.
+    first. Without ``integers`` a message lists no type of theirs; the caller refuses these itself.
 
     Raises:
         TypeError: something is not an array, or has an element type that layers do not take.
         ValueError: arrays of several libraries, devices or element types, or a layout that is not known.
     """
     given, arrays, device = gather(x, w, bias, out, names)
-    dtype = check_dtypes({each: arrays.dtype(array) for each, array in given.items()}, dtypes.LAYERS)
+    found = {each: arrays.dtype(array) for each, array in given.items()}
+    listed = dtypes.LAYERS if integers or found[names[0]] in dtypes.INTEGER_LAYERS else dtypes.FLOAT_LAYERS
+    dtype = check_dtypes(found, listed)
     channels_first, channels_last = layouts[:2]
     keeps_shape, x = arrays.keeps_shape, given[names[0]]
     if layout is None:

@@ -67,7 +67,8 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
     layouts: tuple[str, ...] = options.LAYOUTS if function.axes == 2 else options.LAYOUTS_1D
     axes_of_w = function.axes + 2
     axes_of_out = axes_of_w if function.op == "wgrad" else None
-    operands, axes = layer_operands(x, w, bias, out, function.names, requested.layout, layouts, axes_of_out)
+    integers = function.op == "fprop" and not requested.differentiated
+    operands, axes = layer_operands(x, w, bias, out, function.names, requested.layout, layouts, axes_of_out, integers)
     if requested.differentiated and dtypes.is_integer(operands.dtype):
         raise TypeError(
             f"the input has dtype {operands.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes "

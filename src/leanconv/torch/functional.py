@@ -11,14 +11,16 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from leanconv import options as rules
 from leanconv.call import lookup
-from leanconv.call.resolve import check_axes
+from leanconv.call.resolve import check_axes, layer_problem
 from leanconv.call.weights import PreparedWeights
+from leanconv.dtypes import DTYPES
 from leanconv.options import Precision, four_sides, padding_word
 from leanconv.torch import operators
 
 Numbers = int | Sequence[int]
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_compiling
 
 
 def conv2d(
@@ -116,8 +118,15 @@ def conv1d(
     else:
         sides = _single("padding", padding, 0, 0)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
-    y = _conv2d(x, weight.unsqueeze(-2), bias, stride, sides, dilation, groups, precision, batch_invariant)
-    y = y.squeeze(-2)
+    given = stride, sides, dilation, groups, precision, batch_invariant
+    if _is_compiling():
+        y = _conv2d(x, weight.unsqueeze(-2), bias, *given).squeeze(-2)
+        return y if input.dim() == 3 else y.squeeze(0)
+    try:
+        y = _conv2d(x, weight.unsqueeze(-2), bias, *given).squeeze(-2)
+    except ValueError:
+        _refuse_signals(input, weight, bias, *given[:4])
+        raise
     return y if input.dim() == 3 else y.squeeze(0)
 
 
@@ -311,6 +320,15 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
 @lru_cache(maxsize=256, typed=True)
 def _both(down: int, across: int) -> tuple[int, int]:
     return down, across
+
+
+def _refuse_signals(input: Any, weight: Any, bias: Any, stride: Any, sides: Any, dilation: Any, groups: Any) -> None:
+    """Raise what `leanconv.conv1d` raises for signals that break a rule: images of one row are what computes them."""
+    requested = rules.layer_options("conv1d", stride[1], sides[len(sides) // 2 :], dilation[1], groups)
+    name = str(input.dtype).removeprefix("torch.")
+    biases = None if bias is None else tuple(bias.shape)
+    if name in DTYPES:
+        layer_problem(requested, tuple(input.shape), tuple(weight.shape), biases, DTYPES[name].name, "NCHW")
 
 
 def _single(name: str, value: Any, down: int, least: int) -> tuple[int, int]:
