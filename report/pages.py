@@ -34,6 +34,7 @@ from report import (
     figures,
     first_calls,
     layers,
+    modes,
     networks,
     numerics,
     performance,
@@ -137,6 +138,7 @@ MAKERS: dict[str, Maker] = {
     "waits": Maker(first_calls.section, "python -m report first-calls"),
     "cpu": Maker(cpu.section, "python -m report cpu"),
     "layers": Maker(layers.section, "python -m report layers"),
+    "modes": Maker(modes.section, "python -m report modes"),
     "networks": Maker(networks.section, "python -m report networks"),
     "training": Maker(training.section, "examples/train_cnn.py --json"),
     "losses-figure": Maker(

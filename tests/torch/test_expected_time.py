@@ -72,3 +72,11 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     # of what would win by more than 5 %
     assert all(len(ratios) >= 0.6 * winning[mode] for mode, ratios in taken.items()), (taken, winning)
     assert set(taken) == {"torch-fp32", "torch-tf32", "16 bits"}
+
+
+def test_groups_of_several_channels_are_left_on_tensor_cores() -> None:
+    """Whatever is predicted: what cuDNN takes for them is not known."""
+    layer = parse_problem("conv:n32,c128,h56,k128,r3,pad1,groups32,NHWC")
+    assert most_share(layer, True) == most_share(replace(layer, dtype="float16"), True) == 0
+    assert 0 < most_share(layer, False) < most_share(replace(layer, groups=1), False)
+    assert most_share(replace(layer, groups=128), True) > 0, "depthwise layers are measured"

@@ -381,7 +381,7 @@ def test_the_old_name_of_the_patch_tells_the_new_one() -> None:
 def test_gradients_are_recorded_without_a_kernel_for_all(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, left: str
 ) -> None:
-    """Layers of which nothing is taken keep autograd's own node; nobody pays for a kernel of ours in the backward pass."""
+    """Layers of which nothing is taken keep autograd's own node, and no kernel of ours is there for all."""
     decide = patch.Patch.decide
 
     def decided(self: Any, weight: Any, problem: Any, index: Any) -> tuple[str, str]:
