@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import functions, patch  # noqa: E402
+from leanconv.torch import functions, packed, patch  # noqa: E402
 from tests.torch.test_patched_functions import LAYERS, no_kernel  # noqa: E402, F401
 
 nn, F = torch.nn, torch.nn.functional
@@ -256,6 +256,26 @@ class TestKept:
             monkeypatch.setattr(functions, "capturing", lambda: True)
             layer(x)
             assert device.launches[-1][1]["w"] != read
+
+    def test_what_a_graph_casts_is_not_kept(self, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It has no values before the graph is replayed."""
+        made = packed.CastFilters._make
+
+        def make(*given: Any) -> Any:
+            assert not functions.capturing()
+            return made(*given)
+
+        monkeypatch.setattr(packed.CastFilters, "_make", make)
+        with torch.no_grad(), leanconv.torch.enable(), cast():
+            for _ in range(3):
+                layer(x)
+            layer.weight.add_(1)
+            monkeypatch.setattr(functions, "capturing", lambda: True)
+            for _ in range(3):
+                layer(x[:1])  # another layer, of the same filters
+            monkeypatch.setattr(functions, "capturing", lambda: False)
+            for _ in range(3):
+                equal(layer(x[:1]), by_the_dispatcher(layer, x[:1]))
 
     def test_another_stream_waits(self, device: HostDevice, layer: Any, x: Any) -> None:
         with torch.no_grad(), leanconv.torch.enable() as enabled, cast():

@@ -204,7 +204,7 @@ class Layers:
         # PyTorch does not count changes of the tensors of inference mode
         if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
             layer.problem = None
-        if self._kept(weight, bias, dtype) is not None:
+        if not capturing() and self._kept(weight, bias, dtype) is not None:
             self.pack(layer, function, x, weight, bias, dtype)
         self.known.keep(key, layer)
         self._is_latest(layer)
