@@ -41,7 +41,7 @@ LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 NAME = "torchvision-layers"
 #: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups, channels last.
 OTHERS = "other-layers"
-OTHER_NETWORKS = ("resnet50", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "regnet_y_1_6gf")
+OTHER_NETWORKS = ("resnet50", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "densenet121")
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
 #: The revision of rows whose times were in the table before.
 EARLIER = "before, with today's kernels"

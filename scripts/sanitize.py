@@ -74,6 +74,11 @@ EVERY_LANE = (
         f'{{{{if (lane == 0) mbarrier_arrive(barrier) => asm volatile({_32("shared::cta", "")} :: '
         '"r"(shared_address(barrier)) : "memory")}}',
     ),
+    Patch(
+        "a warp, twice", "mbarrier_arrive_warp",
+        "{{if (lane == 0) { mbarrier_arrive(barrier); mbarrier_arrive(next); } => "
+        "mbarrier_arrive_warp(barrier, lane); mbarrier_arrive_warp(next, lane);}}",
+    ),
 )  # fmt: skip
 #: What belongs to no stage is not stored.
 NO_SPARE = (

@@ -99,6 +99,14 @@ __device__ __forceinline__ void mbarrier_arrive_warp(Mbarrier* barrier, int lane
     if (lane == 0) mbarrier_arrive(barrier);
 }
 
+// The same at two barriers, one after the other.
+__device__ __forceinline__ void mbarrier_arrive_warp(Mbarrier* barrier, Mbarrier* next, int lane) {
+    if (lane == 0) {
+        mbarrier_arrive(barrier);
+        mbarrier_arrive(next);
+    }
+}
+
 // mapa + mbarrier.arrive: one arrival at the barrier that block `rank` of the cluster has where this one has `barrier`.
 // NOTE: that block may not have left the kernel. What this thread wrote before is visible to its own block alone, which is all
 // that memory needs which only copies write; a release to the cluster waits until all accesses of the thread have been

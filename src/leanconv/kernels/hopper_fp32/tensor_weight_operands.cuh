@@ -454,9 +454,8 @@ __device__ __forceinline__ void convert_dy(Values& values, const WeightRings<Pro
     values.store(rings.split(place.stage), rings.scales(place.stage), factors);
     fence_proxy_async();
     __syncwarp();
-    mbarrier_arrive_warp(rings.split_full(place.stage), thread % 32);
-    // NOTE: after the stores that the loaded values went into, which an arrival does not pass.
-    mbarrier_arrive_warp(rings.dy_empty(dy_place.stage), thread % 32);
+    // NOTE: dy is free after the stores that the loaded values went into, which an arrival does not pass.
+    mbarrier_arrive_warp(rings.split_full(place.stage), rings.dy_empty(dy_place.stage), thread % 32);
 }
 
 // The converters.

@@ -222,8 +222,7 @@ struct NchwGemm {
                 source.advance();
             }
             wgmma_wait_group<0>(sums);
-            mbarrier_arrive_warp(filters_empty(before), lane);
-            mbarrier_arrive_warp(pixels_empty(source_before.stage), lane);
+            mbarrier_arrive_warp(filters_empty(before), pixels_empty(source_before.stage), lane);
             source_before.advance();
 #pragma unroll
             for (int m = 0; m < Tuning::m_tiles; ++m)

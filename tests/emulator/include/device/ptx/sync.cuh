@@ -52,6 +52,11 @@ inline void mbarrier_arrive_warp(Mbarrier* barrier, int lane, EMULATOR_SITE) {
     if (lane == 0) emulator::mbarrier_arrive(barrier, site);
 }
 
+inline void mbarrier_arrive_warp(Mbarrier* barrier, Mbarrier* next, int lane, EMULATOR_SITE) {
+    mbarrier_arrive_warp(barrier, lane, site);
+    mbarrier_arrive_warp(next, lane, site);
+}
+
 inline void mbarrier_arrive_cluster(Mbarrier* barrier, unsigned rank, EMULATOR_SITE) {
     emulator::mbarrier_arrive_cluster(barrier, rank, site);
 }
