@@ -49,6 +49,47 @@ def test_pytorch_keeps_what_it_was_quicker_with(
     assert f"{300 / us:.2f}" in line.why
 
 
+@pytest.mark.parametrize("searches, runs", [(True, "PyTorch"), (False, "leanconv")])
+def test_pytorchs_time_is_that_of_its_own_switch(
+    taken: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch, searches: bool, runs: str
+) -> None:
+    """Without its search PyTorch is slower; what was timed with it alone holds for both."""
+    layer, x = torch.nn.Conv2d(4, 8, 3, padding=1, bias=False), torch.randn(1, 4, 6, 6)
+    found = {"torch-tf32": 290.0, "torch-tf32-unsearched": 400.0}
+    monkeypatch.setattr(measured_time, "times", lambda problem, clock: found)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", searches)
+    with torch.no_grad(), leanconv.record_tuning(peers=True):
+        layer(x)
+    with torch.no_grad():
+        layer(x)
+    assert taken.report().lines[-1].runs.startswith(runs)
+
+
+def test_pytorch_is_timed_as_it_is_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways where its search is off, once where it is on; afterwards the switches are as they were."""
+    used: list[tuple[bool, bool]] = []
+    cudnn = torch.backends.cudnn
+
+    class Clock:
+        cache_bytes = 1
+
+        def sample(self, calls: Any) -> float:
+            used.append((cudnn.benchmark, cudnn.allow_tf32))
+            return 5.0 if cudnn.benchmark else 9.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 1))
+    monkeypatch.setattr(measured_time, "_call", lambda problem, seed: lambda: None)
+    for searches in (False, True):
+        monkeypatch.setattr(cudnn, "benchmark", searches)
+        found = measured_time.times(LAYER, Clock())  # type: ignore[arg-type]
+        assert cudnn.benchmark is searches
+        assert {name: us for name, us in found.items() if "un" not in name} == {"torch-fp32": 5.0, "torch-tf32": 5.0}
+        assert len(found) == (2 if searches else 4) and set(found.values()) == ({5.0} if searches else {5.0, 9.0})
+    assert {(True, True), (False, True), (True, False), (False, False)} == set(used)
+
+
 def test_a_patch_can_be_suspended(taken: Any) -> None:
     """So that PyTorch's time is PyTorch's."""
     layer, x = torch.nn.Conv2d(4, 8, 3), torch.randn(1, 4, 6, 6)
@@ -80,6 +121,7 @@ def test_every_layer_of_a_model_is_found_without_running_it() -> None:
 def test_pytorch_is_timed_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [engine(LAYER, tf32) for tf32 in (False, True)] == ["torch-fp32", "torch-tf32"]
     assert engine(replace(LAYER, dtype="float16"), True) == "torch-float16"
+    assert engine(LAYER, True, searched=False) == "torch-tf32-unsearched"
     clock: Any = None
     assert measured_time.times(replace(LAYER, layout="CHWN"), clock) == {}
     assert torch.cuda.is_available() or measured_time.times(LAYER, clock) == {}

@@ -38,9 +38,13 @@ _MOST_GROUPS, _MOST_GROUPS_FP32 = 0.0, 0.5
 LAUNCH = 5940
 
 
-def engine(problem: Problem, tf32: bool) -> str:
-    """What the times of PyTorch are called in a table: ``torch-fp32``, ``torch-tf32``, ``torch-float16``, ..."""
-    return f"torch-{('tf32' if tf32 else 'fp32') if problem.dtype == 'float32' else problem.dtype}"
+def engine(problem: Problem, tf32: bool, searched: bool = True) -> str:
+    """What the times of PyTorch are called in a table: ``torch-fp32``, ``torch-tf32``, ``torch-float16``, ...
+
+    ``searched``: whether ``torch.backends.cudnn.benchmark`` is on. If not, the name ends in ``-unsearched``.
+    """
+    kind = ("tf32" if tf32 else "fp32") if problem.dtype == "float32" else problem.dtype
+    return f"torch-{kind}{'' if searched else '-unsearched'}"
 
 
 def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:

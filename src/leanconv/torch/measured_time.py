@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -31,8 +32,9 @@ def versions() -> str:
 def times(problem: Problem, clock: Clock) -> dict[str, float]:
     """Microseconds of PyTorch's convolution by `engine`; empty for what it has not, or where there is no GPU for it.
 
-    ``torch.backends.cudnn.benchmark`` is on, for the four algorithms that cuDNN puts first. Tensors are in the memory
-    order of ``problem``, of 16 bits, or of float32, with and without TF32.
+    ``torch.backends.cudnn.benchmark`` is on, for the four algorithms that cuDNN puts first; where it is off, which is
+    PyTorch's default, both ways are timed. Tensors are in the memory order of ``problem``, of 16 bits, or of float32,
+    with and without TF32.
     """
     if problem.kind != "conv2d" or problem.layout == "CHWN" or problem.dtype not in ("float32", "float16", "bfloat16"):
         return {}
@@ -40,15 +42,16 @@ def times(problem: Problem, clock: Clock) -> dict[str, float]:
         return {}
     found = {}
     calls = [_call(problem, i) for i in range(_sets(problem, clock))]
-    for tf32 in (False, True) if problem.dtype == "float32" else (False,):
+    ways = (True,) if torch.backends.cudnn.benchmark else (True, False)
+    for tf32, searched in product((False, True) if problem.dtype == "float32" else (False,), ways):
         # NOTE: with a patch active, leanconv would be timed
-        with registration.suspended(), _arithmetic(tf32):
+        with registration.suspended(), _arithmetic(tf32, searched):
             calls[0]()
             torch.cuda.synchronize()
             first = max(clock.sample(calls[:1] * 2), 0.5)
             count = min(max(ceil(_SAMPLE_US / first), _CALLS[0]), _CALLS[1])
             each = [calls[i % len(calls)] for i in range(count)]
-            found[engine(problem, tf32)] = float(
+            found[engine(problem, tf32, searched)] = float(
                 f"{statistics.median(clock.sample(each) for _ in range(_SAMPLES)):.5g}"
             )
     del calls
@@ -63,9 +66,9 @@ def _sets(problem: ConvProblem, clock: Clock) -> int:
 
 
 @contextmanager
-def _arithmetic(tf32: bool) -> Iterator[None]:
-    cudnn = torch.backends.cudnn
-    with cudnn.flags(enabled=True, benchmark=True, benchmark_limit=_SEARCHED, deterministic=False, allow_tf32=tf32):
+def _arithmetic(tf32: bool, searched: bool) -> Iterator[None]:
+    how = {"enabled": True, "benchmark_limit": _SEARCHED, "deterministic": False}
+    with torch.backends.cudnn.flags(benchmark=searched, allow_tf32=tf32, **how):
         yield
 
 
