@@ -247,6 +247,8 @@ def test_layout_and_precision_of_a_problem_are_its_own() -> None:
         (given,) = setting.values()
         with pytest.raises(ValueError, match=f"is for suites; write it into the problem, as in conv:.*,{given}"):
             run_suite("conv:c4,h9,k6,r3", **setting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="conv:.*,dgrad,bias: a gradient of the input is measured without a bias"):
+        run_suite("conv:n1,c4,h6,k4,r3,dgrad,bias")
     with pytest.raises(ValueError, match="precision='relaxed' is for suites"):
         run_suite(TINY, precision="relaxed", device="cpu")
 

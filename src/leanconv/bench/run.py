@@ -234,6 +234,10 @@ def cases_of(
             if given is not None:
                 raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
         own = problem.layout if problem.kind == "conv2d" else None
+        if problem.kind == "conv2d" and problem.op == "dgrad" and problem.bias:
+            raise ValueError(
+                f"{what}: a gradient of the input is measured without a bias, which peers do not add to it"
+            )
         return (Case(what.partition(":")[2], problem),), "problem", own, None
     if what not in suite_names():
         names = ", ".join(suite_names())
