@@ -79,6 +79,11 @@ EVERY_LANE = (
         "{{if (lane == 0) { mbarrier_arrive(barrier); mbarrier_arrive(next); } => "
         "mbarrier_arrive_warp(barrier, lane); mbarrier_arrive_warp(next, lane);}}",
     ),
+    Patch(
+        "a warp whose first lane finds the barrier", "sum_images",
+        "{{if (lane == 0) mbarrier_arrive(_.split_empty(_1(_2) % Tuning::split_stages)) => "
+        "mbarrier_arrive_warp(rings.split_empty(_1(_2) % Tuning::split_stages), lane)}}",
+    ),
 )  # fmt: skip
 #: What belongs to no stage is not stored.
 NO_SPARE = (

@@ -418,3 +418,19 @@ def test_a_checkpoint_runs_nothing_twice_that_it_need_not(device: HostDevice) ->
         torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
         forward = sum(line.calls for line in enabled.report().lines if line.when == "forward")
     assert forward == 3
+
+
+def test_tensors_that_lie_otherwise_do_not_ask_the_dispatcher(device: HostDevice) -> None:
+    """Another alignment of images, and other memory of filters: its kernel would bring that of all gradients."""
+    conv, x = nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8)
+    shifted = torch.randn(x.numel() + 1)[1:].view(x.shape)
+    expected, aligned = conv(shifted), conv(x)
+    with leanconv.torch.enable(conv) as enabled, torch.no_grad():
+        conv(x)
+        torch.testing.assert_close(conv(shifted), expected, rtol=1e-4, atol=1e-5)
+        conv.weight.data = conv.weight.data.clone()
+        torch.testing.assert_close(conv(shifted), expected, rtol=1e-4, atol=1e-5)
+        conv.weight.data = conv.weight.data * 2
+        conv.bias.data = conv.bias.data * 2
+        torch.testing.assert_close(conv(x), 2 * aligned, rtol=1e-4, atol=1e-5)
+        assert not registration._with_backward and sum(line.calls for line in enabled.report().taken) == 4

@@ -31,9 +31,6 @@ _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
 _MOST_DEPTHWISE = {"fprop": 0.95, "dgrad": 0.95, "wgrad": 0.85}
 #: and where none was measured
 _MOST_UNMEASURED, _MOST_UNMEASURED_FP32 = 0.5, 0.95
-#: Groups of several channels are left, unless both have been timed: on tensor cores cuDNN is far quicker with them than
-#: `pytorch_cycles` says, and ResNeXt-50 lost 7 % in TF32 and 14 % in 16 bits by three to seven of its layers.
-_MOST_GROUPS, _MOST_GROUPS_FP32 = 0.0, 0.5
 #: clock cycles of a launch, 3 µs at 1.98 GHz: of PyTorch's time, and of leanconv's where its prediction leaves it out
 LAUNCH = 5940
 
@@ -64,7 +61,11 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     else:
         share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY
         narrow = problem.dtype != "float32"
-        if narrow or tf32:
+        if problem.groups > 1 and (narrow or tf32):
+            # How many groups share a tile is not known; that each has its own is not so: by that expectation ResNeXt-50
+            # lost 7 % in TF32 and 14 % in 16 bits (H200). Nothing is quicker than memory.
+            work, share = 0.0, 1.0
+        elif narrow or tf32:
             # a tensor core multiplies at least 16 channels, a tile 64 filters
             products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
             products *= ceil_div(problem.group_c, 16) * 16 / problem.group_c
@@ -88,7 +89,7 @@ def most_share(problem: ConvProblem, tf32: bool) -> float:
     """leanconv takes a layer whose predicted time is below this part of what PyTorch is expected to take."""
     taps = problem.r * problem.s
     if problem.groups > 1 and problem.group_c > 1:
-        return _MOST_GROUPS if tf32 or problem.dtype != "float32" else _MOST_GROUPS_FP32
+        return _MOST_UNMEASURED
     if problem.dtype != "float32":
         if problem.op != "fprop" or problem.groups > 1:
             return _MOST_UNMEASURED

@@ -255,6 +255,19 @@ class Layers:
             call = partial(_anew, patch, layer.options)
         return Recorded.apply(x, w, added, call, layer.options, active)
 
+    def anew(self, layer: Layer, x: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
+        """A call without a gradient, of tensors that lie otherwise than those of the layer."""
+        patch = self._patch()
+        w, added = weight, bias
+        if dtype is not None:
+            w, added = lowered(weight, dtype), lowered(bias, dtype)
+        choice = None if patch is None else patch.choice(x, w, added, layer.options, weight)
+        if choice is not None:
+            choice.line.calls += 1
+        if choice is None or choice.call is None:
+            return left_to_pytorch(x, w, added, layer.options, tf32)
+        return choice.call(x, w, added)
+
     def _kept(self, weight: Any, bias: Any, dtype: Any) -> PackedFilters | None:
         kept = self._packed.get((id(weight), dtype))
         fits = kept is not None and kept[0]() is weight and kept[1].signature == signature_of(weight, bias, dtype)
@@ -406,11 +419,13 @@ def _replacement(function: Function) -> Callable[..., Any]:
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
         x = input if dtype is None or input.dtype is dtype else input.to(dtype)
         if not layer.fits(x, bias):
-            return original(input, weight, bias, *options)
+            if x.data_ptr() == 0 or x.is_neg():
+                return original(input, weight, bias, *options)
+            return layers.anew(layer, x, weight, bias, dtype, tf32)
         if signature(weight) != layer.weight:
             # other memory: the next call decides anew
             layers.forget(layer)
-            return original(input, weight, bias, *options)
+            return layers.anew(layer, x, weight, bias, dtype, tf32)
         kept = layer.packed
         if kept is None and layer.problem is not None and not capturing():
             version = version_of(weight, bias, dtype)

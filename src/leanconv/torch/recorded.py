@@ -36,7 +36,12 @@ class Recorded(torch.autograd.Function):
         mask = [*ctx.needs_input_grad[:3]]
         active = ctx.active
         given = grad, x, w, ctx.bias_sizes, *ctx.given, mask
-        if torch.is_grad_enabled() or _transforms() is not None or type(grad) is not torch.Tensor:
+        if (
+            torch.compiler.is_compiling()
+            or torch.is_grad_enabled()
+            or _transforms() is not None
+            or type(grad) is not torch.Tensor
+        ):
             for each in before_differentiable:
                 each()
             gradients = torch.ops.aten.convolution_backward(*given)

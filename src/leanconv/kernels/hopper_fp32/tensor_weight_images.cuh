@@ -316,7 +316,7 @@ __device__ __forceinline__ void sum_images(float* workspace, float* dw, const Im
                 for (; released < end; ++released) {
                     wait_for(released);
                     __syncwarp();
-                    mbarrier_arrive_warp(rings.split_empty(number_of(released) % Tuning::split_stages), lane);
+                    if (lane == 0) mbarrier_arrive(rings.split_empty(number_of(released) % Tuning::split_stages));
                 }
             };
             const auto factors_of = [&](int q) {
