@@ -73,8 +73,10 @@ def extremes():
 
 
 def work(case):
-    """What the emulator has to compute, about: products."""
-    return case.problem.flops
+    """What the emulator has to do, about: products, and what it takes to build the kernels of a gradient's phases."""
+    problem = case.problem
+    strided = isinstance(problem, ConvProblem) and problem.op == "dgrad"
+    return problem.flops + (10**6 * problem.stride[0] * problem.stride[1] if strided else 0)
 
 
 def _narrowed(problem, config):

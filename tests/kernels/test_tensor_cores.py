@@ -60,6 +60,7 @@ forward_kernels = pytest.mark.parametrize(
 
 #: Of kinds of data those that the others do not stand for, which ``make test`` tries.
 TELLING = {
+    "tensor_gemm_sync-nchw": ("normal", "outlier", "channels-apart"),
     "tensor_winograd-wide": ("outlier", "channels-apart"),
     "tensor_winograd-nchw": ("outlier", "channels-apart"),
     "tensor_weight": ("normal", "outlier", "filters-apart", "sparse", "tiny", "zeros", "opposed", "unseen"),
