@@ -69,7 +69,7 @@ def extremes():
         algorithm, case, config, name = each
         return (algorithm, _narrowed(case.problem, config), config), name
 
-    return selection.marked(found, selection.cover(found, differs, lambda each: work(each[1])), param)
+    return selection.marked(found, selection.cover(found, differs), param)
 
 
 def work(case):
