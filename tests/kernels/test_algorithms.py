@@ -72,6 +72,13 @@ def extremes():
     return selection.marked(found, selection.cover(found, differs), param)
 
 
+def work(case):
+    """What the emulator has to do, about: products, and what it takes to build the kernels of a gradient's phases."""
+    problem = case.problem
+    strided = isinstance(problem, ConvProblem) and problem.op == "dgrad"
+    return problem.flops + (10**6 * problem.stride[0] * problem.stride[1] if strided else 0)
+
+
 def _narrowed(problem, config):
     """The images no wider than they need to be where a block makes one column: hundreds would take seconds."""
     if isinstance(config, PartialSumsConfig) and problem.kw == 32:
@@ -94,7 +101,7 @@ def covering():
     """For each algorithm as few cases as have every layer once, and in each layout all that loaders depend on."""
     for algorithm in VARIANTS:
         mine = [(a, c) for a, c in ACCEPTED if a is algorithm]
-        yield from selection.cover(mine, lambda pair: selection.traits(*pair))
+        yield from selection.cover(mine, lambda pair: selection.traits(*pair), lambda pair: work(pair[1]))
 
 
 @named(ACCEPTED, covering())
@@ -114,13 +121,14 @@ WIDE = [(a, c) for a, c in VARIED if isinstance(c.problem, ConvProblem) and c.in
 
 
 def wide_traits(pair):
-    """An algorithm in each direction; each layout once in a family, whose index arithmetic is one."""
+    """Each algorithm; each direction and each layout once in a family, whose index arithmetic is one."""
     algorithm, case = pair
-    yield algorithm.stem, case.problem.op
-    yield algorithm.stem.split("_")[0], case.problem.layout
+    yield algorithm.stem
+    yield algorithm.family, case.problem.op
+    yield algorithm.family, case.problem.layout
 
 
-@named(WIDE, selection.cover(WIDE, wide_traits))
+@named(WIDE, selection.cover(WIDE, wide_traits, lambda pair: work(pair[1])))
 def test_wide_offsets_right_on_emulator(algorithm, case):
     """Tensors too large for 32-bit offsets select other code; the emulator runs that code on a small batch."""
     config = next(iter(algorithm.configs(case.problem, TARGETS[0])))

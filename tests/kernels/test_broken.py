@@ -6,7 +6,6 @@ has its place. A patch that finds no place fails here: it would break nothing, a
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
 from functools import partial
@@ -60,9 +59,8 @@ def tuned(broken: Break, algorithm: GpuAlgorithm, problem: Problem) -> Config:
 
 
 def some() -> list[Any]:
-    """All breaks; ``make test`` plays every eighteenth of each algorithm: they prove the checks, not the kernels."""
-    turn = {name: itertools.count() for name in {b.algorithm for b in BREAKS}}
-    chosen = [b for b in BREAKS if next(turn[b.algorithm]) % 18 == 0]
+    """All breaks; ``make test`` plays one of each algorithm: they prove the checks, not the kernels."""
+    chosen = list({b.algorithm: b for b in reversed(BREAKS)}.values())
     return selection.marked(BREAKS, chosen, lambda b: ((b,), str(b)))
 
 

@@ -227,14 +227,14 @@ def beginning_inside() -> list[ConvProblem]:
 
 
 def each_inside():
-    """Every algorithm in every layout; ``make test`` plays each algorithm, and each family of them in every layout."""
+    """Every algorithm in every layout; ``make test`` plays each algorithm once, and each family in every layout."""
     found = [
         (a, problem)
         for problem in beginning_inside()
         for a in VARIANTS
         if a.solves == "conv2d" and not a.reasons(problem, TARGETS[0])
     ]
-    chosen = selection.cover(found, lambda each: (each[0].stem, (each[0].stem.split("_")[0], each[1].layout)))
+    chosen = selection.cover(found, lambda each: (each[0].stem, (each[0].family, each[1].layout)))
     return selection.marked(found, chosen, lambda each: (each, f"{each[1].layout}-{each[0].stem}"))
 
 
@@ -265,7 +265,10 @@ SEGMENTED = [
     "case",
     selection.marked(
         SEGMENTED,
-        selection.cover(SEGMENTED, lambda case: (selection.layer_name(case), (case.problem.layout, case.problem.op))),
+        selection.cover(
+            SEGMENTED,
+            lambda case: (selection.layer_name(case).removeprefix("gradient-"), (case.problem.layout, case.problem.op)),
+        ),
         lambda case: ((case,), case.name),
     ),
 )

@@ -4,6 +4,7 @@ test_tensor_cores.py."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from leanconv.kernels.contract import variant
 from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order
 from leanconv.kernels.hopper_native.native_weight_nchw import MOST_PIXELS, TILES
 from leanconv.problem import ConvProblem
-from tests import proof
+from tests import proof, selection
 from tests.cases import TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.kernels.tensor_cores import LAYERS
@@ -34,7 +35,13 @@ def tile_of(config):
     return config.filter_groups, config.channel_groups, config.tap_groups, config.channels
 
 
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "x".join(map(str, tile)))
+def each_tile():
+    """``make test`` plays as few as have every number."""
+    chosen = selection.cover(TILES, enumerate, prod)
+    return selection.marked(TILES, chosen, lambda tile: ((tile,), "x".join(map(str, tile))))
+
+
+@pytest.mark.parametrize("tile", each_tile())
 def test_every_tile_is_right(tile):
     problem = ConvProblem(
         1, 8 + tile[1] * tile[3], 6, 9, 8 + 64 * tile[0], 3, 3, padding=(1, 1, 1, 1), dtype="float16", op="wgrad"
@@ -43,7 +50,9 @@ def test_every_tile_is_right(tile):
     proof.check(SPLIT_K, problem, config, kinds=("positive",))
 
 
-@pytest.mark.parametrize(("split", "split_k"), [(1, 3), (2, 1), (4, 3), (16, 1)])
+@pytest.mark.parametrize(
+    ("split", "split_k"), selection.marked([(1, 3), (2, 1), (4, 3), (16, 1)], [(2, 1), (4, 3)], lambda s: (s, str(s)))
+)
 def test_blocks_share_the_pixels_of_a_tile(split, split_k):
     """Also more blocks than there are stages: some have none."""
     problem = replace(named("float16-weight-windows"), n=2)

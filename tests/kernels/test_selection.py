@@ -13,6 +13,7 @@ def test_a_cover_has_every_trait_and_little_more():
     items = [{1, 2}, {2, 3}, {3}, {1, 2, 3, 4}, {5}, set()]
     assert selection.cover(items, lambda item: item) == [{1, 2, 3, 4}, {5}]
     assert selection.cover([], lambda item: item) == []
+    assert selection.cover([(3, "a"), (1, "a"), (2, "a")], lambda item: item[1], lambda item: item[0]) == [(1, "a")]
 
 
 def test_what_is_left_out_is_marked_and_nothing_else():

@@ -115,7 +115,8 @@ def test_every_configuration_is_right(problem: ConvProblem, config: WinogradConf
 def whole_and_cut() -> list[Any]:
     """Every kernel in every way and layout, with images innermost of three images or four.
 
-    ``make test`` plays every kernel once, every number of states in every way, and every way in every layout.
+    ``make test`` plays every kernel once, every number of states in every direction, and cut, and every way and
+    direction in every layout.
     """
     found = []
     for number, (alpha, width) in enumerate(ELEVEN):
@@ -127,7 +128,16 @@ def whole_and_cut() -> list[Any]:
 
     def differs(each: Any) -> Any:
         problem, segments, alpha, _ = each
-        return (alpha, problem.s), (alpha, problem.op, segments), (problem.layout, problem.op, segments)
+        return (
+            (alpha, problem.s),
+            (alpha, problem.op),
+            (alpha, segments),
+            (problem.layout, problem.op),
+            (
+                problem.layout,
+                segments,
+            ),
+        )
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
 
@@ -161,17 +171,25 @@ def test_column_blocks_of_wide_filters_are_right(problem: ConvProblem, config: W
     proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_column_blocks_of_high_filters_and_of_groups_are_right(layout: str) -> None:
+def kinds_of_blocks() -> list[Any]:
+    """Each kind in each layout; in ``make test`` each in one."""
+    found = list(product(("high", "groups", "offsets"), LAYOUTS))
+    return selection.marked(found, found[::4], lambda each: (each, "-".join(each)))
+
+
+@pytest.mark.parametrize(("kind", "layout"), kinds_of_blocks())
+def test_column_blocks_of_high_filters_and_of_groups_are_right(kind: str, layout: str) -> None:
     """Row blocks and column blocks; groups; 64-bit offsets."""
-    high, config = wide(9, 5, layout, r=MOST_TAPS + 1, h=9)
-    assert taps_of(high)[1] == 2
-    proof.check(WINOGRAD, high, config, kinds=cases.KINDS[:1])
-    groups, config = wide(8, 4, layout, groups=2, c=2 * LEAST_CHANNELS, k=66, bias=True, activation="relu")
-    proof.check(WINOGRAD, groups, config, kinds=cases.KINDS[:1])
-    one_row, config = wide(31, 4, layout, r=1, h=1, w=40)
-    change = lambda plan: proof.wide_offsets(WINOGRAD, one_row, config, TARGETS[0])  # noqa: E731
-    proof.check(WINOGRAD, one_row, config, kinds=cases.KINDS[:1], change=change)
+    how: dict[str, Any] = {}
+    if kind == "high":
+        problem, config = wide(9, 5, layout, r=MOST_TAPS + 1, h=9)
+        assert taps_of(problem)[1] == 2
+    elif kind == "groups":
+        problem, config = wide(8, 4, layout, groups=2, c=2 * LEAST_CHANNELS, k=66, bias=True, activation="relu")
+    else:
+        problem, config = wide(31, 4, layout, r=1, h=1, w=40)
+        how["change"] = lambda plan: proof.wide_offsets(WINOGRAD, problem, config, TARGETS[0])
+    proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1], **how)
 
 
 @pytest.mark.parametrize("producers", [0, 4])
@@ -287,9 +305,10 @@ def test_prepared_apart_is_the_same(problem: ConvProblem) -> None:
     values = cases.draw_conv(problem, "zero-mean")
     together, apart = (np.full(problem.y_shape, np.nan, np.float32) for _ in range(2))
     (written,) = plan.outputs
-    emulator.run_plan(plan, {**values, written: together})
+    # the test above plays such plans in all orders of threads
+    emulator.run_plan(plan, {**values, written: together}, orders=("ascending",))
     prepared = prepared_by(problem, config, values["w"])
-    emulator.run_plan(Plan(plan.launches), {**values, written: apart, "prepared": prepared})
+    emulator.run_plan(Plan(plan.launches), {**values, written: apart, "prepared": prepared}, orders=("ascending",))
     np.testing.assert_array_equal(apart, together)
     assert np.isfinite(together).all()
 

@@ -175,7 +175,7 @@ def test_modules_are_made_where_asked(name: str) -> None:
     assert kind(3, 4, 3, device="meta").weight.is_meta
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_a_compiled_graph_has_no_break(dynamic: bool) -> None:
     net = Net(ours)
     compiled = torch.compile(net, fullgraph=True, backend="aot_eager", dynamic=dynamic)

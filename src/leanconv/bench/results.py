@@ -167,13 +167,17 @@ class Results:
 
     def peers(self, problem: str) -> dict[str, Row]:
         """The fastest row of each group of peers that has one."""
-        fastest = {group.name: self.peer(problem, group) for group in GROUPS}
+        rows = [row for row in self.of(problem) if right(row)]
+        fastest = {group.name: self._fastest_of(group, problem, rows) for group in GROUPS}
         return {name: row for name, row in fastest.items() if row}
 
     def peer(self, problem: str, group: Group) -> Row | None:
         """The fastest row of a group of peers that passes."""
+        return self._fastest_of(group, problem, [row for row in self.of(problem) if right(row)])
+
+    def _fastest_of(self, group: Group, problem: str, rows: list[Row]) -> Row | None:
         layout = self.problems[problem].get("layout")
-        return _fastest(row for row in self.of(problem) if right(row) and group.holds(row, layout))
+        return _fastest(row for row in rows if group.holds(row, layout))
 
     def groups(self) -> list[str]:
         """Names of the groups that have a row, in the order of GROUPS."""
@@ -182,9 +186,9 @@ class Results:
 
     def ratios(self, group: str, algorithms: Collection[str] | None = None) -> list[float]:
         """How many times faster leanconv, or the best of ``algorithms``, is than a group, where both ran."""
-        ratios = []
+        peers, ratios = next(each for each in GROUPS if each.name == group), []
         for problem in self.problems:
-            own, peer = self.own(problem, algorithms), self.peers(problem).get(group)
+            own, peer = self.own(problem, algorithms), self.peer(problem, peers)
             if own and peer:
                 ratios.append(peer.us / own.us)
         return ratios
