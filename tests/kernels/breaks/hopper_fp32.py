@@ -108,7 +108,7 @@ BREAKS = (
     weight("dy is free before its largest has been found", "copy_operands",
            "{{=> for (int i = 0; i < Tuning::n_tiles; ++i) if (thread % 32 == 0) "
            "mbarrier_arrive(rings.dy_empty((_1.stage + i) % Tuning::dy_stages));}} "
-           "find_codes(...); for (... {{, _1.advance()}}) {{if (...) ...; => _1.advance();}}",
+           "find_codes(...); for (... {{, _1.advance()}}) {{mbarrier_arrive_warp(...); => _1.advance();}}",
            RULE | RACE, "many-pixels-nhwc", split=1),
     weight("boxes of x are not swizzled", "WeightFragments::read", "(_ / 4 {{^ _}}) * 16", WRONG, "same-nhwc"),
     weight("rows of dy lie in other places", "SplitRows::load", "{{(}} _ % 2 * 4 + _ {{) ^ _}}", WRONG, "same-nhwc"),

@@ -58,7 +58,7 @@ BREAKS = (
     nhwc("two rows of outputs see the same filter rows", "OwnFilters::stage", "^ {{static_cast<int>(_) => 0}}",
          WRONG | RULE | RACE, "two-segments", output_rows=2),
     nhwc("filters are released before the second row of outputs has used them", "multiply_stage",
-         "if ({{(!_ || _ > 0) &&}} _ == 0)", WRONG | RULE | RACE, "two-rows", output_rows=2),
+         "{{if (!_ || _ > 0)}} mbarrier_arrive_warp", WRONG | RULE | RACE, "two-rows", output_rows=2),
     nhwc("filters of a row are not waited for", "multiply_stage",
          "if (!_ {{|| _ == 0}}) mbarrier_wait_parity", WRONG | RULE | RACE, "two-rows", output_rows=2),
     nhwc("segments come before rows of pixels", "TensorFilters::read_order", "? _ {{% _ * _ + _ / _}} :",
