@@ -75,6 +75,16 @@ def test_every_time_is_kept_and_a_new_candidate_is_timed_alone(stage: Stage, tmp
     assert choose(LAYER, stage.target, limit=0).us is None, "another limit is another choice"
 
 
+def test_a_strategy_is_timed_under_its_own_name(stage: Stage, tmp_path: Path) -> None:
+    """Strategies of one algorithm share its name: a candidate is found again by the name of its kernel's files."""
+    layer = replace(LAYER, c=256, h=14, w=14, k=256, groups=256, layout="NHWC")
+    tried = [each.algorithm for each in stage.candidates(layer)]
+    assert any(each.stem != each.name for each in tried)
+    done = stage.search(tmp_path).run([layer])
+    assert done.timed == len(tried) and done.problems[0].model_us == 300
+    assert stage.search(tmp_path).run([layer]).timed == 0
+
+
 def test_a_loser_is_stopped_early(stage: Stage, tmp_path: Path) -> None:
     plan = stage.plan(stage.candidates()[3])
     stage.times = lambda given: 3000.0 if given == plan else 300.0

@@ -194,4 +194,4 @@ def constants_of(candidate: Candidate) -> dict[str, Any]:
 
 def key_of(candidate: Candidate) -> tuple[Any, ...]:
     """As `Timed.key`."""
-    return candidate.algorithm.name, *sorted(constants_of(candidate).items())
+    return candidate.algorithm.stem, *sorted(constants_of(candidate).items())
