@@ -59,6 +59,8 @@ _deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
 _always_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
 _cudnn: Callable[[], bool] = torch._C._get_cudnn_enabled
 _convolution: Callable[..., Any] = torch._convolution
+_cudnn_convolution: Callable[..., Any] = torch.cudnn_convolution
+_backend: Callable[..., Any] = torch._C._select_conv_backend
 #: what is called for each tensor that autograd saves; None where nothing is
 _saved_hooks: Callable[[bool], Any] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None
@@ -116,19 +118,20 @@ class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "autocast", "backward", "bias", "call", "given", "input", "key", "kind", "line", "options", "packed", "problem",
-        "shape", "strides", "tf32", "version", "weight", "weight_ref",
+        "backward", "bias", "call", "cudnn", "input", "key", "line", "options", "packed", "problem", "version", "weight",
+        "weight_ref",
     )  # fmt: skip
 
     def __init__(
         self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
     ) -> None:
         self.key = key
-        _, self.shape, self.strides, self.kind, self.given, self.tf32, self.autocast = key
         self.call, self.line, self.options = choice.call, choice.line, options
         self.weight_ref = weakref.ref(weight)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
+        #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
+        self.cudnn = None if self.call is not None or key[-1] is not None else _of_cudnn(input, weight, bias, options)
         #: kept filters, and what computes with them
         self.packed: tuple[PackedFilters, Callable[..., Any]] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
@@ -178,13 +181,9 @@ class Layers:
         for _, packed in dropped:
             packed.refresh()
 
-    def decide(
-        self, key: Any, function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...], dtype: Any
-    ) -> Layer | None:
-        """The layer of a call that has not been seen; None for one that the dispatcher decides.
-
-        ``dtype`` is the type of autocast, None where it is off.
-        """
+    def decide(self, key: tuple[Any, ...], function: Function, input: Any, weight: Any, bias: Any) -> Layer | None:
+        """The layer of a call that has not been seen; None for one that the dispatcher decides."""
+        *_, options, _, dtype = key
         patch = self._patch()
         given = function.given(input, weight, bias, *options)
         if given is None or patch is None or dtype not in _TYPES:
@@ -210,7 +209,7 @@ class Layers:
         self._is_latest(layer)
         return layer
 
-    def seen(self, key: Any, weight: Any) -> Layer | None:
+    def seen(self, key: tuple[Any, ...], weight: Any) -> Layer | None:
         """The layer of a call that has been decided."""
         layer = self.known.get(key) or self.known.recall(key)
         if layer is None or layer.weight_ref() is not weight:
@@ -315,6 +314,15 @@ class Layers:
         layer.packed = packed, function.ready(call)
 
 
+def _of_cudnn(x: Any, w: Any, bias: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Padding, stride, dilation and groups, if all that PyTorch's convolution does is to call cuDNN's."""
+    stride, padding, dilation, transposed, output_padding, groups = given
+    if bias is not None or transposed or x.dim() != 4 or x.dtype is not w.dtype:
+        return None
+    backend = _backend(x, w, None, stride, padding, dilation, transposed, output_padding, groups, None)
+    return (padding, stride, dilation, groups) if backend == torch._C._ConvBackend.Cudnn else None
+
+
 def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
     return left_to_pytorch(x, w, bias, given, tf32)
 
@@ -384,27 +392,18 @@ def _replacement(function: Function) -> Callable[..., Any]:
             return original(input, weight, bias, *options, **named)
         try:
             layers = active[-1].layers
-            tf32 = tf32_allowed()
             dtype = autocast_dtype() if _any_autocast() else None
-            shape, strides, kind = input.shape, input.stride(), input.dtype
-            layer = layers.latest.get(id(weight))
+            at = id(weight)
+            tf32 = tf32_allowed()
+            key = at, input.shape, input.stride(), input.dtype, options, tf32, dtype
+            layer = layers.latest.get(at)
             # a layer is most often called as before: then no key is hashed
-            if (
-                layer is None
-                or layer.weight_ref() is not weight
-                or layer.shape != shape
-                or layer.strides != strides
-                or layer.kind is not kind
-                or layer.given != options
-                or layer.tf32 is not tf32
-                or layer.autocast is not dtype
-            ):
-                key = id(weight), shape, strides, kind, options, tf32, dtype
+            if layer is None or layer.key != key or layer.weight_ref() is not weight:
                 layer = layers.seen(key, weight)
         except (TypeError, RuntimeError, AttributeError, IndexError):
             return original(input, weight, bias, *options)
         if layer is None:
-            layer = layers.decide(key, function, input, weight, bias, options, dtype)
+            layer = layers.decide(key, function, input, weight, bias)
             if layer is None:
                 return original(input, weight, bias, *options)
         if _grad_enabled() and (
@@ -416,6 +415,9 @@ def _replacement(function: Function) -> Callable[..., Any]:
             return layers.record(layer, input, weight, bias, dtype, tf32)
         if layer.call is None:
             layer.line.calls += 1
+            if layer.cudnn is not None and bias is None and _cudnn():
+                deterministic = _deterministic() or _always_deterministic()
+                return _cudnn_convolution(input, weight, *layer.cudnn, _benchmark(), deterministic, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
         x = input if dtype is None or input.dtype is dtype else input.to(dtype)
         if not layer.fits(x, bias):
