@@ -134,7 +134,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     const bool vector = Shape::vector_stores && reinterpret_cast<unsigned long long>(dx) % (4 * item<Problem>) == 0;
     const int total = min(Tuning::rows, Problem::row_groups - band * Tuning::rows) + span;
 
-    const auto load = [&](float(&to)[Shape::window], int t, int m) {
+    const auto load = [&](WindowPixels<Shape, T>& to, int t, int m) {
         const int p = first_p + t;
         const bool inside = static_cast<unsigned>(p) < static_cast<unsigned>(Problem::p);
         load_window<Shape>(to, grad + m * apart + static_cast<int64>(p) * dy_row, column, inside);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
     for (int t = 1; t < ahead; ++t) prefetch(t);
     const float b = Problem::bias ? to_float(bias[c]) : 0.0f;
     float sum[live][stride][columns] = {};
-    float window[Shape::window], next[Shape::window];
+    WindowPixels<Shape, T> window, next;
     load(window, 0, 0);
     // Row t of dy completes its own group of rows of dx and reaches `span` groups below. `slot`: the place of the group in
     // the ring; without a ring it is always the first.
@@ -177,9 +177,7 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
                     for (int e = 0; e < columns; ++e)
                         if (Shape::overlaps(e, s)) to[e] = fmaf(filter[r * Problem::s + s], window[Shape::pixel_of(e, s)], to[e]);
             }
-#pragma unroll
-            for (int i = 0; i < Shape::window; ++i)
-                if (Shape::read(i)) window[i] = next[i];
+            window = next;
         }
 #pragma unroll
         for (int o = 0; o < stride; ++o) {

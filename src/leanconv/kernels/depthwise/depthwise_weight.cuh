@@ -24,25 +24,36 @@
 
 namespace leanconv {
 
+// A strip of a row of dy as a window of itself, whose vectors begin with it.
+template <class Problem, class Window>
+struct DepthwiseStrip {
+    static constexpr int window = Window::columns, lead = 0;
+    static constexpr bool vectors = Window::vector_stores;
+};
+
 // A strip of a row of dy that begins at `row`, from column `first_q` on; zeros past the row's end, and everywhere unless
 // the row `exists`.
-template <class Problem, class Window>
-__device__ __forceinline__ void load_strip(float (&strip)[Window::columns], const typename Problem::element* row,
-                                           int first_q, bool exists) {
-    if constexpr (Window::vector_stores) {
+template <class Problem, class Strip, class T>
+__device__ __forceinline__ void load_strip(WindowPixels<Strip, T>& strip, const T* row, int first_q, bool exists) {
+    if constexpr (Strip::vectors) {
 #pragma unroll
-        for (int q = 0; q < Window::columns; q += 4) {
-            float four[4] = {};
-            if (exists && first_q + q < Problem::q) load_adjacent(four, row + first_q + q);
+        for (int q = 0; q < Strip::window; q += 4) {
+            const bool inside = exists && first_q + q < Problem::q;
+            if constexpr (sizeof(T) == 2) {
+                strip.fours[q / 4].load(row + first_q + q, inside);
+            } else {
+                float four[4] = {};
+                if (inside) load_adjacent(four, row + first_q + q);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) strip[q + i] = four[i];
+                for (int i = 0; i < 4; ++i) strip.pixels[q + i] = four[i];
+            }
         }
     } else {
         constexpr int pixel = Problem::nhwc ? Problem::k : 1;
 #pragma unroll
-        for (int q = 0; q < Window::columns; ++q) {
-            const bool inside = Problem::q % Window::columns == 0 || first_q + q < Problem::q;
-            strip[q] = exists && inside ? to_float(row[(first_q + q) * pixel]) : 0.0f;
+        for (int q = 0; q < Strip::window; ++q) {
+            const bool inside = Problem::q % Strip::window == 0 || first_q + q < Problem::q;
+            strip.pixels[q] = exists && inside ? row[(first_q + q) * pixel] : T{};
         }
     }
 }
@@ -62,6 +73,7 @@ __device__ __forceinline__ void walk_strips(float* totals, const typename Proble
     constexpr int unrolled = Problem::unrolled, windows = 2, ahead = Problem::nhwc ? 0 : 3;
     constexpr int promoted = 16;  // rows of dy after which sums are promoted
     static_assert(promoted % unrolled == 0, "iterations end where sums are promoted");
+    constexpr bool late = sizeof(T) == 2;  // a row of dy becomes floats when it is used, as pixels do
     constexpr int x_row = Problem::w * Window::pixel;
     constexpr int dy_pixel = Problem::nhwc ? Problem::k : 1, dy_row = Problem::q * dy_pixel;
     const int c = k / Problem::group_k;
@@ -106,31 +118,39 @@ __device__ __forceinline__ void walk_strips(float* totals, const typename Proble
 
         // Rows of dy that those of x in one iteration overlap; above the band and below it they are zeros.
         float passed[span + unrolled][columns] = {};
-        float window[windows][Window::window];
+        WindowPixels<Window, T> window[windows];
 #pragma unroll
-        for (int i = 0; i < windows - 1; ++i) load_window<Window>(window[i], row_of_x(i), column, inside(i));
+        for (int i = 0; i < windows - 1; ++i) load_window(window[i], row_of_x(i), column, inside(i));
         const auto step = [&](int t, int slot) {
             prefetch(t + ahead);
             // used last, with the first row of taps
-            load_strip<Problem, Window>(passed[span + slot], grad + static_cast<int64>(t) * dy_row, first_q, t < rows);
+            WindowPixels<DepthwiseStrip<Problem, Window>, T> strip;
+            load_strip<Problem>(strip, grad + static_cast<int64>(t) * dy_row, first_q, t < rows);
+            const auto pass = [&] {
+#pragma unroll
+                for (int q = 0; q < columns; ++q) passed[span + slot][q] = strip[q];
+            };
+            if constexpr (!late) pass();
 #pragma unroll
             for (int j = 0; j < stride; ++j) {
                 const int at = t * stride + j, now = (slot * stride + j) % windows, next = at + windows - 1;
-                load_window<Window>(window[(now + windows - 1) % windows], row_of_x(next), column, inside(next));
+                load_window(window[(now + windows - 1) % windows], row_of_x(next), column, inside(next));
                 if (Problem::padded && !inside(at)) continue;
 #pragma unroll
                 for (int r = Problem::r - 1; r >= 0; --r) {
                     if (r * Problem::dilation_h % stride != j) continue;
-                    const float(&from)[columns] = passed[span + slot - r * Problem::dilation_h / stride];
+                    const int back = r * Problem::dilation_h / stride;
 #pragma unroll
                     for (int q = 0; q < columns; ++q)
 #pragma unroll
                         for (int s = 0; s < Problem::s; ++s) {
                             const float pixel = window[now][q * Problem::stride_w + s * Problem::dilation_w];
-                            sum[r * Problem::s + s] = fmaf(from[q], pixel, sum[r * Problem::s + s]);
+                            const float of_dy = late && back == 0 ? strip[q] : passed[span + slot - back][q];
+                            sum[r * Problem::s + s] = fmaf(of_dy, pixel, sum[r * Problem::s + s]);
                         }
                 }
             }
+            if constexpr (late) pass();
         };
 #pragma unroll 1
         for (int t = 0; t < steps; t += unrolled) {
@@ -139,17 +159,11 @@ __device__ __forceinline__ void walk_strips(float* totals, const typename Proble
                 if (t + slot < steps) step(t + slot, slot);
             // The window of the next row becomes the first.
             constexpr int moved = unrolled * stride % windows;
-            float old[windows][Window::window];
+            WindowPixels<Window, T> old[windows];
 #pragma unroll
-            for (int i = 0; i < windows; ++i)
+            for (int i = 0; i < windows; ++i) old[i] = window[i];
 #pragma unroll
-                for (int k = 0; k < Window::window; ++k)
-                    if (Window::read(k)) old[i][k] = window[i][k];
-#pragma unroll
-            for (int i = 0; i < windows; ++i)
-#pragma unroll
-                for (int k = 0; k < Window::window; ++k)
-                    if (Window::read(k)) window[i][k] = old[(i + moved) % windows][k];
+            for (int i = 0; i < windows; ++i) window[i] = old[(i + moved) % windows];
 #pragma unroll
             for (int i = 0; i < span; ++i)
 #pragma unroll

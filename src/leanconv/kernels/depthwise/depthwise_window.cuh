@@ -80,14 +80,14 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
         x + (Problem::nhwc ? n * Problem::h * row_step + c : (n * Problem::c + c) * Problem::h * row_step);
     // Input row `at` from the first that the band reads; zeros outside the image.
     const int first_i = first_p * Problem::stride_h - Problem::pad_top;
-    const auto load = [&](float(&to)[Shape::window], int at) {
+    const auto load = [&](WindowPixels<Shape, T>& to, int at) {
         const int i = first_i + at;
         const bool inside = exists && static_cast<unsigned>(i) < static_cast<unsigned>(Problem::h);
         load_window<Shape>(to, image + static_cast<int64>(i) * row_step, column, inside);
     };
     // The first rows are in flight while filters arrive: those of a few windows, or all that the band reads.
     constexpr int windows = Tuning::whole ? Shape::height : Shape::ahead + 1;
-    float window[windows][Shape::window];
+    WindowPixels<Shape, T> window[windows];
 #pragma unroll
     for (int i = 0; i < (Tuning::whole ? Shape::height : Shape::ahead); ++i)
         if (!Tuning::whole || Shape::read_row(i)) load(window[i], i);
@@ -194,15 +194,11 @@ __device__ __forceinline__ void depthwise_window(const typename Problem::element
             if (t + slot < total) step(t + slot, slot);
         // the window of the next row becomes the first, and so do the sums after the complete ones
         constexpr int moved = Shape::unrolled * Problem::stride_h % windows;
-        float old[windows][Shape::window];
+        WindowPixels<Shape, T> old[windows];
 #pragma unroll
-        for (int i = 0; i < windows; ++i)
+        for (int i = 0; i < windows; ++i) old[i] = window[i];
 #pragma unroll
-            for (int k = 0; k < Shape::window; ++k) old[i][k] = window[i][k];
-#pragma unroll
-        for (int i = 0; i < windows; ++i)
-#pragma unroll
-            for (int k = 0; k < Shape::window; ++k) window[i][k] = old[(i + moved) % windows][k];
+        for (int i = 0; i < windows; ++i) window[i] = old[(i + moved) % windows];
 #pragma unroll
         for (int i = 0; i < span + Shape::unrolled; ++i)
 #pragma unroll
