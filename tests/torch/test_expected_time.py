@@ -31,8 +31,9 @@ SUITES = (
 )  # fmt: skip
 
 
-def of_suites() -> Iterator[tuple[ConvProblem, str, float, float]]:
-    """Layer, engine of PyTorch, leanconv's time with the algorithm of ``auto``, and PyTorch's in the same layout."""
+def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
+    """Layer, limit of workspace, engine of PyTorch, leanconv's time with the algorithm of ``auto``, and PyTorch's in
+    the same layout."""
     for suite in SUITES:
         results = Results.read(RESULTS / f"{suite}.json")
         op = next((each for each in ("wgrad", "dgrad") if each in suite), "fprop")
@@ -44,29 +45,31 @@ def of_suites() -> Iterator[tuple[ConvProblem, str, float, float]]:
             us = ours[name].get(("leanconv", choose(problem, H200).algorithm.name))
             for (peer, _), peer_us in times.items():
                 if us is not None and peer.endswith(f"-{problem.layout.lower()}"):
-                    yield problem, peer.rsplit("-", 1)[0], us, peer_us
+                    yield problem, None, peer.rsplit("-", 1)[0], us, peer_us
 
 
-def of_networks() -> Iterator[tuple[ConvProblem, str, float, float]]:
-    """The same of the layers of torchvision's networks."""
-    for row in json.loads((RESULTS / "torchvision-layers.json").read_text())["rows"]:
-        for peer, peer_us in row["peers"].items():
-            if row["model_us"] is not None:
-                yield parse_problem(row["problem"]), peer, row["model_us"], peer_us
+def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
+    """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too."""
+    for name in ("torchvision-layers", "other-layers"):
+        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+            for peer, peer_us in row["peers"].items():
+                if row["model_us"] is not None and not peer.endswith("-unsearched"):
+                    yield parse_problem(row["problem"]), row["limit"], peer, row["model_us"], peer_us
 
 
 def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEANCONV_TUNING", "off")
     taken, winning = defaultdict(list), defaultdict(int)
-    for problem, peer, us, peer_us in (*of_suites(), *of_networks()):
+    for problem, limit, peer, us, peer_us in (*of_suites(), *of_networks()):
         tf32 = peer == "torch-tf32"
         assert peer == engine(problem, tf32)
-        choice = choose(problem, H200)
+        choice = choose(problem, H200, limit=limit)
         launch = 0 if cost.fitted(choice.algorithm, problem, H200).measured else LAUNCH
         mode = "16 bits" if problem.dtype != "float32" else peer
         winning[mode] += us < 0.95 * peer_us
         if (choice.cost + launch) / pytorch_cycles(problem, H200, tf32) < most_share(problem, tf32):
             taken[mode].append(us / peer_us)
+    print({m: (len(r), sum(x > 1.05 for x in r), winning[m]) for m, r in taken.items()})
     for mode, ratios in taken.items():
         assert sum(ratio > 1.05 for ratio in ratios) <= 0.02 * len(ratios), mode
     # of what would win by more than 5 %

@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
 from leanconv.torch import functions, patch, registration  # noqa: E402
+from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
+from leanconv.torch.functions import Decision  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -116,6 +118,32 @@ def test_gradients_of_what_is_left(left: HostDevice) -> None:
     with leanconv.torch.enable():
         for one, other in zip(gradients(), expected, strict=True):
             close(one.detach(), other.detach())
+
+
+@pytest.mark.parametrize(("us", "saved", "taken"), [(30, 20, False), (100, 30, True), (300, 1, True)])
+def test_a_recorded_gradient_must_be_worth_its_python(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, us: float, saved: float, taken: bool
+) -> None:
+    """By what all three operations save, or where PyTorch takes so long that the host waits anyway."""
+    decision = Decision("it", "", (us - saved) * CYCLES_PER_US, us * CYCLES_PER_US)
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
+
+    def gradients() -> Any:
+        return torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+
+    expected = gradients()
+    with leanconv.torch.enable(layer) as patched:
+        for one, other in zip(gradients(), expected, strict=True):
+            close(one, other)
+        assert bool(device.launches) is taken
+        if not taken:
+            assert [line.why for line in patched.report().left if line.calls] == [
+                "leanconv saves 60 µs, less than recording the gradient in Python takes"
+            ] * 3
+        with torch.no_grad():
+            close(layer(x), pytorch(x.detach(), layer.weight.detach(), layer.bias))
+    assert device.launches, "without a gradient it is taken"
 
 
 def test_changed_tensors_are_not_taken_for_those_before(device: HostDevice) -> None:
@@ -384,10 +412,10 @@ def test_gradients_are_recorded_without_a_kernel_for_all(
     """Layers of which nothing is taken keep autograd's own node, and no kernel of ours is there for all."""
     decide = patch.Patch.decide
 
-    def decided(self: Any, weight: Any, problem: Any, index: Any) -> tuple[str, str]:
-        name, why = decide(self, weight, problem, index)
+    def decided(self: Any, weight: Any, problem: Any, index: Any) -> Decision:
+        decision = decide(self, weight, problem, index)
         wanted = left not in ("both", "forward" if problem.op == "fprop" else "backward")
-        return name if wanted else "", why
+        return decision if wanted else Decision("", decision.why)
 
     monkeypatch.setattr(patch.Patch, "decide", decided)
     conv, x = torch.nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)

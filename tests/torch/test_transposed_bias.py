@@ -45,8 +45,10 @@ def layer(name: str, dtype: Any) -> tuple[str, Any, tuple[Any, ...], dict[str, A
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_pytorchs_own_on_the_cpu(name: str, dtype: Any) -> None:
-    function, _, given, options = layer(name, dtype)
-    assert torch.equal(getattr(ours, function)(*given, **options), getattr(F, function)(*given, **options))
+    """What PyTorch computes there; rounded once where PyTorch rounds twice, as in bfloat16 on some processors."""
+    function, nearest, given, options = layer(name, dtype)
+    got = getattr(ours, function)(*given, **options)
+    assert torch.equal(got, getattr(F, function)(*given, **options)) or torch.equal(got, nearest)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -30,8 +30,8 @@ from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import functions, registration
-from leanconv.torch.expected_time import LAUNCH, engine, most_share, pytorch_cycles
-from leanconv.torch.functions import Choice
+from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share, pytorch_cycles, worth_recording
+from leanconv.torch.functions import Choice, Decision
 from leanconv.torch.layers import (
     FUNCTION_OF,
     Operation,
@@ -141,26 +141,35 @@ class Patch:
                 self._choices.keep(key, choices)
         return choices[0]
 
-    def left_backward(self, x: Any, w: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None:
-        """The lines of the gradients that are wanted by ``mask`` and left to PyTorch; None if one of them is taken."""
-        options, lines = options_of(given, x.dim() - 2), []
-        what, never = f"{tuple(x.shape)} by {tuple(w.shape)}", why_never(x, w, options)
-        arrays = arrays_of(x)
-        for op, wanted in zip(operations(x, w, options)[1:], mask, strict=True):
-            name, why = "", never
-            if wanted and not never and arrays is not None:
+    def left_recorded(self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None:
+        """The lines of a layer and of the gradients that ``mask`` wants, if PyTorch computes all of them; else None.
+
+        It does where leanconv takes none, or saves less than it takes to record a gradient in Python.
+        """
+        options, arrays = options_of(given, x.dim() - 2), arrays_of(x)
+        never = why_never(x, w, options)
+        index = None if arrays is None else arrays.device(x)
+        decided: list[tuple[str, str, Decision]] = []
+        for op, wanted in zip(operations(x, w, options, bias is not None), (True, *mask), strict=True):
+            what, decision = f"{tuple(x.shape)} by {tuple(w.shape)}", Decision("", never)
+            if wanted and not never:
                 try:
                     problem = self.problem(op, options, x.dtype)
-                    (name, why), what = self.decide(weight, problem, arrays.device(x)), str(problem)
+                    what, decision = str(problem), self.decide(weight, problem, index)
                 except (ValueError, TypeError) as error:
-                    why = str(error)
-                except (CudaUnavailableError, CompileError):  # which `backward` tells
+                    decision = Decision("", str(error))
+                except (CudaUnavailableError, CompileError):  # which the call itself tells
                     return None
-            if name:
-                return None
             if wanted:
-                lines.append(self._leave(weight, op.when, what, why).line)
-        return tuple(lines)
+                decided.append((op.when, what, decision))
+        taken = [decision for *_, decision in decided if decision.name]
+        saved = sum(each.pytorch - each.ours for each in taken)
+        if taken and (self._batch_invariant or worth_recording(saved, sum(each.pytorch for *_, each in decided))):
+            return None
+        little = f"leanconv saves {saved / CYCLES_PER_US:.0f} µs, less than recording the gradient in Python takes"
+        return tuple(
+            self._leave(weight, at, what, little if each.name else each.why).line for at, what, each in decided
+        )
 
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any:
         """aten::convolution_backward."""
@@ -244,7 +253,7 @@ class Patch:
         index = arrays.device(first)
         try:
             problem = self.problem(op, options, first.dtype)
-            name, why = self.decide(weight, problem, index)
+            name, why, *_ = self.decide(weight, problem, index)
             if not name:
                 return self._leave(weight, op.when, str(problem), why)
             x, w = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
@@ -271,33 +280,38 @@ class Patch:
         bias_shape = (op.x_shape[1] if op.op == "dgrad" else op.w_shape[0],) if op.bias else None
         return layer_problem(requested, op.x_shape, op.w_shape, bias_shape, DTYPES[name].name, op.layout)
 
-    def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> tuple[str, str]:
-        """The algorithm that takes it, or nothing; and why. ``index`` is the GPU's number."""
+    def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> Decision:
+        """Which algorithm takes it, if any. ``index`` is the GPU's number."""
         why = self._why_not_wanted(weight, problem)
         if why or index is None or problem.is_empty:
-            return "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
+            return Decision(
+                "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
+            )
         try:
             loaded = bind.load(problem, index, "auto", workspace(problem))
         except NoAlgorithmError:
-            return "", "no algorithm can run it"
+            return Decision("", "no algorithm can run it")
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
         if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
-            return name, "batch_invariant=True: it is taken in every batch"
+            return Decision(name, "batch_invariant=True: it is taken in every batch")
         # as PyTorch runs now; or else at its best
         searched = {bool(torch.backends.cudnn.benchmark), True}
         times = [tables.peer_us(problem, loaded.device.target, engine(problem, tf32, way)) for way in sorted(searched)]
         measured = next((us for us in times if us is not None), None)
-        if measured is not None and loaded.choice.us is not None:
-            share = loaded.choice.us / measured
-            why = f"{name} took {share:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
-            return name if share < 1 else "", why
         target = loaded.device.target
-        launch = 0 if cost.fitted(loaded.choice.algorithm, problem, target).measured else LAUNCH
-        share = (loaded.choice.cost + launch) / pytorch_cycles(problem, target, tf32)
-        why = f"{name} is expected to take {share:.2f} of the time of PyTorch" + " in TF32" * tf32
-        if math.isinf(share):
-            why = f"nobody knows how long {name} takes"
-        return name if share < most_share(problem, tf32) else "", why
+        if measured is not None and loaded.choice.us is not None:
+            ours, pytorch, most = loaded.choice.us * CYCLES_PER_US, measured * CYCLES_PER_US, 1.0
+            why = (
+                f"{name} took {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+            )
+        else:
+            launch = 0 if cost.fitted(loaded.choice.algorithm, problem, target).measured else LAUNCH
+            ours, pytorch = loaded.choice.cost + launch, pytorch_cycles(problem, target, tf32)
+            why = f"{name} is expected to take {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32
+            if math.isinf(ours):
+                why = f"nobody knows how long {name} takes"
+            most = most_share(problem, tf32)
+        return Decision(name if ours / pytorch < most else "", why, ours, pytorch)
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)

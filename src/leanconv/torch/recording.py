@@ -151,7 +151,7 @@ class _Recorder(TorchDispatchMode):
                     self.patched.append(problem)
 
     def _belongs(self, w: Any, problem: ConvProblem) -> bool:
-        return bool(self._active.decide(w, problem, self._index)[0])
+        return bool(self._active.decide(w, problem, self._index).name)
 
     def _ours(self, name: str, x_shape: Any, w_shape: Any, first: Any, bias: Any, *options: Any) -> None:
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
