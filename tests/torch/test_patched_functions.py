@@ -120,7 +120,7 @@ def test_gradients_of_what_is_left(left: HostDevice) -> None:
             close(one.detach(), other.detach())
 
 
-@pytest.mark.parametrize(("us", "saved", "taken"), [(30, 20, False), (100, 30, True), (300, 1, True)])
+@pytest.mark.parametrize(("us", "saved", "taken"), [(90, 80, False), (100, 90, True), (300, 1, True)])
 def test_a_recorded_gradient_must_be_worth_its_python(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, us: float, saved: float, taken: bool
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_recorded_gradient_must_be_worth_its_python(
         assert bool(device.launches) is taken
         if not taken:
             assert [line.why for line in patched.report().left if line.calls] == [
-                "leanconv saves 60 µs, less than recording the gradient in Python takes"
+                "leanconv saves 240 µs, less than recording the gradient in Python takes"
             ] * 3
         with torch.no_grad():
             close(layer(x), pytorch(x.detach(), layer.weight.detach(), layer.bias))

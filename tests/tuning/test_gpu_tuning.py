@@ -55,5 +55,6 @@ def test_pytorch_is_timed_beside(folder: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
     done = leanconv.tune(PROBLEMS[:3], most=1, peers=True)
-    assert [set(each.peers) for each in done.problems] == [{"torch-fp32", "torch-tf32"}] * 3
+    peers = {f"torch-{kind}{way}" for kind in ("fp32", "tf32") for way in ("", "-unsearched")}
+    assert [set(each.peers) for each in done.problems] == [peers] * 3
     assert all(1 < us < 1e4 for each in done.problems for us in each.peers.values())

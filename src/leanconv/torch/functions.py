@@ -244,19 +244,20 @@ class Layers:
         """A call whose gradient is recorded."""
         patch = self._patch()
         mask = input.requires_grad, weight.requires_grad
-        x, w, added = input, weight, bias
-        if dtype is not None:
-            x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
-        if mask not in layer.backward:
-            given = x, w, added, layer.options, mask, weight
-            layer.backward[mask] = None if patch is None else patch.left_recorded(*given)
-        left = layer.backward[mask]
+        if mask in layer.backward:
+            left = layer.backward[mask]
+        elif patch is None:
+            left = None
+        else:
+            given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
+            left = layer.backward[mask] = patch.left_recorded(*given)
         # what is kept of the filters, for images of another kind, is dropped by the backward pass
-        keeps = self._packed and any((id(weight), each) in self._packed for each in _TYPES)
-        if left is not None and not keeps:
+        if left is not None and not (self._packed and any((id(weight), each) in self._packed for each in _TYPES)):
             for line in left:
                 line.calls += 1
-            return left_to_pytorch(x, w, added, layer.options, tf32)
+            # which casts as PyTorch's own
+            return left_to_pytorch(input, weight, bias, layer.options, tf32)
+        x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
         call = layer.call
         if call is None or patch is None:
             layer.line.calls += 1

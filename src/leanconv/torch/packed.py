@@ -25,8 +25,8 @@ def signature(tensor: Any) -> tuple[Any, ...]:
 
 
 def lowered(tensor: Any, dtype: Any) -> Any:
-    """A tensor, or None, in the type of autocast."""
-    return tensor if tensor is None or tensor.dtype is dtype else tensor.to(dtype)
+    """A tensor, or None, in the type of autocast; as it is where that is None, autocast being off."""
+    return tensor if tensor is None or dtype is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
 class PackedFilters:
