@@ -216,24 +216,20 @@ def _settled_objects() -> Iterator[None]:
 
 
 def cases_of(
-    what: str | Sequence[Case],
-    layout: str | None,
-    precision: str | None,
-    dtype: str | None,
-    op: str | None = None,
+    what: str | Sequence[Case], layout: str | None, precision: str | None, dtype: str | None, op: str | None = None
 ) -> tuple[tuple[Case, ...], str, str | None, str | None]:
     """The cases; then suite, layout, and the precision where it is not the suite's own."""
+    in_words = isinstance(what, str) and ":" in what
+    for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype), ("op", op)):
+        if given is not None and in_words:
+            raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
+        if given is not None and not isinstance(what, str) and setting != "layout":
+            raise ValueError(f"{setting}={given!r} is for suites; given cases have their own")
     if not isinstance(what, str):
-        for setting, given in (("precision", precision), ("dtype", dtype), ("op", op)):
-            if given is not None:
-                raise ValueError(f"{setting}={given!r} is for suites; given cases have their own")
         return tuple(what), "cases", layout, None
-    if ":" in what:
+    if in_words:
         problem = parse_problem(what)
-        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype), ("op", op)):
-            if given is not None:
-                raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
-        own = problem.layout if problem.kind == "conv2d" else None
+        own = getattr(problem, "layout", None)
         if problem.kind == "conv2d" and problem.op == "dgrad" and problem.bias:
             raise ValueError(
                 f"{what}: a gradient of the input is measured without a bias, which peers do not add to it"
