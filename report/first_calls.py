@@ -51,13 +51,11 @@ print(json.dumps({"layers": len(layers), "kernels": kernels, "compiled": compile
 
 def _measured(network: str, way: str, folder: str) -> dict[str, Any]:
     environment = {**os.environ, **_COLD, "LEANCONV_CACHE_DIR": folder}
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, network, way], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", _MEASURE, network, way]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{network}, {way}: {done.stderr.strip()}")
-    row: dict[str, Any] = {"network": network, "way": way, **json.loads(done.stdout.splitlines()[-1])}
-    return row
+    return {"network": network, "way": way, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def measure(results: Path, revision: str | None = None) -> Path:

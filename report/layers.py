@@ -9,8 +9,10 @@ with its revision, until their layer is timed again.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
@@ -118,16 +120,12 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
 
     With ``others`` one candidate of each of `other_layers` is timed.
     """
-    import torch
-    import torchvision
-
     from leanconv.runtime import launch
     from leanconv.tuning.search import WrongResultError, tune
 
     begun = perf_counter()
     target = launch.open_device(0).target
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    about = machine.describe(True, None, versions, revision)
+    about = records.with_torch(revision)
     name, most = (OTHERS, 1) if others else (NAME, _MOST)
     path = results / machine.slug(about) / f"{name}.json"
     rows = {(row["problem"], row["limit"]): row for row in records.read(path).get("rows", ())}
@@ -143,12 +141,13 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
         if left is not None and left <= 0:
             break
         problems = [layer.problem for layer in group]
+        timed = partial(tune, problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
         try:
-            done = tune(problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
+            done = timed()
         except WrongResultError as error:
             # all other times are in the table: they are read there
             wrong.append(str(error))
-            done = tune(problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
+            done = timed()
         for each in done.problems:
             layer = next(layer for layer in group if layer.problem == each.problem)
             key = format_problem(layer.problem), layer.limit
@@ -196,12 +195,13 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 def section(record: dict[str, Any]) -> str:
     """The table of a machine, with the revisions of its rows."""
     rows = record["rows"]
-    revisions: dict[str, int] = {}
-    for row in rows:
-        known = (row["revision"] or "unknown")[:12]
-        words = EARLIER if row["revision"] == EARLIER else f"at revision {known} ({row['date'][:10]})"
-        revisions[words] = revisions.get(words, 0) + 1
-    of = ", ".join(f"{count} {words}" for words, count in revisions.items())
+    found = (
+        EARLIER
+        if row["revision"] == EARLIER
+        else f"at revision {(row['revision'] or 'unknown')[:12]} ({row['date'][:10]})"
+        for row in rows
+    )
+    of = ", ".join(f"{count} {words}" for words, count in Counter(found).items())
     strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
     said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {of}."
     if strict:

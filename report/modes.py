@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.options import Precision
 from report import records
-from report.networks import NETWORKS, _captured, _revisions, _rows
+from report.networks import NETWORKS, arithmetic, captured, revisions
 
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")
@@ -94,20 +92,6 @@ def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
     return {f"{who}_eager_us": statistics.median(each) for who, each in samples.items()}
 
 
-@contextmanager
-def arithmetic(mode: Mode) -> Iterator[None]:
-    """PyTorch's switches for a mode, with cuDNN's search; afterwards they are as they were."""
-    import torch
-
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, mode.tf32
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=mode.tf32):
-            yield
-    finally:
-        matmul.allow_tf32 = before
-
-
 def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
     """A network of random weights whose activations are normalised, and an input."""
     import torch
@@ -154,15 +138,14 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str,
     with torch.inference_mode():
         call = partial(model, x)
         call()
-        graphs = {}
-        graphs["torch"], y = _captured(call)
-        others = {"torch": _compiled_graph(model, x)} if compiled else {}
+        graph, y = captured(call)
+        graphs, others = {"torch": graph}, {"torch": _compiled_graph(model, x)} if compiled else {}
         with leanconv.torch.enable(model, precision=mode.precision) as taken:
             begin = time.perf_counter()
             leanconv.torch.warm_up(model, x, progress=False)
             waited = time.perf_counter() - begin
             us = eager(call, taken)
-            graphs["leanconv"], ours_y = _captured(call)
+            graphs["leanconv"], ours_y = captured(call)
             if compiled:
                 others["leanconv"] = _compiled_graph(model, x)
             report = taken.report()
@@ -184,7 +167,7 @@ def _compiled_graph(model: Any, x: Any) -> Any:
     torch._dynamo.reset()
     call = partial(torch.compile(model), x)
     call()
-    return _captured(call)[0]
+    return captured(call)[0]
 
 
 def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
@@ -206,12 +189,9 @@ def measure(
 ) -> Path:  # fmt: skip
     """Measure on this machine's GPU what the results file does not have of this revision; other rows stay."""
     import torch
-    import torchvision
 
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    about = machine.describe(True, None, versions, revision)
-    path = results / machine.slug(about) / "modes.json"
-    rows = _rows(records.read(path)) if path.is_file() else []
+    about = records.with_torch(revision)
+    path, rows = records.begun(results, "modes", about)
     begin = time.monotonic()
     for kind in passes:
         for key in modes:
@@ -223,12 +203,11 @@ def measure(
                 if seconds is not None and time.monotonic() - begin > seconds:
                     return path
                 mode = MODES[key]
-                with arithmetic(mode):
+                with arithmetic(mode.tf32):
                     model, x = network(name, mode, kind != "forward")
-                    if kind == "forward":
-                        found = measure_forward(model, x, mode, compiled)
-                    else:
-                        found = measure_step(model, x, mode)
+                    found = (
+                        measure_forward(model, x, mode, compiled) if kind == "forward" else measure_step(model, x, mode)
+                    )
                 row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
                 print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
                 del model, x
@@ -263,10 +242,9 @@ def _cell(row: dict[str, Any] | None, way: str) -> str:
 
 def section(record: dict[str, Any]) -> str:
     """The tables of a machine."""
-    rows = _rows(record)
-    origin = f"{record['machine']['gpu']}, {_revisions(rows)}"
+    rows = records.dated(record)
+    origin = f"{record['machine']['gpu']}, {revisions(rows)}"
     texts = [f"{origin}. PyTorch's time over leanconv's, and both in milliseconds."]
     for kind in dict.fromkeys(row["pass"] for row in rows):
-        texts.append(PASSES[kind])
-        texts.append(records.table(table(rows, kind)))
+        texts += [PASSES[kind], records.table(table(rows, kind))]
     return "\n\n".join(texts)

@@ -161,8 +161,7 @@ def validated(some: Sequence[Point]) -> dict[str, float]:
     fold: Callable[[Point], int] = lambda p: zlib.crc32(p.problem.encode()) % _FOLDS  # noqa: E731
     found: dict[str, float] = {}
     for i in range(_FOLDS):
-        others = fitted([point for point in some if fold(point) != i])
-        found |= losses([point for point in some if fold(point) == i], others)
+        found |= losses([p for p in some if fold(p) == i], fitted([p for p in some if fold(p) != i]))
     return found
 
 
@@ -202,8 +201,7 @@ def measure(results: Path) -> list[Path]:
     for path in sorted(results.glob(f"*/{TIMED}")):
         table = Table.read(path)
         target = TARGETS.get(str(table.gpu.get("name")))
-        some = points(table, target) if target else []
-        if not some:
+        if target is None or not (some := points(table, target)):
             continue
         found = fitted(some)
         rounded = {
@@ -218,7 +216,7 @@ def measure(results: Path) -> list[Path]:
             row = {"group": group, "times": len(logs), **rounded.get(group, usual)}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {
-            "machine": {"gpu": table.gpu["name"]},
+            "machine": {"gpu": target.model},
             "problems": len({point.problem for point in some}),
             "times": len(some),
             "of today's kernels": sum(point.current for point in some),
@@ -228,11 +226,8 @@ def measure(results: Path) -> list[Path]:
             "groups": groups,
             "beside": beside(table),
         }
-        fit = {"gpu": table.gpu["name"], "fits": rounded}
-        for file, content in (
-            (cost.file_of(str(table.gpu["name"])), fit),
-            (path.parent / "tuning.json", record),
-        ):
+        fit = {"gpu": target.model, "fits": rounded}
+        for file, content in ((cost.file_of(target.model), fit), (path.parent / "tuning.json", record)):
             write_text(file, json.dumps(content, indent=1) + "\n")
             written.append(file)
     cost.known.cache_clear()

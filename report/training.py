@@ -44,9 +44,8 @@ def table(rows: Sequence[Row]) -> Table:
     lines = []
     for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single(rows)):
         of = [row for row in single(rows) if (row["problem"], row["optimiser"]) == (problem, optimiser)]
-        ours, rounded, theirs, tf32 = (
-            best(of, engine) for engine in ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
-        )
+        engines = ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
+        ours, rounded, theirs, tf32 = (best(of, engine) for engine in engines)
         if ours is None or theirs is None:
             continue
         lines.append([
@@ -97,12 +96,16 @@ def several(rows: Sequence[Row]) -> Table:
             continue
         keys = ("engine", "optimiser", "seed")
         alone = [one for one in rows if one["gpus"] == 1 and all(one[key] == row[key] for key in keys)]
-        share = [one for one in alone if one["problem"] == of_batch(row["problem"], row["gpus"])]
+        # "vgg16-b1024-32" on two GPUs has the images of "vgg16-b512-32" on each
+        part = re.sub(r"-b(\d+)-", lambda match: f"-b{int(match[1]) // row['gpus']}-", row["problem"])  # noqa: B023
+        share = [one for one in alone if one["problem"] == part]
         whole = [one for one in alone if one["problem"] == row["problem"] and one["steps"] == row["steps"]]
         times = f"{row['gpus'] * share[0]['us'] / row['us']:.2f}" if share else "–"
         apart = "–"
         if whole and not row.get("own_statistics"):
-            apart = " / ".join(f"{100 * each:.2g} %" for each in apart_by(row["losses"], whole[0]["losses"]))
+            pairs = zip(row["losses"], whole[0]["losses"], strict=True)
+            curve = [abs(one - other) / other for one, other in pairs]
+            apart = f"{100 * max(curve[:4]):.2g} % / {100 * max(curve):.2g} %"
         statistics = "each GPU's own" if row.get("own_statistics") else "of all"
         pieces = f"{row.get('bucket_mb', 25):g} MB"
         about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics, pieces]
@@ -110,12 +113,6 @@ def several(rows: Sequence[Row]) -> Table:
         lines.append([*about, f"{row['us'] / 1000:.1f}", one, times, apart])
     about = ["network", "engine", "optimiser", "GPUs", "statistics", "pieces"]
     return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
-
-
-def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Relative differences of two curves: the largest of the first four steps, and of all."""
-    each = [abs(one - other) / other for one, other in zip(losses, others, strict=True)]
-    return max(each[:4]), max(each)
 
 
 def shares(rows: Sequence[Row]) -> Table:
@@ -127,11 +124,6 @@ def shares(rows: Sequence[Row]) -> Table:
         each = [row["kernels"].get(sort, 0.0) / 1000 for sort in sorts]
         lines.append([row["problem"], row["engine"], *(f"{ms:.2f}" for ms in each), f"{sum(each):.1f}"])
     return ["network", "engine", *sorts, "sum"], lines
-
-
-def of_batch(problem: str, parts: int) -> str:
-    """The name of a problem with a part of its images: "vgg16-b1024-32" is "vgg16-b512-32"."""
-    return re.sub(r"-b(\d+)-", lambda match: f"-b{int(match.group(1)) // parts}-", problem)
 
 
 def draw(record: Record, path: Path) -> None:
@@ -188,10 +180,8 @@ def section(record: Record) -> str:
     )
     texts = [f"{records.origin(record['machine'])}{others(record)}. {meaning}", records.table(table(rows)), seeds(rows)]
     if any("kernels" in row for row in rows):
-        texts += [
-            "Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:",
-            records.table(shares(rows)),
-        ]
+        texts.append("Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:")
+        texts.append(records.table(shares(rows)))
     return "\n\n".join(filter(None, texts))
 
 

@@ -27,9 +27,9 @@ from leanconv.kernels.winograd_matrices import kernels as winograd_kernels
 from leanconv.problem import ConvProblem
 from leanconv.runtime.files import write_text
 from report import numerics, records
-from report.data import KINDS, ONE_WAY, draw
 from research import rounding
 from research.bounds import absolute_bound, absolute_error
+from research.data import KINDS, ONE_WAY, draw
 
 #: Widths of filters that are cut into column blocks, and the width of a block.
 WIDE = ((9, 3), (8, 4), (31, 4), (9, 5))

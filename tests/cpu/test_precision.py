@@ -16,8 +16,8 @@ from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.kernels.winograd_matrices import WIDTHS, Matrices, matrices
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
-from report.data import DECADES, KINDS, draw
 from research import bounds
+from research.data import DECADES, KINDS, draw
 from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
 from tests.variants import VARIANTS

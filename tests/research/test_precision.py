@@ -12,10 +12,10 @@ import pytest
 
 from leanconv.kernels.simt import winograd2d
 from leanconv.kernels.winograd_matrices import WIDTHS
-from report.data import KINDS, ONE_WAY, draw
 from research import pages, precision
 from research.__main__ import main
 from research.bounds import precision_bound
+from research.data import KINDS, ONE_WAY, draw
 from tests import emulator
 from tests.cases import TARGETS
 from tests.made_up import filled
