@@ -70,41 +70,39 @@ class Maker:
     files: Callable[[Path, str], Sequence[Path]] = named
 
 
-def captioned(results: Results, caption: str, table: Table) -> str:
-    """A table with what was measured and what it says."""
-    words = f"{records.origin(results.machine)}.", about_layouts(results), caption
-    return f"{' '.join(filter(None, words))}\n\n{records.table(table)}"
+def captioned(caption: str | Callable[..., str], table: Callable[..., Table]) -> Callable[..., str]:
+    """What makes a table of results with what was measured and what it says; settings go to the table."""
+
+    def make(results: Results, **settings: Sequence[str]) -> str:
+        said = caption if isinstance(caption, str) else caption(results, **settings)
+        words = f"{records.origin(results.machine)}.", about_layouts(results), said
+        return f"{' '.join(filter(None, words))}\n\n{records.table(table(results, **settings))}"
+
+    return make
 
 
-def _standings(results: Results, together: Sequence[str] = ()) -> str:
-    table = standings(results, [together] if together else [])
-    return captioned(results, f"× is the {STANDINGS_CELL}.", table)
-
-
-def _speeds(results: Results, algorithms: Sequence[str]) -> str:
-    caption = "Effective TFLOP/s, counted as direct convolution."
-    return captioned(results, caption, comparisons.speeds(results, algorithms))
-
-
-def _memory(results: Results, algorithms: Sequence[str]) -> str:
-    table = comparisons.memory(results, *algorithms)
-    return captioned(results, "Memory beside input, filters and output.", table)
-
-
-def _families(results: Results, algorithm: Sequence[str]) -> str:
+def _families(results: Results, **_: Sequence[str]) -> str:
     meanings = "; ".join(f"{group.name}: {group.says(results.layout)}" for group in families.PEERS)
-    caption = f"× is {families.RATIO_CELL}. {meanings}."
-    return captioned(results, caption, families.family_table(results, *algorithm))
+    return f"× is {families.RATIO_CELL}. {meanings}."
 
 
 def _engines(results: Results, algorithm: Sequence[str]) -> str:
-    caption = f"How many times faster {algorithm[0]} is: {families.RATIO_CELL}."
-    return captioned(results, caption, comparisons.engines(results, *algorithm))
+    return f"How many times faster {algorithm[0]} is: {families.RATIO_CELL}."
 
 
-def _targets(results: Results) -> str:
-    caption = "The time of the filters' transform is part of every figure."
-    return captioned(results, caption, families.goal_table(results))
+#: Tables by their name, each with the sentence that says what it has.
+TABLES: dict[str, Callable[..., str]] = {
+    "standings": captioned(
+        f"× is the {STANDINGS_CELL}.", lambda results, together=(): standings(results, [together] if together else [])
+    ),
+    "speeds": captioned("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
+    "memory": captioned(
+        "Memory beside input, filters and output.", lambda results, algorithms: comparisons.memory(results, *algorithms)
+    ),
+    "families": captioned(_families, lambda results, algorithm: families.family_table(results, *algorithm)),
+    "engines": captioned(_engines, lambda results, algorithm: comparisons.engines(results, *algorithm)),
+    "targets": captioned("The time of the filters' transform is part of every figure.", families.goal_table),
+}
 
 
 def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
@@ -121,12 +119,7 @@ def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
 
 
 MAKERS: dict[str, Maker] = {
-    "standings": Maker(_standings, read=on_a_gpu),
-    "speeds": Maker(_speeds, read=on_a_gpu),
-    "memory": Maker(_memory, read=on_a_gpu),
-    "families": Maker(_families, read=on_a_gpu),
-    "engines": Maker(_engines, read=on_a_gpu),
-    "targets": Maker(_targets, read=on_a_gpu),
+    **{name: Maker(make, read=on_a_gpu) for name, make in TABLES.items()},
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=on_a_gpu),
     "memory-figure": Maker(
         figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu
@@ -150,14 +143,9 @@ MAKERS: dict[str, Maker] = {
 
 
 def fill(
-    text: str,
-    page: Path,
-    results: Path,
-    pictures: Path,
-    draw: bool = True,
-    makers: Mapping[str, Maker] = MAKERS,
+    text: str, page: Path, results: Path, pictures: Path, draw: bool = True, makers: Mapping[str, Maker] = MAKERS,
     mark: str = "made",
-) -> str:
+) -> str:  # fmt: skip
     """``text`` of the document ``page`` with its blocks made anew from the files below ``results``.
 
     Without ``draw`` figures are named and not drawn. Raises ValueError for a block that is not understood.

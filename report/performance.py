@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -33,14 +33,9 @@ def section(path: Path) -> str:
 
 def files(results: Path, _: str = "") -> list[Path]:
     """The results files of whole suites: machine by machine in the order of the suites."""
-    levels = ["", *(f"-{precision}" for precision in PRECISIONS)]
-    elements = ["", *(f"-{dtype}" for dtype in GPU_LAYERS)]
-    operations = ["", *(f"-{op}" for op in get_args(Op))]
-    layouts = ["", *(f"-{layout.lower()}" for layout in LAYOUTS)]
-    order = {
-        "".join((suite, *parts)): number
-        for number, suite in enumerate(suite_names())
-        for parts in product(layouts, levels, elements, operations)
-    }
-    found = [path for path in results.glob("*/*.json") if path.stem in order]
-    return sorted(found, key=lambda path: (path.parent.name, order[path.stem], path.name))
+    suites = suite_names()
+    settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
+    named = re.compile(f"({'|'.join(suites)})" + "".join(f"(-({'|'.join(words)}))?" for words in settings))
+    found = ((named.fullmatch(path.stem), path) for path in results.glob("*/*.json"))
+    ordered = sorted((path.parent.name, suites.index(match[1]), path.name, path) for match, path in found if match)
+    return [path for *_, path in ordered]
