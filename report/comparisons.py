@@ -29,14 +29,8 @@ def speeds(results: Results, algorithms: Sequence[str]) -> Table:
         peers = results.peers(problem)
         rows = [results.own(problem, [name]) for name in names]
         errors = [row.error for row in rows if row and row.error is not None]
-        lines.append(
-            [
-                problem,
-                *(quantity(row.tflops) if row else "–" for row in rows),
-                *(quantity(peers[name].tflops) if name in peers else "–" for name in groups),
-                f"{max(errors):.1e}" if errors else "–",
-            ]
-        )
+        figures = (quantity(row.tflops) if row else "–" for row in (*rows, *map(peers.get, groups)))
+        lines.append([problem, *figures, f"{max(errors):.1e}" if errors else "–"])
     return ["problem", *names, *(SPEED_PEERS[name] for name in groups), "our largest error"], lines
 
 
@@ -98,9 +92,8 @@ def engines(results: Results, algorithm: str) -> Table:
     groups = {name: names for name, names in families(results).items() if name != "all"}
     wide = {name: names for name, names in groups.items() if any(other.startswith(f"{name}(") for other in groups)}
     groups = (wide or groups) | {"all": list(results.problems)}
-    names_of_engines = dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-")))
     lines = []
-    for engine in names_of_engines:
+    for engine in dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-"))):
         rows = [row for row in results.rows if row.engine == engine]
         group = Group(engine, "", engine)
         cells = [spread(ratios(results, names, algorithm, group), len(names)) for names in groups.values()]

@@ -110,14 +110,12 @@ def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
 
 
 def every() -> Iterator[tuple[str, ConvProblem]]:
-    """All layers in both layouts, with their groups."""
     for layout in LAYOUTS:
         for group, problems in layers(layout).items():
             yield from ((group, problem) for problem in problems)
 
 
 def row(group: str, problem: ConvProblem) -> dict[str, Any]:
-    """What is measured of a layer in one round."""
     us = {name: round(each, 1) for name, each in alternating(_calls(problem)).items()}
     about = {"group": group, "layout": problem.layout, "problem": format_problem(problem)}
     return {**about, "chosen": choose(problem, None).algorithm.name, "us": us}
@@ -172,7 +170,6 @@ def table(record: dict[str, Any]) -> Table:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine, and how many choices are good."""
     about = record["machine"]
     found = [excess(each) for each in record["rows"]]
     good = sum(each <= 1.1 for each in found)

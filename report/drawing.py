@@ -23,7 +23,6 @@ def panels(rows: int, columns: int, inches: tuple[float, float], **how: Any) -> 
 
 
 def refuse_empty(series: Any) -> None:
-    """Raise ValueError where there is nothing to draw."""
     if not series:
         raise ValueError("there is nothing to draw: the results hold no row that belongs into this figure")
 
@@ -40,7 +39,6 @@ def tidy(axis: Any, title: str = "", grid: str = "y", hidden: Iterable[str] = ("
 
 
 def finish(figure: Any, path: Path, title: str) -> None:
-    """Write the figure with its title."""
     figure.suptitle(title, fontsize=9.5, x=0.01, ha="left", color=INK)
     save(figure, path, 160)
 

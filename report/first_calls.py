@@ -70,7 +70,6 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Seconds by network and way."""
     lines = []
     for network in dict.fromkeys(row["network"] for row in rows):
         ways = {row["way"]: row for row in rows if row["network"] == network}
@@ -81,7 +80,6 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine, with what the columns mean."""
     ways = "; ".join(f"{way}: {meaning}" for way, meaning in WAYS.items())
     origin = f"{records.origin(record['machine'])}, {record['machine']['cores']} cores."
     return f"{origin} {ways}.\n\n{records.table(table(record['rows']))}"

@@ -241,7 +241,6 @@ def _cell(row: dict[str, Any] | None, way: str) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The tables of a machine."""
     rows = records.dated(record)
     origin = f"{record['machine']['gpu']}, {revisions(rows)}"
     texts = [f"{origin}. PyTorch's time over leanconv's, and both in milliseconds."]

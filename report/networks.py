@@ -188,7 +188,6 @@ def revisions(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine."""
     rows = records.dated(record)
     meaning = (
         "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "

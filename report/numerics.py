@@ -107,7 +107,6 @@ def _at_own_level(problem: Problem, algorithm: Algorithm) -> Problem:
 
 
 def _target() -> Target:
-    """This machine's GPU."""
     return launch.open_device(0).target
 
 
@@ -280,7 +279,6 @@ def kernel_table(entries: Sequence[Entry]) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """What docs/numerics.md says of a machine."""
     entries = [Entry(**entry) for entry in record["entries"]]
     parts = [
         f"## Measured on {record['machine']}",

@@ -45,7 +45,6 @@ from report import (
 
 
 def named(results: Path, stem: str) -> list[Path]:
-    """The files of a name, of all machines."""
     return sorted(results.glob(f"*/{stem}.json"))
 
 

@@ -17,7 +17,6 @@ _VERSIONS = ("driver", "cuda", "nvrtc", "cudnn", "torch", "cupy", "numpy", "scip
 
 
 def section(path: Path) -> str:
-    """The tables of a results file."""
     results = Results.read(path)
     machine = results.machine
     versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if machine.get(name))

@@ -30,7 +30,6 @@ def begun(results: Path, name: str, about: Record) -> tuple[Path, list[Record]]:
 
 
 def dated(record: Record) -> list[Record]:
-    """The rows, each with its revision and date."""
     about = record["machine"]
     return [{"revision": about["git_revision"], "date": about["date"], **row} for row in record["rows"]]
 

@@ -10,8 +10,10 @@ import json
 import math
 import statistics
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +86,8 @@ def points(table: Table, target: Target) -> list[Point]:
             prepared = cost.preparing_cycles(algorithm, problem, plain)
             launch = cost.leaves_out_launch(algorithm, problem)
             found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
-    todays: dict[str, set[str]] = {}
-    for point in found:
-        if point.current:
-            todays.setdefault(point.group, set()).add(point.problem)
-    return [point for point in found if point.current or len(todays.get(point.group, ())) < _ENOUGH]
+    todays = Counter(group for group, _ in {(point.group, point.problem) for point in found if point.current})
+    return [point for point in found if point.current or todays[point.group] < _ENOUGH]
 
 
 def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[TimedAlgorithm, float, dict[str, str]]]:
@@ -108,10 +107,7 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[T
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
     """A fit for each group that has enough times, and one for others: all whose predictions leave out a launch are
     drawn to the median of what such a launch takes."""
-    groups: dict[str, list[Point]] = {}
-    for point in some:
-        groups.setdefault(point.group, []).append(point)
-    groups = {group: each for group, each in groups.items() if len(each) >= _LEAST}
+    groups = {group: each for group, each in _by("group", some).items() if len(each) >= _LEAST}
     found = {group: _fit(each, Fit()) for group, each in groups.items()}
     launches = [found[group].start for group, each in groups.items() if each[0].launch]
     if not launches:
@@ -141,13 +137,16 @@ def _fit(some: Sequence[Point], usual: Fit) -> Fit:
 
 def losses(some: Sequence[Point], fitted_to: Mapping[str, Fit]) -> dict[str, float]:
     """For each problem the time of the candidate with the least predicted time, over the least time."""
-    by_problem: dict[str, list[Point]] = {}
+    time = partial(expected, fitted_to=fitted_to)
+    of_each = _by("problem", some).items()
+    return {problem: min(each, key=time).measured / min(p.measured for p in each) for problem, each in of_each}
+
+
+def _by(field: str, some: Sequence[Point]) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
     for point in some:
-        by_problem.setdefault(point.problem, []).append(point)
-    time: Callable[[Point], float] = lambda p: expected(p, fitted_to)  # noqa: E731
-    return {
-        problem: min(each, key=time).measured / min(p.measured for p in each) for problem, each in by_problem.items()
-    }
+        found.setdefault(getattr(point, field), []).append(point)
+    return found
 
 
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
@@ -209,10 +208,9 @@ def measure(results: Path) -> list[Path]:
             for group, each in sorted(found.items())
         }
         groups: list[dict[str, Any]] = []
-        for group in sorted({point.group for point in some}):
-            logs = [math.log(p.measured / expected(p, found)) for p in some if p.group == group]
-            launch = any(point.launch for point in some if point.group == group)
-            usual = rounded.get(cost.OTHERS if launch else group, Fit()._asdict())
+        for group, each in sorted(_by("group", some).items()):
+            logs = [math.log(p.measured / expected(p, found)) for p in each]
+            usual = rounded.get(cost.OTHERS if each[0].launch else group, Fit()._asdict())
             row = {"group": group, "times": len(logs), **rounded.get(group, usual)}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {

@@ -59,7 +59,6 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def times(theirs: Row | None, ours: Row | None) -> str:
-    """How many times as fast as theirs ours is."""
     return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
@@ -169,7 +168,6 @@ def others(record: Record) -> str:
 
 
 def section(record: Record) -> str:
-    """The tables of the trainings on one GPU."""
     rows = record["rows"]
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
@@ -186,7 +184,6 @@ def section(record: Record) -> str:
 
 
 def processes(record: Record) -> str:
-    """The table of the trainings on several GPUs."""
     meaning = (
         "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
         "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "

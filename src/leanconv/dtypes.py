@@ -62,7 +62,6 @@ WEIGHTS = tuple(name for name in LAYERS if DTYPES[name].weights in (None, name))
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of an element."""
     return DTYPES[dtype].bytes
 
 

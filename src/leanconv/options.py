@@ -181,7 +181,6 @@ def _keep(store: _Known, value: object, result: object) -> None:
 
 
 def filter_options(border: Any = "reflect101", anchor: Any = None, device: Any = None) -> FilterOptions:
-    """The options of a call of `filter2d`."""
     if type(border) is not str or border not in BORDERS:
         border = border_name(border)
     if anchor is not None:
@@ -248,7 +247,6 @@ def single(name: str, value: object, least: int) -> int:
 
 
 def sizes(name: str, value: object) -> tuple[int, ...]:
-    """A shape, as ints."""
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name}={value!r} is no shape; give a tuple of integers")
     return tuple([each if type(each) is int and each >= 0 else integer(name, each, 0, math.inf) for each in value])
@@ -281,7 +279,6 @@ def _sides_1d(padding: object) -> tuple[int, int, int, int] | str:
 
 
 def padding_word(padding: str) -> str:
-    """``padding``, which must be ``"same"`` or ``"valid"``."""
     if padding not in ("same", "valid"):
         raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
     return str.__str__(padding)
@@ -304,7 +301,6 @@ def four_sides(
 
 
 def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
-    """The one among ``known`` that ``value`` is."""
     for item in known:
         if isinstance(value, type(item)) and value == item:
             return item
@@ -312,7 +308,6 @@ def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
 
 
 def yes_or_no(name: str, value: object) -> bool:
-    """``value``, which must be True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} is not True or False")
     return bool(value)

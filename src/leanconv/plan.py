@@ -173,12 +173,10 @@ class TensorMap:
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
         return len(self.shape)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
         return MAP_ELEMENTS[self.element]
 
     @property

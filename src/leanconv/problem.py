@@ -134,7 +134,6 @@ class ConvProblem:
             object.__setattr__(self, "padding", sides)
 
     def _check_words(self) -> None:
-        """Make them Python's own, or raise."""
         options.integer("groups", self.groups, 1)
         known: dict[str, tuple[Any, ...]] = {
             "precision": options.PRECISIONS, "layout": options.LAYOUTS, "op": options.OPS,
@@ -175,12 +174,10 @@ class ConvProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return item_bytes(self.dtype)
 
     @property
     def images(self) -> int:
-        """The batch."""
         return self.n
 
     @cached_property
@@ -314,12 +311,10 @@ class FilterProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return item_bytes(self.dtype)
 
     @property
     def images(self) -> int:
-        """The batch."""
         return self.batch
 
     @property
@@ -365,5 +360,4 @@ Problem = ConvProblem | FilterProblem
 
 
 def is_problem(value: object) -> bool:
-    """Whether ``value`` describes something to compute."""
     return isinstance(value, (ConvProblem, FilterProblem))

@@ -201,7 +201,6 @@ def _format_filter(problem: FilterProblem) -> str:
 
 
 def with_batch(problem: Problem, batch: int) -> Problem:
-    """The same problem on another number of images."""
     if problem.kind == "conv2d":
         return replace(problem, n=batch)
     return replace(problem, batch=batch)

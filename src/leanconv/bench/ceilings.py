@@ -30,7 +30,6 @@ class Ceilings:
         return max(self._arithmetic_us(problem, arithmetic), self._bytes_us(problem))
 
     def bound(self, problem: Problem, arithmetic: Arithmetic = "fp32") -> Arithmetic | Literal["copy"]:
-        """Which ceiling that is."""
         if self._bytes_us(problem) >= self._arithmetic_us(problem, arithmetic):
             return "copy"
         return arithmetic

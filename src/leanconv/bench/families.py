@@ -45,7 +45,6 @@ class Goal:
 
     @property
     def words(self) -> str:
-        """The goal, as a table says it."""
         names = ", ".join(title(pattern.rstrip("*-")) or "all" for pattern in self.only)
         rows = f", rows of {self.q} outputs and more" if self.q else ""
         kind = {

@@ -94,7 +94,6 @@ class Results:
 
     @property
     def own_failed(self) -> bool:
-        """Whether something of leanconv's own failed."""
         return any(entry["engine"].startswith("leanconv") for entry in self.failed)
 
     def write(self, path: Path) -> None:
@@ -148,7 +147,6 @@ class Results:
         )
 
     def of(self, problem: str) -> list[Row]:
-        """All rows of a problem."""
         return [row for row in self.rows if row.problem == problem]
 
     def own(self, problem: str, algorithms: Collection[str] | None = None) -> Row | None:

@@ -53,7 +53,6 @@ def _shipped() -> dict[str, Any]:
 
 
 def suite_names() -> tuple[str, ...]:
-    """Names of the suites that ship with the package."""
     return tuple(_shipped())
 
 

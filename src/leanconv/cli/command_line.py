@@ -16,7 +16,6 @@ FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
 def new_app(name: str, description: str) -> typer.Typer:
-    """An application without commands."""
     return typer.Typer(
         name=name,
         help=description,

@@ -42,5 +42,4 @@ Revision = Annotated[str | None, typer.Option("--revision", help="Git revision t
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    """The patterns that an option lists between commas."""
     return tuple(filter(None, text.split(",")))

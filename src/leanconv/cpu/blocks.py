@@ -33,12 +33,10 @@ class Block(NamedTuple):
 
     @property
     def images(self) -> int:
-        """Number of images."""
         return self.last - self.first
 
     @property
     def rows(self) -> int:
-        """Number of output rows of each image."""
         return self.bottom - self.top
 
     def of(self, problem: ConvProblem, array: np.ndarray) -> np.ndarray:
@@ -64,7 +62,6 @@ def keep_freed_memory() -> None:
 
 
 def most_pixels(pixel_bytes: int, budget: int) -> int:
-    """Output pixels of a block."""
     return max(LEAST_PIXELS, budget // max(1, pixel_bytes))
 
 

@@ -207,11 +207,7 @@ def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
 
 
 def sequential_error(
-    problem: ConvProblem,
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None = None,
-    most_products: int = 100_000_000,
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, most_products: int = 100_000_000
 ) -> float:
     """Relative error of ``sequential_float32`` on this data.
 

@@ -26,12 +26,7 @@ from leanconv.tuning import search
 
 
 def warm_up(
-    model: torch.nn.Module,
-    example: Any,
-    *,
-    backward: bool | None = None,
-    tune: bool = False,
-    progress: bool = True,
+    model: torch.nn.Module, example: Any, *, backward: bool | None = None, tune: bool = False, progress: bool = True
 ) -> PrecompileResult:
     """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
 

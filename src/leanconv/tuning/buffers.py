@@ -31,7 +31,6 @@ def terms_of(problem: Problem) -> int:
 
 
 def bytes_of(operand: Operand) -> int:
-    """Bytes of an operand."""
     return prod(operand.shape) * DTYPES[operand.dtype].bytes
 
 
@@ -107,7 +106,6 @@ class Buffers:
         return np.concatenate(parts)
 
     def free(self) -> None:
-        """Give the memory back."""
         while self._memory:
             self._device.free(self._memory.pop())
 

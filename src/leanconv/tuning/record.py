@@ -26,7 +26,6 @@ class Recording:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The problems that were recorded."""
         return tuple(dict.fromkeys(problem for problem, _, _ in self.met))
 
     def __call__(self, problem: Problem, index: int, algorithm: str, limit: int | None) -> None:
@@ -37,11 +36,7 @@ class Recording:
 
 @contextmanager
 def record_tuning(
-    path: Path | str | None = None,
-    *,
-    mode: str | None = None,
-    peers: bool | None = None,
-    progress: bool = True,
+    path: Path | str | None = None, *, mode: str | None = None, peers: bool | None = None, progress: bool = True
 ) -> Iterator[Recording]:
     """Record the problem of every call on a GPU in this block, and time afterwards those that no table has.
 

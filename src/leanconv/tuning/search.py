@@ -76,7 +76,6 @@ class TuningResult:
 
     @property
     def timed(self) -> int:
-        """Candidates that were timed."""
         return sum(each.timed for each in self.problems)
 
     def __str__(self) -> str:

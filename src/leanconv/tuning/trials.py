@@ -55,7 +55,6 @@ class Compiler:
         self._pool.shutdown(cancel_futures=True)
 
     def begin(self, plan: Plan) -> list[Future[list[Compiled]]]:
-        """Compile the launches of a plan."""
         found = []
         for each in plan.every_launch:
             key = source(each)

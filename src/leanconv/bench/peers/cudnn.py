@@ -115,7 +115,6 @@ class _Layer:
         _do(f"cudnnConvolution{named.function}", self.handle, byref(one), *arguments)
 
     def close(self) -> None:
-        """Give handle and descriptors back."""
         for kind, name in _DESCRIPTORS:
             _do(f"cudnnDestroy{kind}Descriptor", getattr(self, name))
         _do("cudnnDestroy", self.handle)

@@ -103,7 +103,6 @@ def choice_of(algorithm: GpuAlgorithm, problem: Problem) -> Choice:
 
 
 def plan_of(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
-    """What a call runs on the first GPU."""
     return choice_of(algorithm, problem).plan(problem, launch.open_device(0).target)
 
 
