@@ -210,7 +210,7 @@ def limit_of(value: object) -> int | None:
 # Rules on single arguments
 
 
-def integer(name: str, value: object, least: int, most: float = MOST) -> int:
+def integer(name: str, value: object, least: float, most: float = MOST) -> int:
     """``value`` as an int from ``least`` to ``most``; takes what is an integer by itself (NumPy's too), no floats."""
     try:
         index = operator.index(value)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from leanconv.dtypes import DtypeName
 from leanconv.images.borders import BorderName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.words import dense_filter
 
 #: Why gradients of filters refuse ``batch_invariant``.
 NO_IMAGES_BITS = (
@@ -252,11 +253,7 @@ def filter_problem(
     if min(kernel_shape) < 1:
         raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
     *leading, h, w = image_shape
-    batch = math.prod(leading)
-    return FilterProblem(
-        batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=options.anchor_of(anchor, kh, kw), border=border, dtype=dtype,
-        x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w, filters=filters,
-    )  # fmt: skip
+    return dense_filter(math.prod(leading), h, w, kh, kw, border, dtype, options.anchor_of(anchor, kh, kw), filters)
 
 
 def check_problem(problem: Problem) -> None:

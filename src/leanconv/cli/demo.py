@@ -149,7 +149,3 @@ def _print(out: Any, title: str, lines: Iterable[Measured]) -> None:
         )  # fmt: skip
         before = line.what
     out.print(table)
-
-
-if __name__ == "__main__":
-    sys.exit(0 if run() else 1)

@@ -17,7 +17,7 @@ from leanconv.images import filters
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import env, launch
-from leanconv.runtime.timing import Timing, time_cpu, time_gpu
+from leanconv.runtime.timing import time_cpu, time_gpu
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
     fan_in = problem.group_c * problem.r * problem.s
     w = random.standard_normal(problem.w_shape, np.float32) * np.float32((2 / fan_in) ** 0.5)
     bias = random.standard_normal(problem.k, np.float32) * np.float32(0.1)
-    answer, bound = oracle.conv2d(problem, x, w, bias), oracle.error_bound(problem, x, w, bias)
+    right = oracle.conv2d(problem, x, w, bias), oracle.error_bound(problem, x, w, bias)
     lines = []
     limit = env.workspace_limit()  # the calls below obey it too
     for where, device, target in _places(gpu):
@@ -58,10 +58,8 @@ def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool,
                 api.conv2d, x, w, bias, problem.stride, problem.padding, problem.dilation, problem.groups,
                 algorithm=algorithm.stem, activation=problem.activation, device=device,
             )  # fmt: skip
-            y = call()
-            us = _timed(call, problem, algorithm.stem, {"x": x, "w": w, "bias": bias}, y, budget_s, device).median_us
-            error, gflops = oracle.relative_error(y, answer), problem.flops / us * 1e-3
-            lines.append(Measured(what, algorithm.stem, where, algorithm is chosen, us, gflops, error, bound))
+            about = what, algorithm.stem, where, algorithm is chosen
+            lines.append(_measured(call, problem, {"x": x, "w": w, "bias": bias}, right, about, budget_s)[1])
     return lines
 
 
@@ -86,27 +84,33 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
     """The photograph through one filter: the result, and a line for each place where it ran."""
     kernel = filters.from_words(words)
     problem = dense_filter(len(photo), *photo.shape[1:], *kernel.shape)
-    answer, bound = oracle.filter2d(problem, photo, kernel), oracle.filter_error_bound(problem, photo, kernel)
+    right = oracle.filter2d(problem, photo, kernel), oracle.filter_error_bound(problem, photo, kernel)
     lines = []
     result = photo
+    what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
     for where, device, target in _places(gpu):
         call = partial(api.filter2d, photo, kernel, device=device)
-        result, chosen = call(), choose(problem, target).algorithm.name
-        us = _timed(call, problem, "auto", {"x": photo, "w": kernel}, result, budget_s, device).median_us
-        error = oracle.relative_error(result, answer)
-        what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
-        lines.append(Measured(what, chosen, where, True, us, problem.flops / us * 1e-3, error, bound))
+        about = what, choose(problem, target).algorithm.name, where, True
+        result, line = _measured(call, problem, {"x": photo, "w": kernel}, right, about, budget_s)
+        lines.append(line)
     return result, lines
 
 
-def _timed(
-    call: Callable[[], np.ndarray], problem: Problem, name: str, inputs: dict[str, np.ndarray], y: np.ndarray,
-    budget_s: float, device: str | None,
-) -> Timing:  # fmt: skip
-    """Time of a call on the CPU, or on the GPU, the arrays lying there already."""
-    if device is None:
-        return time_cpu(call, budget_s=budget_s, warm_up=False)
-    loaded = load(problem, 0, name)
-    values = {"bias": None, **inputs, "y": y.copy(), **dict.fromkeys(problem.scalars, 0)}
-    with launch.resident(loaded.device, loaded.plan, values) as on_gpu:
-        return time_gpu(on_gpu, cold=problem.kind == "filter2d", budget_s=budget_s)
+def _measured(
+    call: Callable[[], np.ndarray], problem: Problem, inputs: dict[str, np.ndarray], right: tuple[np.ndarray, float],
+    about: tuple[str, str, str, bool], budget_s: float,
+) -> tuple[np.ndarray, Measured]:  # fmt: skip
+    """The result of a call and its line, timed on the CPU, or on the GPU, the arrays lying there already.
+
+    ``right`` are the answer and the error that is allowed, ``about`` the first four fields of the line.
+    """
+    y, (_, name, where, _) = call(), about
+    if where == "CPU":
+        us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
+    else:
+        loaded = load(problem, 0, name)
+        values = {"bias": None, **inputs, "y": y.copy(), **dict.fromkeys(problem.scalars, 0)}
+        with launch.resident(loaded.device, loaded.plan, values) as on_gpu:
+            us = time_gpu(on_gpu, cold=problem.kind == "filter2d", budget_s=budget_s).median_us
+    answer, bound = right
+    return y, Measured(*about, us, problem.flops / us * 1e-3, oracle.relative_error(y, answer), bound)
