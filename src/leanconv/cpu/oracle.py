@@ -28,21 +28,7 @@ def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
 
     ``x`` and ``w`` are the two arrays that ``problem``'s operation reads, in its layout, and so is the float64 result.
     """
-    if problem.op == "dgrad":
-        return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k, bias)
-    if problem.op == "wgrad":
-        return _filter_gradient(problem, x, w)
-    x64, w64 = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, w, np.dtype(np.float64))
-    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for n in range(problem.n):
-            image = _padded(problem, x64[n])
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    tap = w64[:, :, r, s].reshape(problem.groups, problem.group_k, problem.group_c)
-                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    y[n] += (tap @ seen).reshape(y.shape[1:])
-        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+    return _summed(problem, x, w, bias, np.dtype(np.float64))
 
 
 def sequential_float32(
@@ -53,27 +39,44 @@ def sequential_float32(
     It is the yardstick of ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in the
     order k, r, s, that of the filters in the order n, p, q.
     """
-    if problem.op == "dgrad":
-        return _input_gradient(problem, x, w, np.dtype(np.float32), 1, bias)
+    return _summed(problem, x, w, bias, np.dtype(np.float32))
+
+
+def _summed(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    """The result in ``dtype``; in float32 by one channel, or filter, after the other."""
     if problem.op == "wgrad":
-        return _sequential_filter_gradient(problem, x, w)
-    x32, w32 = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, w, np.dtype(np.float32))
-    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
+        return _filter_gradient(problem, x, w, dtype)
+    summed = problem.group_k if problem.op == "dgrad" else problem.group_c
+    way = _input_gradient if problem.op == "dgrad" else _forward
+    return way(problem, x, w, bias, dtype, 1 if dtype == np.float32 else summed)
+
+
+def _forward(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, dtype: np.dtype, channels_at_once: int
+) -> np.ndarray:
+    x, w = _nchw(problem, x, dtype), _nchw(problem, w, dtype)
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
-            image = _padded(problem, x32[n])
-            for c in range(problem.group_c):
+            image = _padded(problem, x[n])
+            for c in range(0, problem.group_c, channels_at_once):
+                some = slice(c, c + channels_at_once)
                 for r in range(problem.r):
                     for s in range(problem.s):
-                        tap = w32[:, c, r, s].reshape(problem.groups, problem.group_k, 1, 1)
-                        y[n] += tap * _seen(problem, image[c :: problem.group_c], r, s)[:, None]
+                        tap = w[:, some, r, s].reshape(problem.groups, problem.group_k, -1)
+                        seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                        y[n] += (tap @ seen[:, some]).reshape(y.shape[1:])
         return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
 
 
 def _input_gradient(
-    problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int,
+    problem: ConvProblem,
+    grad: np.ndarray,
+    w: np.ndarray,
     bias: np.ndarray | None,
-) -> np.ndarray:  # fmt: skip
+    dtype: np.dtype,
+    filters_at_once: int,
+) -> np.ndarray:
     """What each output passes back to the pixels that its window covered, added up in place, some filters at a time."""
     grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
     grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
@@ -97,10 +100,13 @@ def _input_gradient(
     return _finish(problem, result, bias)
 
 
-def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """What all outputs pass back to each weight: for every tap a product of what it read and the outputs' gradients."""
-    x, grad = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, grad, np.dtype(np.float64))
-    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
+def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """What all outputs pass back to each weight: for every tap a product of what it read and the outputs' gradients.
+
+    In float32 each weight's sum is over images, rows and columns in this order, one product after the other.
+    """
+    x, grad = _nchw(problem, x, dtype), _nchw(problem, grad, dtype)
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
             image = _padded(problem, x[n])
@@ -108,22 +114,9 @@ def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> n
             for r in range(problem.r):
                 for s in range(problem.s):
                     seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    result[..., r, s] += passed @ seen.transpose(0, 2, 1)
-    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
-
-
-def _sequential_filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """Each weight's sum over images, rows and columns in this order, one product after the other."""
-    x, grad = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, grad, np.dtype(np.float32))
-    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for n in range(problem.n):
-            image = _padded(problem, x[n])
-            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    for k in range(problem.group_k):
+                    if dtype == np.float64:
+                        result[..., r, s] += passed @ seen.transpose(0, 2, 1)
+                    for k in range(problem.group_k) if dtype == np.float32 else ():
                         before = result[:, k, :, r, s, None]
                         products = passed[:, k, None] * seen
                         result[:, k, :, r, s] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
