@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -26,20 +27,17 @@ def pages(docs: Docs = DOCS, results: Records = RESULTS) -> None:
         print(page)
 
 
-@app.command()
-def numerics(results: Records = RESULTS, revision: options.Revision = None) -> None:
-    """Measure errors against float64 of every algorithm that this machine can run."""
-    from report.numerics import measure_machine
+def _simple(name: str, module: str, what: str) -> None:
+    """A command that measures, and needs no more than where the results go."""
 
-    print(measure_machine(results, revision))
+    @app.command(name, help=what)
+    def command(results: Records = RESULTS, revision: options.Revision = None) -> None:
+        print(import_module(f"report.{module}").measure(results, revision))
 
 
-@app.command("first-calls")
-def first_calls(results: Records = RESULTS, revision: options.Revision = None) -> None:
-    """Measure how long the first run of a network waits for its kernels, on this machine's GPU."""
-    from report.first_calls import measure
-
-    print(measure(results, revision))
+_simple("numerics", "numerics", "Measure errors against float64 of every algorithm that this machine can run.")
+_simple("first-calls", "first_calls", "Measure how long the first run of a network waits for its kernels, on this GPU.")
+_simple("cpu", "cpu", "Measure the CPU engine beside PyTorch on this machine, and whether the choice there is good.")
 
 
 @app.command()
@@ -85,14 +83,6 @@ def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tupl
     if unknown := sorted(set(given or ()) - set(names)):
         raise typer.BadParameter(f"no {what} is called {', '.join(unknown)}; there are {', '.join(names)}")
     return tuple(given or names)
-
-
-@app.command()
-def cpu(results: Records = RESULTS, revision: options.Revision = None) -> None:
-    """Measure the CPU engine's algorithms beside PyTorch on this machine, and whether the choice among them is good."""
-    from report.cpu import measure
-
-    print(measure(results, revision))
 
 
 @app.command()

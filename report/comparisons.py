@@ -57,15 +57,8 @@ def memory(results: Results, algorithm: str, fused: str) -> Table:
         mean = f"{100 * geometric_mean(small):.0f}% ({100 * max(small):.0f}%)"
         lines.append(["layers with 3×3 filters", "", "", "", mean, *[""] * len(groups)])
     for name in (fused, algorithm):
-        saved = [_saved(results, name, group) for group in groups]
-        lines.append([f"{name}, all memory, against", *[""] * 4, *(_less(value) for value in saved)])
+        lines.append([f"{name}, all memory, against", *[""] * 4, *(_saved(results, name, group) for group in groups)])
     return columns, lines
-
-
-def _less(share: float | None) -> str:
-    if share is None:
-        return "–"
-    return f"{100 * share:.0f}% less" if share >= 0 else f"{-100 * share:.0f}% more"
 
 
 def _share(row: Row | None, other: Row | None) -> float | None:
@@ -74,14 +67,15 @@ def _share(row: Row | None, other: Row | None) -> float | None:
     return row.workspace_bytes / other.workspace_bytes
 
 
-def _saved(results: Results, algorithm: str, group: str) -> float | None:
+def _saved(results: Results, algorithm: str, group: str) -> str:
     """By how much less memory than a group an algorithm takes, the tensors included, on average over the problems."""
     shares = []
     for problem, about in results.problems.items():
         row, peer = results.own(problem, [algorithm]), results.peers(problem).get(group)
         if row and peer and row.workspace_bytes is not None and peer.workspace_bytes is not None:
             shares.append((about["bytes"] + row.workspace_bytes) / (about["bytes"] + peer.workspace_bytes))
-    return 1 - sum(shares) / len(shares) if shares else None
+    saved = 1 - sum(shares) / len(shares) if shares else 0.0
+    return (f"{100 * saved:.0f}% less" if saved >= 0 else f"{-100 * saved:.0f}% more") if shares else "–"
 
 
 def engines(results: Results, algorithm: str) -> Table:

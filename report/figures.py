@@ -105,7 +105,8 @@ def speed(results: Results, path: Path) -> None:
     figure, axes = panels(len(rows), 1, (10.5, 2.7 * len(rows) + 1.3), sharey=True)
     for axis, names in zip(axes, rows, strict=True):
         heights = {label: [of[p].tflops if p in of else None for p in names] for label, of in series.items()}
-        hatched = {label: [_needs_workspace(of.get(p)) for p in names] for label, of in series.items()}
+        needed = {label: [of[p].workspace_bytes or 0 if p in of else 0 for p in names] for label, of in series.items()}
+        hatched = {label: [nbytes > TABLE_BYTES for nbytes in each] for label, each in needed.items()}
         bars(axis, names, heights, colours, hatched, named=[best_own(series, p) for p in names])
         ceiling = results.machine["ceilings"]["fp32_tflops"]
         axis.axhline(ceiling, zorder=1, **_DASHED)
@@ -116,10 +117,6 @@ def speed(results: Results, path: Path) -> None:
         )  # fmt: skip
     legend(axes[0], colours, hatch="needs a workspace")
     finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution"))
-
-
-def _needs_workspace(row: Row | None) -> bool:
-    return row is not None and (row.workspace_bytes or 0) > TABLE_BYTES
 
 
 def family_rows(results: Results, problems: Sequence[str]) -> dict[str, list[Row | None]]:

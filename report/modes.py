@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
         finally:
             registration.add(patch)
         call()
-    return {f"{who}_eager_us": statistics.median(each) for who, each in samples.items()}
+    return {f"{who}_eager_us": round(statistics.median(each), 1) for who, each in samples.items()}
 
 
 def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
@@ -152,13 +153,12 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str,
         for name, of in (("graph", graphs), ("compile", others)):
             if of:
                 for who, spent in in_turn({who: graph.replay for who, graph in of.items()}).items():
-                    us[f"{who}_{name}_us"] = spent
+                    us[f"{who}_{name}_us"] = round(spent, 1)
         graphs["torch"].replay()
         graphs["leanconv"].replay()
         apart = float((ours_y.double() - y.double()).norm() / y.double().norm())
     counts = {"taken": len(report.taken), "left": len(report.left), "packed_bytes": report.packed_bytes}
-    rounded = {name: round(each, 1) for name, each in us.items()}
-    return rounded | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
+    return us | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
 
 
 def _compiled_graph(model: Any, x: Any) -> Any:
@@ -179,8 +179,7 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
     with leanconv.torch.enable(model, precision=mode.precision) as taken:
         us = eager(run, taken)
         report = taken.report()
-    rounded = {name: round(each, 1) for name, each in us.items()}
-    return rounded | {"taken": len(report.taken), "left": len(report.left)}
+    return us | {"taken": len(report.taken), "left": len(report.left)}
 
 
 def measure(
@@ -193,28 +192,24 @@ def measure(
     about = records.with_torch(revision)
     path, rows = records.begun(results, "modes", about)
     begin = time.monotonic()
-    for kind in passes:
-        for key in modes:
-            for name in names if kind == "forward" else [name for name in names if name in TRAINED]:
-                mine = {"network": name, "mode": key, "pass": kind}
-                old = next((row for row in rows if mine.items() <= row.items()), None)
-                if old is not None and old["revision"] == about["git_revision"]:
-                    continue
-                if seconds is not None and time.monotonic() - begin > seconds:
-                    return path
-                mode = MODES[key]
-                with arithmetic(mode.tf32):
-                    model, x = network(name, mode, kind != "forward")
-                    found = (
-                        measure_forward(model, x, mode, compiled) if kind == "forward" else measure_step(model, x, mode)
-                    )
-                row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
-                print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
-                del model, x
-                torch.cuda.empty_cache()
-                rows = [row for row in rows if row is not old] + [row]
-                rows.sort(key=_place)
-                records.write(results, "modes", about, rows)
+    for kind, key, name in product(passes, modes, names):
+        mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
+        old = next((row for row in rows if mine.items() <= row.items()), None)
+        known = old is not None and old["revision"] == about["git_revision"]
+        if known or (kind != "forward" and name not in TRAINED):
+            continue
+        if seconds is not None and time.monotonic() - begin > seconds:
+            break
+        with arithmetic(mode.tf32):
+            model, x = network(name, mode, kind != "forward")
+            found = measure_forward(model, x, mode, compiled) if kind == "forward" else measure_step(model, x, mode)
+        row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
+        print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
+        del model, x
+        torch.cuda.empty_cache()
+        rows = [row for row in rows if row is not old] + [row]
+        rows.sort(key=_place)
+        records.write(results, "modes", about, rows)
     return path
 
 

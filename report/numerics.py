@@ -132,7 +132,7 @@ def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
     return run
 
 
-def measure(
+def measured(
     layers: Sequence[tuple[int, int]] = LAYERS, filters: Sequence[int] = FILTERS, gpu: bool | None = None
 ) -> list[Entry]:
     """Errors of every algorithm on this machine; ``gpu`` None takes the GPU's along where there is one.
@@ -238,7 +238,7 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 
 
 def compile_kernels() -> None:
-    """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
+    """Compile on every core what `measured` and `measure_kernels` run on the GPU."""
     plans, target = [], _target()
     for problem in _problems(LAYERS, FILTERS):
         at_levels = ((algorithm, _at_own_level(problem, algorithm)) for algorithm in ALGORITHMS)
@@ -307,13 +307,13 @@ def record(machine_name: str, entries: Sequence[Any], revision: str | None = Non
     }
 
 
-def measure_machine(results: Path, revision: str | None = None) -> Path:
+def measure(results: Path, revision: str | None = None) -> Path:
     """Measure everything that this machine can run and write its record below ``results``; returns the file."""
     gpu = why_no_gpu() is None
     if gpu:
         compile_kernels()
     name = launch.open_device(0).name if gpu else "the CPU"
-    measured = record(name, [*measure(gpu=gpu), *measure_kernels(gpu=gpu)], revision)
+    made = record(name, [*measured(gpu=gpu), *measure_kernels(gpu=gpu)], revision)
     path = results / machine.slug({"gpu": name if gpu else None}) / "numerics.json"
-    write_text(path, json.dumps(measured, indent=1) + "\n")
+    write_text(path, json.dumps(made, indent=1) + "\n")
     return path

@@ -28,11 +28,6 @@ ENGINES = {
 }
 
 
-def single(rows: Sequence[Row]) -> list[Row]:
-    """Those of one GPU and the first seed."""
-    return [row for row in rows if row["gpus"] == 1 and row["seed"] == 0]
-
-
 def best(rows: Sequence[Row], engine: str) -> Row | None:
     """The fastest of an engine in the layouts that were measured."""
     names = {f"{engine}{layout}" for layout in ("", "-nchw", "-nhwc")}
@@ -41,9 +36,9 @@ def best(rows: Sequence[Row], engine: str) -> Row | None:
 
 def table(rows: Sequence[Row]) -> Table:
     """A line for each network and optimiser: milliseconds a step, ratios, memory and final losses."""
-    lines = []
-    for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single(rows)):
-        of = [row for row in single(rows) if (row["problem"], row["optimiser"]) == (problem, optimiser)]
+    lines, single = [], [row for row in rows if row["gpus"] == 1 and row["seed"] == 0]
+    for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single):
+        of = [row for row in single if (row["problem"], row["optimiser"]) == (problem, optimiser)]
         engines = ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
         ours, rounded, theirs, tf32 = (best(of, engine) for engine in engines)
         if ours is None or theirs is None:
@@ -70,10 +65,8 @@ def seeds(rows: Sequence[Row]) -> str:
     """A sentence on the last losses of each training with several seeds, and on those that were run twice."""
     sentences = []
     last: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if row["gpus"] == 1:
-            key = row["problem"], row["optimiser"], row["engine"]
-            last.setdefault(key, []).append(row["loss"])
+    for row in (row for row in rows if row["gpus"] == 1):
+        last.setdefault((row["problem"], row["optimiser"], row["engine"]), []).append(row["loss"])
     for (problem, optimiser, engine), losses in last.items():
         theirs = last.get((problem, optimiser, "torch-fp32-nhwc"), [])
         if engine == "leanconv" and min(len(losses), len(theirs)) > 1:
@@ -90,15 +83,14 @@ def several(rows: Sequence[Row]) -> Table:
     """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
     has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
     lines = []
-    for row in rows:
-        if row["gpus"] == 1:
-            continue
+    for row in (row for row in rows if row["gpus"] > 1):
         keys = ("engine", "optimiser", "seed")
         alone = [one for one in rows if one["gpus"] == 1 and all(one[key] == row[key] for key in keys)]
         # "vgg16-b1024-32" on two GPUs has the images of "vgg16-b512-32" on each
         part = re.sub(r"-b(\d+)-", lambda match: f"-b{int(match[1]) // row['gpus']}-", row["problem"])  # noqa: B023
         share = [one for one in alone if one["problem"] == part]
         whole = [one for one in alone if one["problem"] == row["problem"] and one["steps"] == row["steps"]]
+        one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
         times = f"{row['gpus'] * share[0]['us'] / row['us']:.2f}" if share else "–"
         apart = "–"
         if whole and not row.get("own_statistics"):
@@ -108,7 +100,6 @@ def several(rows: Sequence[Row]) -> Table:
         statistics = "each GPU's own" if row.get("own_statistics") else "of all"
         pieces = f"{row.get('bucket_mb', 25):g} MB"
         about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics, pieces]
-        one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
         lines.append([*about, f"{row['us'] / 1000:.1f}", one, times, apart])
     about = ["network", "engine", "optimiser", "GPUs", "statistics", "pieces"]
     return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
