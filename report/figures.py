@@ -18,19 +18,11 @@ from report.drawing import INK, bars, finish, legend, panels, refuse_empty, tidy
 #: leanconv's algorithms, PyTorch and im2col, then cuDNN's algorithms: what they are called, and their colour. The
 #: figures leave out others.
 _OWN = {
-    "tensor_gemm": "#b2182b",
-    "tensor_winograd": "#67001f",
-    "native_gemm_16bit": "#d6604d",
-    "native_gemm_tf32": "#f4a582",
-    "native_gemm_nchw": "#8c2d04",
-    "im2win_fused": "#d55e00",
-    "im2win": "#e69f00",
-    "implicit_gemm": "#f0e442",
-    "winograd1d": "#9e0142",
-    "winograd2d": "#f6a5b5",
-    "direct_tiled": "#5e4fa2",
+    "tensor_gemm": "#b2182b", "tensor_winograd": "#67001f", "native_gemm_16bit": "#d6604d",
+    "native_gemm_tf32": "#f4a582", "native_gemm_nchw": "#8c2d04", "im2win_fused": "#d55e00", "im2win": "#e69f00",
+    "implicit_gemm": "#f0e442", "winograd1d": "#9e0142", "winograd2d": "#f6a5b5", "direct_tiled": "#5e4fa2",
     "direct": "#7a3b00",
-}
+}  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}
 _CUDNN = {
     "implicit_gemm": ("cuDNN implicit GEMM", "#c6dbef"),
@@ -44,12 +36,9 @@ _CUDNN = {
 _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
 #: The lines of the families' figure.
 _FAMILY_OWN = {
-    "tensor_gemm": "#b2182b",
-    "tensor_winograd": "#67001f",
-    "winograd2d": "#cc79a7",
-    "winograd1d": "#d55e00",
+    "tensor_gemm": "#b2182b", "tensor_winograd": "#67001f", "winograd2d": "#cc79a7", "winograd1d": "#d55e00",
     "implicit_gemm": "#009e73",
-}
+}  # fmt: skip
 _FAMILY_PEERS = {
     "lean": ("cuDNN without workspace", "#56b4e9"),
     "best": ("cuDNN's fastest", "#08519c"),

@@ -19,20 +19,11 @@ from report import records
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, height and width.
 NETWORKS = {
-    "vgg16": (64, 3, 224, 224),
-    "resnet50": (64, 3, 224, 224),
-    "unet": (8, 3, 256, 256),
-    "vae_decoder": (4, 4, 32, 32),
-    "edsr": (16, 3, 96, 96),
-    "convnext_tiny": (32, 3, 224, 224),
-    "mobilenet_v3_large": (64, 3, 224, 224),
-    "efficientnet_b0": (32, 3, 224, 224),
-    "densenet121": (32, 3, 224, 224),
-    "resnet18": (64, 3, 224, 224),
-    "resnext50_32x4d": (32, 3, 224, 224),
-    "inception_v3": (32, 3, 299, 299),
-    "regnet_y_1_6gf": (32, 3, 224, 224),
-}
+    "vgg16": (64, 3, 224, 224), "resnet50": (64, 3, 224, 224), "unet": (8, 3, 256, 256), "vae_decoder": (4, 4, 32, 32),
+    "edsr": (16, 3, 96, 96), "convnext_tiny": (32, 3, 224, 224), "mobilenet_v3_large": (64, 3, 224, 224),
+    "efficientnet_b0": (32, 3, 224, 224), "densenet121": (32, 3, 224, 224), "resnet18": (64, 3, 224, 224),
+    "resnext50_32x4d": (32, 3, 224, 224), "inception_v3": (32, 3, 299, 299), "regnet_y_1_6gf": (32, 3, 224, 224),
+}  # fmt: skip
 LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: Who computes the convolutions, by the name of the engine without its layout.
 ENGINES = {"torch-fp32": "PyTorch, strict FP32", "leanconv": "leanconv"}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +185,11 @@ def measure_kernels(
     gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
     entries: list[Entry] = []
-    for alpha, width in kernels:
-        for c in channels:
-            problem, name = kernel_layer(alpha, width, c), f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels"
-            outputs = partial(_kernel_outputs, problem, alpha, gpu)
-            for data in KERNEL_DATA:
-                entries += _entries(problem, name, width * width * c, data, random, outputs, 30_000_000)
+    for (alpha, width), c in product(kernels, channels):
+        problem, name = kernel_layer(alpha, width, c), f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels"
+        outputs = partial(_kernel_outputs, problem, alpha, gpu)
+        for data in KERNEL_DATA:
+            entries += _entries(problem, name, width * width * c, data, random, outputs, 30_000_000)
     return entries
 
 
@@ -239,16 +239,14 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 
 def compile_kernels() -> None:
     """Compile on every core what `measured` and `measure_kernels` run on the GPU."""
-    plans, target = [], _target()
-    for problem in _problems(LAYERS, FILTERS):
-        at_levels = ((algorithm, _at_own_level(problem, algorithm)) for algorithm in ALGORITHMS)
-        plans += [plan_of(algorithm, own) for algorithm, own in at_levels if not algorithm.reasons(own, target)]
-    for alpha, width in KERNELS:
-        for c in CHANNELS:
-            case = kernel_layer(alpha, width, c)
-            mains = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
-            plans += [plan for plan in mains if plan is not None]
-    compile_ahead(plans)
+    plans: list[Plan | None] = []
+    for problem, algorithm in product(_problems(LAYERS, FILTERS), ALGORITHMS):
+        own = _at_own_level(problem, algorithm)
+        plans += [plan_of(algorithm, own)] if not algorithm.reasons(own, _target()) else []
+    for (alpha, width), c in product(KERNELS, CHANNELS):
+        case = kernel_layer(alpha, width, c)
+        plans += [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
+    compile_ahead(filter(None, plans))
 
 
 def _cell(entry: Entry | None) -> str:
@@ -280,10 +278,8 @@ def kernel_table(entries: Sequence[Entry]) -> str:
 
 def section(record: dict[str, Any]) -> str:
     entries = [Entry(**entry) for entry in record["entries"]]
-    parts = [
-        f"## Measured on {record['machine']}",
-        f"{record['date']}, {records.revision(record)}, NumPy {record['numpy']}.",
-    ]
+    when = f"{record['date']}, {records.revision(record)}, NumPy {record['numpy']}."
+    parts = [f"## Measured on {record['machine']}", when]
     for data in DATA:
         for kind in ("layer", "filter"):
             if chosen := [entry for entry in entries if entry.problem.startswith(kind) and entry.data == data]:

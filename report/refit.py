@@ -24,7 +24,7 @@ from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.contract import TimedAlgorithm
 from leanconv.kernels.cost import Fit, launch_cycles
 from leanconv.perf import tables
-from leanconv.perf.tables import Table
+from leanconv.perf.tables import Entry, Table
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
@@ -71,8 +71,7 @@ def points(table: Table, target: Target) -> list[Point]:
     plain = replace(target, model="")
     found = []
     for key in table:
-        entry = table.get(key)
-        problem = parse_problem(key)
+        entry, problem = table.get(key), parse_problem(key)
         if entry is None or problem.kind == "filter2d":
             continue
         predicted = {name: _predicted(name, problem, plain) for name in {each.algorithm for each in entry.timed}}
@@ -81,11 +80,11 @@ def points(table: Table, target: Target) -> list[Point]:
             if each.us is None or known is None or not math.isfinite(known[1]):
                 continue
             algorithm, cycles, kernels = known
-            group = cost.group(algorithm, problem)
-            current = each.kernels == kernels
             prepared = cost.preparing_cycles(algorithm, problem, plain)
-            launch = cost.leaves_out_launch(algorithm, problem)
-            found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
+            found.append(Point(
+                key, cost.group(algorithm, problem), each.algorithm, cycles, each.us * CYCLES, prepared,
+                cost.leaves_out_launch(algorithm, problem), each.kernels == kernels,
+            ))  # fmt: skip
     todays = Counter(group for group, _ in {(point.group, point.problem) for point in found if point.current})
     return [point for point in found if point.current or todays[point.group] < _ENOUGH]
 
@@ -93,15 +92,12 @@ def points(table: Table, target: Target) -> list[Point]:
 def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[TimedAlgorithm, float, dict[str, str]]]:
     """By configuration: the strategy that has it, predicted cycles, and the versions of its kernels."""
     return {
-        (name, *sorted(dict(config.constants()).items())): (
-            algorithm,
-            cycles,
-            tables.kernels_of(algorithm.plan(problem, config, target)),
-        )
+        (name, *sorted(dict(config.constants()).items())):
+            (algorithm, cycles, tables.kernels_of(algorithm.plan(problem, config, target)))
         for algorithm in ALGORITHMS
         if algorithm.stem == name and isinstance(algorithm, TimedAlgorithm) and not algorithm.why_not(problem, target)
         for cycles, config in algorithm.timed(problem, target)
-    }
+    }  # fmt: skip
 
 
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
@@ -175,12 +171,11 @@ def beside(table: Table) -> list[dict[str, Any]]:
     """For each peer and layout: how many times faster the winners are, in the geometric mean and at worst."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for key in table:
-        entry, problem = table.get(key), parse_problem(key)
-        won = None if entry is None else next(iter(entry.winners.values()), None)
-        if entry is None or won is None or won.us is None or problem.kind == "filter2d":
-            continue
-        for peer, us in entry.peers.items():
-            ratios.setdefault((peer, problem.layout), []).append(us / won.us)
+        entry, problem = table.get(key) or Entry(), parse_problem(key)
+        won = next(iter(entry.winners.values()), None)
+        for peer, us in entry.peers.items() if problem.kind == "conv2d" else ():
+            if won is not None and won.us is not None:
+                ratios.setdefault((peer, problem.layout), []).append(us / won.us)
     return [
         {
             "peer": peer, "layout": layout, "layers": len(each), "mean": statistics.geometric_mean(each),
@@ -236,16 +231,13 @@ def section(record: dict[str, Any]) -> str:
     """What is lost by choosing without a table, the factor of each algorithm, and the winners beside PyTorch."""
     names = ("without a fit", "fitted to these problems", "fitted to others")
     lost = [[name, *(f"{100 * (record[name][key] - 1):.1f} %" for key in ("mean", "most", "worst"))] for name in names]
+    each_group = "{group}|{times}|{factor:.3f}|{us:.1f}|{preparing:.1f}|{percent:.0f} %"
     groups = [
-        [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{row['start'] / CYCLES:.1f}"]
-        + [f"{row['preparing']:.1f}", f"{100 * row['spread']:.0f} %"]
+        each_group.format(**row, us=row["start"] / CYCLES, percent=100 * row["spread"]).split("|")
         for row in record["groups"]
     ]
-    peers = [
-        [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
-        + [str(row["slower"])]
-        for row in record["beside"]
-    ]
+    each_peer = "{peer}|{layout}|{layers}|{mean:.2f}|{worst:.2f}|{slower}"
+    peers = [each_peer.format(**row).split("|") for row in record["beside"]]
     words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
     if earlier := record["times"] - record.get("of today's kernels", 0):
         words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
