@@ -101,7 +101,6 @@ def layers(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit as the command line of leanconv does."""
     command_line.run(app, "python -m report", arguments)
 
 

@@ -18,6 +18,7 @@ import leanconv
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.operands import Check, Operands, as_nchw
+from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from leanconv.bench.suites import format_problem, load_suite, with_batch
 from leanconv.call.choose import choose
 from leanconv.cpu import CPU_ALGORITHMS
@@ -26,7 +27,6 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.progress import progress
 from report import records
 
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
 ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
 #: Largest relative error against float64: the engine's precision level is fp32.
@@ -128,19 +128,15 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
     torch.set_num_threads(1)
     all_layers = list(every())
-    rounds: list[list[dict[str, Any]]] = []
+    made: dict[tuple[str, ConvProblem], dict[str, Any]] = {}
     with threadpool_limits(1), progress(ROUNDS * len(all_layers)) as begin:
-        for _ in range(ROUNDS):
-            rounds.append([])
-            for group, problem in all_layers:
-                begin(format_problem(problem))
-                rounds[-1].append(row(group, problem))
-    made = [
-        {**of_layer[0], "us": {name: min(each["us"][name] for each in of_layer) for name in of_layer[0]["us"]}}
-        for of_layer in zip(*rounds, strict=True)
-    ]
+        for group, problem in all_layers * ROUNDS:
+            begin(format_problem(problem))
+            again = row(group, problem)
+            best = made.setdefault((group, problem), again)
+            best["us"] = {name: min(us, again["us"][name]) for name, us in best["us"].items()}
     about = machine.describe(False, None, {"torch": torch.__version__}, revision)
-    return records.write(results, "choice", about, made, turns=ROUNDS * SAMPLES)
+    return records.write(results, "choice", about, made.values(), turns=ROUNDS * SAMPLES)
 
 
 def excess(row: dict[str, Any]) -> float:

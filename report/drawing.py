@@ -44,14 +44,9 @@ def finish(figure: Any, path: Path, title: str) -> None:
 
 
 def bars(
-    axis: Any,
-    names: Sequence[str],
-    heights: dict[str, list[float | None]],
-    colours: dict[str, str],
-    hatched: dict[str, list[bool]] | None = None,
-    pale_below: float = 0.0,
-    named: Sequence[str | None] = (),
-) -> None:
+    axis: Any, names: Sequence[str], heights: dict[str, list[float | None]], colours: dict[str, str],
+    hatched: dict[str, list[bool]] | None = None, pale_below: float = 0.0, named: Sequence[str | None] = (),
+) -> None:  # fmt: skip
     """Groups of bars; in a group only the series that have a value, side by side around its middle.
 
     ``named`` has a series for each group whose name stands over its bar.

@@ -20,6 +20,7 @@ from typing import Any
 
 from leanconv.bench import machine
 from leanconv.bench.format import Table
+from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from leanconv.bench.suites import format_problem
 from leanconv.call.choose import choose
 from leanconv.options import Layout
@@ -32,7 +33,6 @@ NETWORKS = {
     "vgg16": 64, "resnet18": 64, "resnet50": 64, "densenet121": 32, "googlenet": 64, "mobilenet_v3_large": 64,
     "efficientnet_b0": 32, "convnext_tiny": 32,
 }  # fmt: skip
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: The results file.
 NAME = "torchvision-layers"
 #: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups, channels last.

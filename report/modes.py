@@ -64,11 +64,8 @@ def elapsed_us(call: Callable[[], Any], count: int) -> float:
 def in_turn(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Microseconds of each call, the median of rounds in which all are timed, so that all see the same clocks."""
     counts = {name: max(1, ceil(_ROUND_US / max(elapsed_us(call, 2), 1.0))) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            samples[name].append(elapsed_us(call, counts[name]))
-    return {name: statistics.median(each) for name, each in samples.items()}
+    rounds = [{name: elapsed_us(call, counts[name]) for name, call in calls.items()} for _ in range(_ROUNDS)]
+    return {name: statistics.median(each[name] for each in rounds) for name in calls}
 
 
 def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.bench.format import Table
-from leanconv.options import Layout
+from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from report import records
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, height and width.
@@ -24,7 +24,6 @@ NETWORKS = {
     "efficientnet_b0": (32, 3, 224, 224), "densenet121": (32, 3, 224, 224), "resnet18": (64, 3, 224, 224),
     "resnext50_32x4d": (32, 3, 224, 224), "inception_v3": (32, 3, 299, 299), "regnet_y_1_6gf": (32, 3, 224, 224),
 }  # fmt: skip
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: Who computes the convolutions, by the name of the engine without its layout.
 ENGINES = {"torch-fp32": "PyTorch, strict FP32", "leanconv": "leanconv"}
 

@@ -212,23 +212,15 @@ def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
     return [algorithm for algorithm in named if not algorithm.reasons(problem, _target())]
 
 
-class _Given(Operands):
-    """Arrays of an NHWC layer as the peers take them."""
-
-    def __init__(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> None:
-        import torch
-
-        self.problem, self.gpu, self.bias = problem, True, None
-        first = [torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2))).cuda() for array in (x, w)]
-        self._layouts = {"NCHW": (first[0], first[1])}
-
-
 def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Every algorithm of cuDNN that computes the problem, by its name, and its output in NHWC."""
     peer = CudnnPeer()
     if peer.absent():
         return
-    for candidate in peer.candidates(problem, _Given(problem, x, w), gpu=True):
+    given = Operands(problem, gpu=True)
+    for own, array in ((given.x("NCHW"), x), (given.w("NCHW"), w)):
+        own.copy_(own.new_tensor(array.transpose(0, 3, 1, 2)))
+    for candidate in peer.candidates(problem, given, gpu=True):
         if isinstance(candidate, Candidate):
             try:
                 y = candidate.call().cpu().numpy()

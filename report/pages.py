@@ -19,14 +19,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from leanconv.bench import families
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
-from leanconv.bench.suites import LAYOUTS
-from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
-from leanconv.options import PRECISIONS
+from leanconv.bench.suites import LAYOUTS, suite_names
+from leanconv.bench.tables import STANDINGS_CELL, about_layouts, heading, legend, standings, summary
+from leanconv.dtypes import GPU_LAYERS
+from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
 from report import (
     comparisons,
@@ -37,7 +38,6 @@ from report import (
     modes,
     networks,
     numerics,
-    performance,
     records,
     refit,
     training,
@@ -54,6 +54,9 @@ def on_a_gpu(path: Path) -> Results | None:
     return results if results.machine.get("gpu") and results.rows else None
 
 
+_VERSIONS = ("driver", "cuda", "nvrtc", "cudnn", "torch", "cupy", "numpy", "scipy", "opencv", "leanconv")
+
+
 @dataclass(frozen=True)
 class Maker:
     """What blocks of one name hold for each results file: a text or, with what it ``shows`` in words, a picture.
@@ -67,6 +70,30 @@ class Maker:
     shows: str = ""
     read: Callable[[Path], Any] = records.read
     files: Callable[[Path, str], Sequence[Path]] = named
+
+
+def _summaries(path: Path) -> str:
+    results = Results.read(path)
+    machine = results.machine
+    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if machine.get(name))
+    parts = [
+        f"## {heading(results)}",
+        f"Measured {machine['date']}, {records.revision(machine)}; {versions}.",
+        records.table(summary(results)),
+    ]
+    if results.own_algorithms():
+        parts += [f"Each algorithm over all problems ({STANDINGS_CELL}):", records.table(standings(results))]
+    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in legend(results))])
+
+
+def suites(results: Path, _: str = "") -> list[Path]:
+    """The results files of whole suites: machine by machine in the order of the suites."""
+    names = suite_names()
+    settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
+    named = re.compile(f"({'|'.join(names)})" + "".join(f"(-({'|'.join(words)}))?" for words in settings))
+    found = ((named.fullmatch(path.stem), path) for path in results.glob("*/*.json"))
+    ordered = sorted((path.parent.name, names.index(match[1]), path.name, path) for match, path in found if match)
+    return [path for *_, path in ordered]
 
 
 def captioned(caption: str | Callable[..., str], table: Callable[..., Table]) -> Callable[..., str]:
@@ -124,7 +151,7 @@ MAKERS: dict[str, Maker] = {
         figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu
     ),
     "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=on_a_gpu),
-    "summaries": Maker(performance.section, read=Path, files=performance.files),
+    "summaries": Maker(_summaries, read=Path, files=suites),
     "errors": Maker(_errors, "python -m report numerics"),
     "numerics": Maker(numerics.section, "python -m report numerics"),
     "waits": Maker(first_calls.section, "python -m report first-calls"),

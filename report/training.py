@@ -16,7 +16,6 @@ from report import records
 from report.drawing import panels
 from report.records import Record
 
-Row = Record
 #: how an engine is called, and its colour
 ENGINES = {
     "leanconv": ("leanconv, channels last", "#0060a0"),
@@ -28,13 +27,13 @@ ENGINES = {
 }
 
 
-def best(rows: Sequence[Row], engine: str) -> Row | None:
+def best(rows: Sequence[Record], engine: str) -> Record | None:
     """The fastest of an engine in the layouts that were measured."""
     names = {f"{engine}{layout}" for layout in ("", "-nchw", "-nhwc")}
     return min((row for row in rows if row["engine"] in names), key=lambda row: row["us"], default=None)
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Record]) -> Table:
     """A line for each network and optimiser: milliseconds a step, ratios, memory and final losses."""
     lines, single = [], [row for row in rows if row["gpus"] == 1 and row["seed"] == 0]
     for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single):
@@ -46,22 +45,19 @@ def table(rows: Sequence[Row]) -> Table:
         lines.append([
             problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32, rounded)),
             times(theirs, ours), times(tf32, ours), times(tf32, rounded),
-            *(f"{mebibytes(ours, key)} / {mebibytes(theirs, key)}" for key in ("peak_bytes", "scratch_bytes")),
+            *(" / ".join(f"{row[key] / 2**20:.0f}" if key in row else "–" for row in (ours, theirs))
+              for key in ("peak_bytes", "scratch_bytes")),
             f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
         ])  # fmt: skip
     head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "its TF32", "leanconv, precision tf32"]
     return [*head, "×", "× TF32", "precision tf32 × TF32", "MiB", "in passing", "loss"], lines
 
 
-def times(theirs: Row | None, ours: Row | None) -> str:
+def times(theirs: Record | None, ours: Record | None) -> str:
     return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
-def mebibytes(row: Row, key: str) -> str:
-    return f"{row[key] / 2**20:.0f}" if key in row else "–"
-
-
-def seeds(rows: Sequence[Row]) -> str:
+def seeds(rows: Sequence[Record]) -> str:
     """A sentence on the last losses of each training with several seeds, and on those that were run twice."""
     sentences = []
     last: dict[tuple[str, str, str], list[float]] = {}
@@ -79,7 +75,7 @@ def seeds(rows: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def several(rows: Sequence[Row]) -> Table:
+def several(rows: Sequence[Record]) -> Table:
     """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
     has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
     lines = []
@@ -105,7 +101,7 @@ def several(rows: Sequence[Row]) -> Table:
     return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
 
 
-def shares(rows: Sequence[Row]) -> Table:
+def shares(rows: Sequence[Record]) -> Table:
     """A line for each training that was profiled: milliseconds of a step in each sort of kernels."""
     profiled = [row for row in rows if "kernels" in row and row["gpus"] == 1]
     sorts = list(dict.fromkeys(sort for row in profiled for sort in row["kernels"]))
