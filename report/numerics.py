@@ -32,7 +32,7 @@ from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 from report import records
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.bench import machine, terminal
+from leanconv.bench import machine, tables
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.bench.peers.own import choice_of, compile_ahead, plan_of
@@ -232,10 +232,10 @@ def run_ablation(
 
 def show(results: Results) -> None:
     """Print a table for each algorithm that was taken apart."""
-    out = terminal.console(200)
+    out = tables.console(200)
     for algorithm in dict.fromkeys(row.algorithm for row in results.rows if row.variant == FULL):
-        terminal.put(out, f"{heading(results)}: {algorithm}, {CELL}", table(results, algorithm), 1)
-    terminal.put_legend(out, results)
+        tables.put(out, f"{heading(results)}: {algorithm}, {CELL}", table(results, algorithm), 1)
+    tables.put_legend(out, results)
 
 
 def _study(what: str | Sequence[Case], patterns: Sequence[str]) -> Study:

@@ -18,7 +18,7 @@ from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import compile_launch
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 from report.pages import suites
 from research import ablation, ablation_pages, pages
 from research.__main__ import main

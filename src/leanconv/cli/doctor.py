@@ -26,7 +26,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 from leanconv.tuning.verify import files, verify
 
 #: Packages worth a line, each with the distributions that may bring it.

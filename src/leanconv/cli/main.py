@@ -58,7 +58,7 @@ def doctor() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from leanconv.bench.terminal import console
+    from leanconv.bench.tables import console
     from leanconv.cli import doctor as findings
 
     out = console()
@@ -209,7 +209,7 @@ def explain(
     pad, dil, groups; a layout, a precision level, a type; relu, bias; dgrad or wgrad for a gradient.
     """
     from leanconv.bench import parse_problem
-    from leanconv.runtime.probe import why_no_gpu
+    from leanconv.runtime.launch import why_no_gpu
 
     parsed = parse_problem(problem)
     if device is None:

@@ -415,6 +415,18 @@ def open_device(index: int) -> Device:
     return opened
 
 
+def why_no_gpu(index: int = 0) -> str | None:
+    """Why GPU number ``index`` cannot be used: no driver, too old a driver, no GPU, too old a GPU. None where it can.
+
+    Opens the GPU. Raises CudaError where that fails for another reason.
+    """
+    try:
+        open_device(index)
+    except CudaUnavailableError as error:
+        return str(error)
+    return None
+
+
 @contextmanager
 def resident(
     device: Device, plan: Plan, values: Values, run: Executable | None = None, *, upload_outputs: bool = True

@@ -282,7 +282,8 @@ class Search:
         able = [each for each in entry.timed if each.us is not None and self._is_current(work, each)]
         if not able:
             kind = WrongResultError if self._wrong else CudaError
-            raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {_reasons(entry)}")
+            reasons = dict.fromkeys(f"{each.algorithm}: {each.why}" for each in entry.timed if each.why)
+            raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {'; '.join(reasons)}")
         best = min(able, key=lambda each: each.us or inf)
         before = entry.winners.get(tables.limit_key(self._limit))
         keys = [before.key if before else None, key_of(work.candidates[0])]
@@ -330,7 +331,3 @@ class Search:
             best = min((each.us for each in running.values()), default=inf)
         for i, each in running.items():
             yield work.timed(work.new[i], each.us, len(each.samples))
-
-
-def _reasons(entry: Entry) -> str:
-    return "; ".join(dict.fromkeys(f"{each.algorithm}: {each.why}" for each in entry.timed if each.why))

@@ -82,13 +82,13 @@ class Work:
         self.plans: dict[int, Plan] = {id(each): each.plan(problem, target) for each in candidates}
         self.keys = {key_of(each) for each in candidates}
         known = {each.key: each for each in entry.timed}
-        self.new = [each for each in candidates if again or self._is_new(each, known.get(key_of(each)))]
+        self.new = [
+            each for each in candidates
+            if again or not (timed := known.get(key_of(each))) or tables.changed(timed, self.plans[id(each)])
+        ]  # fmt: skip
         self.references = independent(problem, target, self.new) if self.new and problem.kind == "conv2d" else []
         self.plans |= {id(each): each.plan(problem, target) for each in self.references}
         self._compiled = {id(each): compiler.begin(self.plans[id(each)]) for each in (*self.references, *self.new)}
-
-    def _is_new(self, candidate: Candidate, timed: Timed | None) -> bool:
-        return timed is None or bool(tables.changed(timed, self.plans[id(candidate)]))
 
     def executable(self, candidate: Candidate, spills: bool = True) -> Executable:
         """The kernels of a candidate, loaded. Raises Skipped where they need more than there is."""
