@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import command_line, options
+from leanconv.cli import command_line
 
 app = command_line.new_app("report", "Measure what docs/ publishes, and make its pages from the committed results.")
 
@@ -31,7 +31,7 @@ def _simple(name: str, module: str, what: str) -> None:
     """A command that measures, and needs no more than where the results go."""
 
     @app.command(name, help=what)
-    def command(results: Records = RESULTS, revision: options.Revision = None) -> None:
+    def command(results: Records = RESULTS, revision: command_line.Revision = None) -> None:
         print(import_module(f"report.{module}").measure(results, revision))
 
 
@@ -53,7 +53,7 @@ def refit(results: Records = RESULTS) -> None:
 def networks(
     names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
     results: Records = RESULTS,
-    revision: options.Revision = None,
+    revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
     from report.networks import NETWORKS, measure
@@ -67,9 +67,9 @@ def modes(
     mode: Annotated[list[str] | None, typer.Option(help="fp32, tf32-fp32, tf32 or 16-bit; by default all.")] = None,
     only: Annotated[list[str] | None, typer.Option("--pass", help="forward or training; by default both.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
-    seconds: options.Seconds = None,
+    seconds: command_line.Seconds = None,
     results: Records = RESULTS,
-    revision: options.Revision = None,
+    revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
     from report.modes import MODES, PASSES, measure
@@ -88,8 +88,8 @@ def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tupl
 @app.command()
 def layers(
     results: Records = RESULTS,
-    seconds: options.Seconds = None,
-    revision: options.Revision = None,
+    seconds: command_line.Seconds = None,
+    revision: command_line.Revision = None,
     others: Annotated[
         bool, typer.Option("--others", help="Gradients, 16 bits and groups; one candidate each.")
     ] = False,

@@ -16,8 +16,7 @@ from math import gcd
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import PaddedInput, blocks, finish, product_cost, shared_limits, windows
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, product_cost, shared_limits, windows
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, block_alone, blocks, far_blocks, inside, windows
+from leanconv.cpu.layers import Block, PaddedInput, block_alone, blocks, far_blocks, inside, windows
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import Block, LayerAlgorithm, PaddedInput, blocks, finish, product_cost, shared_limits
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, in_parts, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import (
+    Block,
+    LayerAlgorithm,
+    PaddedInput,
+    blocks,
+    finish,
+    in_parts,
+    product_cost,
+    shared_limits,
+)
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.cost import mean_products

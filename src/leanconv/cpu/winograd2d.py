@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import Block, LayerAlgorithm, PaddedInput, blocks, finish, product_cost, shared_limits
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.winograd_matrices import Matrices, matrices, outputs_2d, why_not_2d

@@ -26,8 +26,7 @@ from leanconv.runtime.launch import Device
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Clock, GpuClock
 from leanconv.tuning.buffers import Buffers, buffers
-from leanconv.tuning.candidates import MOST, candidates_of
-from leanconv.tuning.trials import Check, Compiler, Running, Skipped, Work, key_of
+from leanconv.tuning.trials import MOST, Check, Compiler, Running, Skipped, Work, candidates_of, key_of
 
 #: A winner is this much quicker than what was chosen before, which keeps its place otherwise.
 DISPLACES = 0.98
