@@ -113,13 +113,10 @@ class Results:
     def refuse_other(self, other: Results) -> None:
         """Raise ValueError unless ``other`` was measured as this was: suite and settings, GPU, versions, revision."""
         free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
-        keys = [key for key in {**self.machine, **other.machine} if key not in free]
-        differing = [(key, self.machine.get(key), other.machine.get(key)) for key in keys]
-        differing += [
-            (key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision", "dtype", "op")
-        ]
-        for key, mine, its in differing:
-            if mine != its:
+        settings = ("suite", "layout", "precision", "dtype", "op")
+        one, two = ({**each.machine, **{key: getattr(each, key) for key in settings}} for each in (self, other))
+        for key in (key for key in one | two if key not in free):
+            if (mine := one.get(key)) != (its := two.get(key)):
                 raise ValueError(f"two runs do not go together: {key} is {mine!r} in one, {its!r} in the other")
 
     def joined(self, other: Results, order: Sequence[str]) -> Results:

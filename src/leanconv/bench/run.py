@@ -153,14 +153,16 @@ def run_suite(
         raise ValueError(f"dtype={foreign.pop()!r} is measured on a GPU only: NumPy has no such type")
     limit = options.limit_of(workspace_limit)
     ceilings = (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3)
-    run = _Run(
-        gpu, quick, tuple(engines), ceilings, limit, begin + (math.inf if seconds is None else seconds), sustained
-    )
+    until = begin + (math.inf if seconds is None else seconds)
+    run = _Run(gpu, quick, tuple(engines), ceilings, limit, until, sustained)
     if peers is None:
         # the kernels that a suite leaves out would take most of its time on a GPU
         own = LeanconvPeer(tuple(algorithms) or (SUITE_ALGORITHMS.get(suite, ()) if gpu else ()))
         peers = tuple(own if isinstance(peer, LeanconvPeer) else peer for peer in PEERS)
-    _refuse_unknown(engines, peers)
+    known = [engine for peer in peers for engine in peer.engines]
+    for pattern in engines:
+        if not any(fnmatchcase(engine, pattern) for engine in known):
+            raise ValueError(f"engines={pattern!r} matches none of {', '.join(known)}")
 
     absent: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -195,13 +197,6 @@ def run_suite(
     if not results.rows:
         results.warnings.append("nothing was measured: no requested engine could run")
     return results
-
-
-def _refuse_unknown(engines: Sequence[str], peers: Sequence[Peer]) -> None:
-    known = [engine for peer in peers for engine in peer.engines]
-    for pattern in engines:
-        if not any(fnmatchcase(engine, pattern) for engine in known):
-            raise ValueError(f"engines={pattern!r} matches none of {', '.join(known)}")
 
 
 @contextmanager
@@ -254,11 +249,7 @@ def _present(
             continue
         if peer.name == "torch-cpu" and run.gpu:
             continue
-        if peer.needs_gpu and not run.gpu:
-            absent[peer.name] = peer.absent() or "the run is on the CPU"
-            continue
-        reason = peer.absent()
-        if reason:
+        if reason := peer.absent() or ("the run is on the CPU" if peer.needs_gpu and not run.gpu else ""):
             absent[peer.name] = reason
         else:
             present.append(peer)

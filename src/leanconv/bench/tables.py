@@ -27,13 +27,6 @@ def _share(row: Row) -> str:
     return f"{100 * row.ceiling_share:.0f}% {row.ceiling}"
 
 
-def _sustained(results: Results, row: Row) -> str:
-    if row.us_sustained is None:
-        return ""
-    rate = results.problems[row.problem]["flops"] / row.us_sustained * 1e-6
-    return f"sustained {quantity(rate)} TFLOP/s"
-
-
 def summary(results: Results) -> Table:
     """A line for each problem: leanconv's fastest algorithm, and how many times faster it is than each group of peers.
 
@@ -93,12 +86,14 @@ def detail(results: Results) -> Table:
         for row in sorted(results.of(problem), key=lambda row: row.us):
             quartiles = f"{quantity(row.us_low)}–{quantity(row.us_high)}"
             figures = [quantity(row.us), quartiles, quantity(row.tflops), _share(row), _memory(row)]
-            note = ", ".join(filter(None, [row.variant, row.note, _sustained(results, row)]))
+            notes = [] if right(row) else ["FAIL, not compared with"]
             if row.registers is not None:
-                note = ", ".join(filter(None, [f"{row.registers} registers, {row.spill_bytes} B spilled", note]))
-            if not right(row):
-                note = ", ".join(filter(None, ["FAIL, not compared with", note]))
-            lines.append([problem, row.engine, row.algorithm, *figures, _error(row), note])
+                notes.append(f"{row.registers} registers, {row.spill_bytes} B spilled")
+            notes += filter(None, [row.variant, row.note])
+            if row.us_sustained is not None:
+                rate = results.problems[problem]["flops"] / row.us_sustained * 1e-6
+                notes.append(f"sustained {quantity(rate)} TFLOP/s")
+            lines.append([problem, row.engine, row.algorithm, *figures, _error(row), ", ".join(notes)])
     return columns, lines
 
 
@@ -119,13 +114,9 @@ def about_layouts(results: Results) -> str:
 def legend(results: Results) -> list[str]:
     """What the columns mean, and what is not in them."""
     ceilings = results.machine["ceilings"]
-    tf32 = f", TF32 {quantity(ceilings['tf32_tflops'])} TFLOP/s" if ceilings["tf32_tflops"] else ""
-    if ceilings.get("fp16_tflops"):
-        tf32 += f", FP16 {quantity(ceilings['fp16_tflops'])} TFLOP/s"
-    lines = [
-        f"Ceilings in this run: FP32 {quantity(ceilings['fp32_tflops'])} TFLOP/s{tf32}, "
-        f"copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."
-    ]
+    rates = {kind: ceilings.get(f"{kind.lower()}_tflops") for kind in ("FP32", "TF32", "FP16")}
+    said = ", ".join(f"{kind} {quantity(rate)} TFLOP/s" for kind, rate in rates.items() if rate)
+    lines = [f"Ceilings in this run: {said}, copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."]
     present = results.groups()
     meanings = [f"{group.name}: {group.says(results.layout)}" for group in GROUPS if group.name in present]
     if meanings:

@@ -110,15 +110,8 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
         )
     shape = axes.shown(outputs) if requested.shape is None else requested.shape
     operands.check_out(shape)
-    return Resolved(
-        problem,
-        operands,
-        operands.place(requested.device),
-        shape,
-        weights,
-        requested.algorithm,
-        requested.workspace_limit,
-    )
+    place, limit = operands.place(requested.device), requested.workspace_limit
+    return Resolved(problem, operands, place, shape, weights, requested.algorithm, limit)
 
 
 def _said(requested: LayerOptions, axes: int) -> str:

@@ -16,7 +16,7 @@ from math import gcd
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, product_cost, shared_limits, windows
+from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, parts, product_cost, shared_limits, windows
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem
 
@@ -56,10 +56,9 @@ class Direct(LayerAlgorithm):
         # filters[r, s]: (groups, K/groups, C/groups) for NCHW, (groups, C/groups, K/groups) for NHWC
         filters = (w if first else w.transpose(0, 3, 1, 2)).reshape(groups, group_k, group_c, problem.r, problem.s)
         filters = np.ascontiguousarray(filters.transpose(3, 4, 0, 1, 2) if first else filters.transpose(3, 4, 0, 2, 1))
-        padded = PaddedInput(problem, x)
-        for block in blocks(problem, self.pixel_bytes(problem), self.budget):
-            view = windows(problem, padded.load(block))
-            outer = (block.images, block.rows, problem.q)
+        for padded, part in parts(problem, x, y, bias, self.pixel_bytes(problem), self.budget):
+            view = windows(problem, padded)
+            outer = view.shape[3:] if first else view.shape[:3]
             total = np.zeros((groups, group_k, *outer) if first else (*outer, groups, group_k), x.dtype)
             product = np.empty_like(total)
             for r in range(problem.r):
@@ -71,9 +70,7 @@ class Direct(LayerAlgorithm):
                         seen = view[:, :, :, r, s].reshape(-1, groups, group_c).swapaxes(0, 1)
                         matmul(seen, filters[r, s], out=product.reshape(-1, groups, group_k).swapaxes(0, 1))
                     total += product
-            part = block.of(problem, y)
             part[...] = total.reshape(problem.k, *outer).swapaxes(0, 1) if first else total.reshape(*outer, problem.k)
-            finish(problem, part, bias)
 
 
 #: Bytes that the repeated filters may take: of longer rows fewer columns are computed at once. (256 KiB are up to 1.3

@@ -227,6 +227,21 @@ class PaddedInput:
         return padded
 
 
+def parts(
+    problem: ConvProblem, x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, pixel_bytes: int,
+    budget: int = BLOCK_BYTES, width: int | None = None, tile_rows: int = 1,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+    """For each block the padded rows that it reads, for whole tiles, and its part of ``y``, to be written.
+
+    Bias and activation follow before the next block, while the part is in the cache.
+    """
+    padded = PaddedInput(problem, x, width)
+    for block in blocks(problem, pixel_bytes, budget):
+        part, rows = block.of(problem, y), ceil_div(block.rows, tile_rows) * tile_rows
+        yield padded.load(block._replace(bottom=block.top + rows)), part
+        finish(problem, part, bias)
+
+
 def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
     """Every window of ``padded`` as a view: (C, R, S, images, P, Q) for NCHW, (images, P, Q, R, S, C) for NHWC."""
     at = padded.strides
