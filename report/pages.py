@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -96,15 +97,11 @@ def suites(results: Path, _: str = "") -> list[Path]:
     return [path for *_, path in ordered]
 
 
-def captioned(caption: str | Callable[..., str], table: Callable[..., Table]) -> Callable[..., str]:
-    """What makes a table of results with what was measured and what it says; settings go to the table."""
-
-    def make(results: Results, **settings: Sequence[str]) -> str:
-        said = caption if isinstance(caption, str) else caption(results, **settings)
-        words = f"{records.origin(results.machine)}.", about_layouts(results), said
-        return f"{' '.join(filter(None, words))}\n\n{records.table(table(results, **settings))}"
-
-    return make
+def captioned(results: Results, caption: str | Callable[..., str], table: Callable[..., Table], **settings: Any) -> str:
+    """A table with what was measured and what it says; settings go to both."""
+    said = caption if isinstance(caption, str) else caption(results, **settings)
+    words = f"{records.origin(results.machine)}.", about_layouts(results), said
+    return f"{' '.join(filter(None, words))}\n\n{records.table(table(results, **settings))}"
 
 
 def _families(results: Results, **_: Sequence[str]) -> str:
@@ -117,18 +114,19 @@ def _engines(results: Results, algorithm: Sequence[str]) -> str:
 
 
 #: Tables by their name, each with the sentence that says what it has.
-TABLES: dict[str, Callable[..., str]] = {
-    "standings": captioned(
-        f"× is the {STANDINGS_CELL}.", lambda results, together=(): standings(results, [together] if together else [])
+TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
+    "standings": (
+        f"× is the {STANDINGS_CELL}.", lambda results, together=(): standings(results, [together] if together else []),
     ),
-    "speeds": captioned("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
-    "memory": captioned(
-        "Memory beside input, filters and output.", lambda results, algorithms: comparisons.memory(results, *algorithms)
+    "speeds": ("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
+    "memory": (
+        "Memory beside input, filters and output.",
+        lambda results, algorithms: comparisons.memory(results, *algorithms),
     ),
-    "families": captioned(_families, lambda results, algorithm: families.family_table(results, *algorithm)),
-    "engines": captioned(_engines, lambda results, algorithm: comparisons.engines(results, *algorithm)),
-    "targets": captioned("The time of the filters' transform is part of every figure.", families.goal_table),
-}
+    "families": (_families, lambda results, algorithm: families.family_table(results, *algorithm)),
+    "engines": (_engines, lambda results, algorithm: comparisons.engines(results, *algorithm)),
+    "targets": ("The time of the filters' transform is part of every figure.", families.goal_table),
+}  # fmt: skip
 
 
 def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
@@ -145,7 +143,10 @@ def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
 
 
 MAKERS: dict[str, Maker] = {
-    **{name: Maker(make, read=on_a_gpu) for name, make in TABLES.items()},
+    **{
+        name: Maker(partial(captioned, caption=caption, table=table), read=on_a_gpu)
+        for name, (caption, table) in TABLES.items()
+    },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=on_a_gpu),
     "memory-figure": Maker(
         figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu

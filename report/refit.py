@@ -173,8 +173,8 @@ def beside(table: Table) -> list[dict[str, Any]]:
     for key in table:
         entry, problem = table.get(key) or Entry(), parse_problem(key)
         won = next(iter(entry.winners.values()), None)
-        for peer, us in entry.peers.items() if problem.kind == "conv2d" else ():
-            if won is not None and won.us is not None:
+        for peer, us in entry.peers.items():
+            if won is not None and won.us is not None and problem.kind == "conv2d":
                 ratios.setdefault((peer, problem.layout), []).append(us / won.us)
     return [
         {

@@ -127,11 +127,11 @@ def layer_options(
     # NOTE: each warm call comes by: what was checked once is known by its identity, which tells 1 from True and 1.0
     strides, paddings = _CHECKED[function]
     found = strides.get(id(stride))
-    stride = found[1] if found and found[0] is stride else _check_stride(function, "stride", stride)
+    stride = found[1] if found and found[0] is stride else _checked(function, "stride", stride)
     found = strides.get(id(dilation))
-    dilation = found[1] if found and found[0] is dilation else _check_stride(function, "dilation", dilation)
+    dilation = found[1] if found and found[0] is dilation else _checked(function, "dilation", dilation)
     known = paddings.get(id(padding))
-    padding = known[1] if known and known[0] is padding else _check_padding(function, padding)
+    padding = known[1] if known and known[0] is padding else _checked(function, "padding", padding)
     if type(groups) is not int or not 1 <= groups <= MOST:
         groups = integer("groups", groups, 1)
     if batch_invariant is not False and batch_invariant is not True:
@@ -160,24 +160,19 @@ _CHECKED = {name: _STORES[function.axes] for name, function in FUNCTIONS.items()
 _MOST_CHECKED = 1024
 
 
-def _check_stride(function: str, name: str, value: Any) -> tuple[int, int]:
-    result = pair(name, value, 1) if FUNCTIONS[function].axes == 2 else (1, single(name, value, 1))
-    _keep(_CHECKED[function][0], value, result)
-    return result
-
-
-def _check_padding(function: str, value: Any) -> tuple[int, int, int, int] | str:
-    result = sides_of(value) if FUNCTIONS[function].axes == 2 else _sides_1d(value)
-    _keep(_CHECKED[function][1], value, result)
-    return result
-
-
-def _keep(store: _Known, value: object, result: object) -> None:
-    """Keep what was checked, if it can never change. The object is kept too, so that no other has its identity."""
+def _checked(function: str, name: str, value: Any) -> Any:
+    """What an option means, kept if it can never change. The object is kept too, so that no other has its identity."""
+    (strides, paddings), signals = _CHECKED[function], FUNCTIONS[function].axes == 1
+    store = paddings if name == "padding" else strides
+    if name == "padding":
+        result: Any = _sides_1d(value) if signals else sides_of(value)
+    else:
+        result = (1, single(name, value, 1)) if signals else pair(name, value, 1)
     if type(value) in (int, str) or (type(value) is tuple and all([type(each) is int for each in value])):
         if len(store) >= _MOST_CHECKED:
             store.clear()
         store[id(value)] = (value, result)
+    return result
 
 
 def filter_options(border: Any = "reflect101", anchor: Any = None, device: Any = None) -> FilterOptions:

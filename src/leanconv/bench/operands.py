@@ -15,7 +15,7 @@ import numpy as np
 
 from leanconv.cpu import oracle
 from leanconv.cpu.oracle import border_indices
-from leanconv.dtypes import DTYPES, is_integer
+from leanconv.dtypes import is_integer
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem, lay_out
 
@@ -68,7 +68,7 @@ class Operands:
         if self.gpu:
             import torch
 
-            generator, kind = torch.Generator("cuda").manual_seed(self._seed), getattr(torch, DTYPES[dtype].torch)
+            generator, kind = torch.Generator("cuda").manual_seed(self._seed), getattr(torch, dtype)
             if is_integer(dtype):
                 return torch.randint(low, high + 1, shape, generator=generator, device="cuda", dtype=kind)
             return torch.randn(shape, generator=generator, device="cuda").mul_(scale).to(kind)
@@ -101,7 +101,7 @@ class Operands:
         if self.gpu:
             import torch
 
-            y: Any = torch.empty(shape, dtype=getattr(torch, DTYPES[dtype].torch), device="cuda")
+            y: Any = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
         else:
             y = np.empty(shape, dtype)
         poison(y)
@@ -239,7 +239,8 @@ def _direct_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
         for r, s, seen in _taps(problem):
             result[..., r, s] = torch.einsum("ngkpq,ngcpq->gkc", grad, image[seen])
         return result.flatten(0, 1)
-    w, y = w.unflatten(0, filters), 0.0
+    w = w.unflatten(0, filters)
+    y: Any = 0.0
     for r, s, seen in _taps(problem):
         y = y + torch.einsum("ngcpq,gkc->ngkpq", image[seen], w[..., r, s])
     y = y.flatten(1, 2)

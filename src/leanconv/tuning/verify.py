@@ -97,9 +97,10 @@ def verify(
         works: list[tuple[str, Timed, Work | str]] = []
         for key, limit, winner in winners(table):
             found = todays(key, limit, winner, target, source)
-            if not isinstance(found, str):
-                found = Work(words.parse_problem(key), [found], Entry(), device, compiler)
-            works.append((key, winner, found))
+            if isinstance(found, str):
+                works.append((key, winner, found))
+            else:
+                works.append((key, winner, Work(words.parse_problem(key), [found], Entry(), device, compiler)))
         for key, winner, work in works:
             yield Verdict(key, winner, work) if isinstance(work, str) else _verdict(key, winner, work, device, clock)
 
