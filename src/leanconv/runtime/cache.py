@@ -25,8 +25,7 @@ from leanconv.runtime import env
 from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.errors import warn_once
-from leanconv.runtime.files import read_bytes, read_json, whole
-from leanconv.runtime.process_lock import process_lock
+from leanconv.runtime.files import process_lock, read_bytes, read_json, whole
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
