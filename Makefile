@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-all pythons lint format types docs clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python -m leanconv.cli.demo
+	$(BIN)/leanconv demo
 
 # One BLAS thread for each worker: two that wait for a core that others hold spin for seconds.
 test test-all: export OMP_NUM_THREADS ?= 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leanconv.cli import command_line, options
+from leanconv.cli import command_line
 
 app = command_line.new_app("report", "Measure what docs/ publishes, and make its pages from the committed results.")
 
@@ -26,20 +27,17 @@ def pages(docs: Docs = DOCS, results: Records = RESULTS) -> None:
         print(page)
 
 
-@app.command()
-def numerics(results: Records = RESULTS, revision: options.Revision = None) -> None:
-    """Measure errors against float64 of every algorithm that this machine can run."""
-    from report.numerics import measure_machine
+def _simple(name: str, module: str, what: str) -> None:
+    """A command that measures, and needs no more than where the results go."""
 
-    print(measure_machine(results, revision))
+    @app.command(name, help=what)
+    def command(results: Records = RESULTS, revision: command_line.Revision = None) -> None:
+        print(import_module(f"report.{module}").measure(results, revision))
 
 
-@app.command("first-calls")
-def first_calls(results: Records = RESULTS, revision: options.Revision = None) -> None:
-    """Measure how long the first run of a network waits for its kernels, on this machine's GPU."""
-    from report.first_calls import measure
-
-    print(measure(results, revision))
+_simple("numerics", "numerics", "Measure errors against float64 of every algorithm that this machine can run.")
+_simple("first-calls", "first_calls", "Measure how long the first run of a network waits for its kernels, on this GPU.")
+_simple("cpu", "cpu", "Measure the CPU engine beside PyTorch on this machine, and whether the choice there is good.")
 
 
 @app.command()
@@ -55,7 +53,7 @@ def refit(results: Records = RESULTS) -> None:
 def networks(
     names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
     results: Records = RESULTS,
-    revision: options.Revision = None,
+    revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
     from report.networks import NETWORKS, measure
@@ -69,9 +67,9 @@ def modes(
     mode: Annotated[list[str] | None, typer.Option(help="fp32, tf32-fp32, tf32 or 16-bit; by default all.")] = None,
     only: Annotated[list[str] | None, typer.Option("--pass", help="forward or training; by default both.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
-    seconds: options.Seconds = None,
+    seconds: command_line.Seconds = None,
     results: Records = RESULTS,
-    revision: options.Revision = None,
+    revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
     from report.modes import MODES, PASSES, measure
@@ -88,18 +86,10 @@ def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tupl
 
 
 @app.command()
-def cpu(results: Records = RESULTS, revision: options.Revision = None) -> None:
-    """Measure the CPU engine's algorithms beside PyTorch on this machine, and whether the choice among them is good."""
-    from report.cpu import measure
-
-    print(measure(results, revision))
-
-
-@app.command()
 def layers(
     results: Records = RESULTS,
-    seconds: options.Seconds = None,
-    revision: options.Revision = None,
+    seconds: command_line.Seconds = None,
+    revision: command_line.Revision = None,
     others: Annotated[
         bool, typer.Option("--others", help="Gradients, 16 bits and groups; one candidate each.")
     ] = False,
@@ -111,7 +101,6 @@ def layers(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command and exit as the command line of leanconv does."""
     command_line.run(app, "python -m report", arguments)
 
 

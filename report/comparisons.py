@@ -29,14 +29,8 @@ def speeds(results: Results, algorithms: Sequence[str]) -> Table:
         peers = results.peers(problem)
         rows = [results.own(problem, [name]) for name in names]
         errors = [row.error for row in rows if row and row.error is not None]
-        lines.append(
-            [
-                problem,
-                *(quantity(row.tflops) if row else "–" for row in rows),
-                *(quantity(peers[name].tflops) if name in peers else "–" for name in groups),
-                f"{max(errors):.1e}" if errors else "–",
-            ]
-        )
+        figures = (quantity(row.tflops) if row else "–" for row in (*rows, *map(peers.get, groups)))
+        lines.append([problem, *figures, f"{max(errors):.1e}" if errors else "–"])
     return ["problem", *names, *(SPEED_PEERS[name] for name in groups), "our largest error"], lines
 
 
@@ -63,15 +57,8 @@ def memory(results: Results, algorithm: str, fused: str) -> Table:
         mean = f"{100 * geometric_mean(small):.0f}% ({100 * max(small):.0f}%)"
         lines.append(["layers with 3×3 filters", "", "", "", mean, *[""] * len(groups)])
     for name in (fused, algorithm):
-        saved = [_saved(results, name, group) for group in groups]
-        lines.append([f"{name}, all memory, against", *[""] * 4, *(_less(value) for value in saved)])
+        lines.append([f"{name}, all memory, against", *[""] * 4, *(_saved(results, name, group) for group in groups)])
     return columns, lines
-
-
-def _less(share: float | None) -> str:
-    if share is None:
-        return "–"
-    return f"{100 * share:.0f}% less" if share >= 0 else f"{-100 * share:.0f}% more"
 
 
 def _share(row: Row | None, other: Row | None) -> float | None:
@@ -80,14 +67,15 @@ def _share(row: Row | None, other: Row | None) -> float | None:
     return row.workspace_bytes / other.workspace_bytes
 
 
-def _saved(results: Results, algorithm: str, group: str) -> float | None:
+def _saved(results: Results, algorithm: str, group: str) -> str:
     """By how much less memory than a group an algorithm takes, the tensors included, on average over the problems."""
     shares = []
     for problem, about in results.problems.items():
         row, peer = results.own(problem, [algorithm]), results.peers(problem).get(group)
         if row and peer and row.workspace_bytes is not None and peer.workspace_bytes is not None:
             shares.append((about["bytes"] + row.workspace_bytes) / (about["bytes"] + peer.workspace_bytes))
-    return 1 - sum(shares) / len(shares) if shares else None
+    saved = 1 - sum(shares) / len(shares) if shares else 0.0
+    return (f"{100 * saved:.0f}% less" if saved >= 0 else f"{-100 * saved:.0f}% more") if shares else "–"
 
 
 def engines(results: Results, algorithm: str) -> Table:
@@ -98,9 +86,8 @@ def engines(results: Results, algorithm: str) -> Table:
     groups = {name: names for name, names in families(results).items() if name != "all"}
     wide = {name: names for name, names in groups.items() if any(other.startswith(f"{name}(") for other in groups)}
     groups = (wide or groups) | {"all": list(results.problems)}
-    names_of_engines = dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-")))
     lines = []
-    for engine in names_of_engines:
+    for engine in dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-"))):
         rows = [row for row in results.rows if row.engine == engine]
         group = Group(engine, "", engine)
         cells = [spread(ratios(results, names, algorithm, group), len(names)) for names in groups.values()]

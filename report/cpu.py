@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, cast
 
-import numpy as np
-
 import leanconv
 from leanconv.bench import machine
 from leanconv.bench.format import Table
-from leanconv.bench.suites import format_problem, load_suite
+from leanconv.bench.operands import Check, Operands, as_nchw
+from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
+from leanconv.bench.suites import format_problem, load_suite, with_batch
 from leanconv.call.choose import choose
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.options import Layout
@@ -27,10 +27,9 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.progress import progress
 from report import records
 
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 #: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
 ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
-#: Largest relative difference from PyTorch's result: the engine's precision level is fp32.
+#: Largest relative error against float64: the engine's precision level is fp32.
 MOST_ERROR = 1e-5
 
 
@@ -40,13 +39,13 @@ def layers(layout: Layout) -> dict[str, list[ConvProblem]]:
     def one(n: int, c: int, h: int, w: int, k: int, r: int, s: int, **more: Any) -> ConvProblem:
         return ConvProblem(n, c, h, w, k, r, s, padding=(r // 2, r // 2, s // 2, s // 2), layout=layout, **more)
 
-    resnet = [cast(ConvProblem, case.problem) for case in load_suite("resnet-50", layout)]
-    inception = [cast(ConvProblem, case.problem) for case in load_suite("inception-v3", layout)]
-    depthwise = [cast(ConvProblem, case.problem) for case in load_suite("depthwise", layout)]
+    def of(suite: str, step: int) -> list[ConvProblem]:
+        return [cast(ConvProblem, with_batch(case.problem, 1)) for case in load_suite(suite, layout)[::step]]
+
     return {
-        "layers of ResNet-50": [replace(problem, n=1) for problem in resnet[::2]],
-        "layers of Inception-v3": [replace(problem, n=1) for problem in inception[::2]],
-        "depthwise layers": [replace(problem, n=1) for problem in depthwise[::3]],
+        "layers of ResNet-50": of("resnet-50", 2),
+        "layers of Inception-v3": of("inception-v3", 2),
+        "depthwise layers": of("depthwise", 3),
         "small layers": [
             one(1, 8, 8, 8, 8, 3, 3), one(1, 16, 14, 14, 16, 3, 3), one(1, 32, 7, 7, 32, 3, 3),
             one(1, 3, 16, 16, 8, 3, 3), one(1, 64, 7, 7, 64, 1, 1), one(1, 16, 14, 14, 32, 1, 1),
@@ -92,53 +91,34 @@ def alternating(
 
 
 def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
-    """What computes a layer, by algorithm, and PyTorch. Raises RuntimeError where a result differs from PyTorch's."""
+    """What computes a layer, by algorithm, and PyTorch. Raises RuntimeError where a result of ours is not right."""
     import torch
 
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal(problem.x_shape, np.float32)
-    w = (rng.standard_normal(problem.w_shape, np.float32) * problem.terms**-0.5).astype(np.float32)
-    order = (0, 3, 1, 2) if problem.layout == "NHWC" else (0, 1, 2, 3)
-    given, filters = (torch.from_numpy(array).permute(order) for array in (x, w))
-    top, _, left, _ = problem.padding
-    how = problem.stride, (top, left), problem.dilation, problem.groups
-
-    def peer() -> Any:
-        return torch.nn.functional.conv2d(given, filters, None, *how)
-
-    expected = peer().numpy().transpose((0, 2, 3, 1) if problem.layout == "NHWC" else (0, 1, 2, 3))
-    calls: dict[str, Callable[[], Any]] = {}
-    for algorithm in CPU_ALGORITHMS:
-        if algorithm.reasons(problem, None):
-            continue
-
-        def call(name: str = algorithm.name) -> Any:
-            return leanconv.conv2d(
-                x, w, None, problem.stride, (top, left), problem.dilation, problem.groups, layout=problem.layout,
-                algorithm=name,
-            )  # fmt: skip
-
-        error = np.linalg.norm(call() - expected) / np.linalg.norm(expected)
-        if not error <= MOST_ERROR:
-            raise RuntimeError(f"{format_problem(problem)} {algorithm.name}: differs by {error:.3g} from PyTorch")
-        calls[algorithm.name] = call
-    return {**calls, "PyTorch": peer}
+    operands = Operands(problem, gpu=False)
+    x, w = operands.x(problem.layout), operands.w(problem.layout)
+    how = None, problem.stride, problem.padding[::2], problem.dilation, problem.groups
+    named = [algorithm.name for algorithm in CPU_ALGORITHMS if not algorithm.reasons(problem, None)]
+    calls: dict[str, Callable[[], Any]] = {
+        name: partial(leanconv.conv2d, x, w, *how, layout=problem.layout, algorithm=name) for name in named
+    }
+    check = Check(operands)
+    for name, call in calls.items():
+        if not (error := check.error(call(), problem.layout)) <= MOST_ERROR:
+            raise RuntimeError(f"{format_problem(problem)} {name}: differs by {error:.3g} from float64")
+    theirs = (as_nchw(torch.from_numpy(array), problem.layout) for array in (x, w))
+    return {**calls, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}
 
 
 def every() -> Iterator[tuple[str, ConvProblem]]:
-    """All layers in both layouts, with their groups."""
     for layout in LAYOUTS:
         for group, problems in layers(layout).items():
             yield from ((group, problem) for problem in problems)
 
 
 def row(group: str, problem: ConvProblem) -> dict[str, Any]:
-    """What is measured of a layer in one round."""
     us = {name: round(each, 1) for name, each in alternating(_calls(problem)).items()}
-    chosen = choose(problem, None).algorithm.name
-    return {
-        "group": group, "layout": problem.layout, "problem": format_problem(problem), "chosen": chosen, "us": us,
-    }  # fmt: skip
+    about = {"group": group, "layout": problem.layout, "problem": format_problem(problem)}
+    return {**about, "chosen": choose(problem, None).algorithm.name, "us": us}
 
 
 def measure(results: Path, revision: str | None = None) -> Path:
@@ -148,19 +128,15 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
     torch.set_num_threads(1)
     all_layers = list(every())
-    rounds: list[list[dict[str, Any]]] = []
+    made: dict[tuple[str, ConvProblem], dict[str, Any]] = {}
     with threadpool_limits(1), progress(ROUNDS * len(all_layers)) as begin:
-        for _ in range(ROUNDS):
-            rounds.append([])
-            for group, problem in all_layers:
-                begin(format_problem(problem))
-                rounds[-1].append(row(group, problem))
-    made = [
-        {**of_layer[0], "us": {name: min(each["us"][name] for each in of_layer) for name in of_layer[0]["us"]}}
-        for of_layer in zip(*rounds, strict=True)
-    ]
+        for group, problem in all_layers * ROUNDS:
+            begin(format_problem(problem))
+            again = row(group, problem)
+            best = made.setdefault((group, problem), again)
+            best["us"] = {name: min(us, again["us"][name]) for name, us in best["us"].items()}
     about = machine.describe(False, None, {"torch": torch.__version__}, revision)
-    return records.write(results, "choice", about, made, turns=ROUNDS * SAMPLES)
+    return records.write(results, "choice", about, made.values(), turns=ROUNDS * SAMPLES)
 
 
 def excess(row: dict[str, Any]) -> float:
@@ -179,18 +155,14 @@ def table(record: dict[str, Any]) -> Table:
             ratios = [row["us"][row["chosen"]] / row["us"]["PyTorch"] for row in of_group]
             worst = max(of_group, key=excess)
             good = sum(excess(row) <= 1.1 for row in of_group)
-            cells += [
-                f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})",
-                f"{good} of {len(of_group)}",
-                f"{excess(worst):.2f}",
-            ]
+            cells += [f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})", f"{good} of {len(of_group)}"]
+            cells.append(f"{excess(worst):.2f}")
         lines.append([group, *cells])
     heads = [f"{layout}: {what}" for layout in LAYOUTS for what in ("× PyTorch's time", "choice within 1.1×", "worst")]
     return ["layers", *heads], lines
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine, and how many choices are good."""
     about = record["machine"]
     found = [excess(each) for each in record["rows"]]
     good = sum(each <= 1.1 for each in found)

@@ -23,7 +23,6 @@ def panels(rows: int, columns: int, inches: tuple[float, float], **how: Any) -> 
 
 
 def refuse_empty(series: Any) -> None:
-    """Raise ValueError where there is nothing to draw."""
     if not series:
         raise ValueError("there is nothing to draw: the results hold no row that belongs into this figure")
 
@@ -40,20 +39,14 @@ def tidy(axis: Any, title: str = "", grid: str = "y", hidden: Iterable[str] = ("
 
 
 def finish(figure: Any, path: Path, title: str) -> None:
-    """Write the figure with its title."""
     figure.suptitle(title, fontsize=9.5, x=0.01, ha="left", color=INK)
     save(figure, path, 160)
 
 
 def bars(
-    axis: Any,
-    names: Sequence[str],
-    heights: dict[str, list[float | None]],
-    colours: dict[str, str],
-    hatched: dict[str, list[bool]] | None = None,
-    pale_below: float = 0.0,
-    named: Sequence[str | None] = (),
-) -> None:
+    axis: Any, names: Sequence[str], heights: dict[str, list[float | None]], colours: dict[str, str],
+    hatched: dict[str, list[bool]] | None = None, pale_below: float = 0.0, named: Sequence[str | None] = (),
+) -> None:  # fmt: skip
     """Groups of bars; in a group only the series that have a value, side by side around its middle.
 
     ``named`` has a series for each group whose name stands over its bar.

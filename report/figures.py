@@ -18,19 +18,11 @@ from report.drawing import INK, bars, finish, legend, panels, refuse_empty, tidy
 #: leanconv's algorithms, PyTorch and im2col, then cuDNN's algorithms: what they are called, and their colour. The
 #: figures leave out others.
 _OWN = {
-    "tensor_gemm": "#b2182b",
-    "tensor_winograd": "#67001f",
-    "native_gemm_16bit": "#d6604d",
-    "native_gemm_tf32": "#f4a582",
-    "native_gemm_nchw": "#8c2d04",
-    "im2win_fused": "#d55e00",
-    "im2win": "#e69f00",
-    "implicit_gemm": "#f0e442",
-    "winograd1d": "#9e0142",
-    "winograd2d": "#f6a5b5",
-    "direct_tiled": "#5e4fa2",
+    "tensor_gemm": "#b2182b", "tensor_winograd": "#67001f", "native_gemm_16bit": "#d6604d",
+    "native_gemm_tf32": "#f4a582", "native_gemm_nchw": "#8c2d04", "im2win_fused": "#d55e00", "im2win": "#e69f00",
+    "implicit_gemm": "#f0e442", "winograd1d": "#9e0142", "winograd2d": "#f6a5b5", "direct_tiled": "#5e4fa2",
     "direct": "#7a3b00",
-}
+}  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}
 _CUDNN = {
     "implicit_gemm": ("cuDNN implicit GEMM", "#c6dbef"),
@@ -44,12 +36,9 @@ _CUDNN = {
 _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
 #: The lines of the families' figure.
 _FAMILY_OWN = {
-    "tensor_gemm": "#b2182b",
-    "tensor_winograd": "#67001f",
-    "winograd2d": "#cc79a7",
-    "winograd1d": "#d55e00",
+    "tensor_gemm": "#b2182b", "tensor_winograd": "#67001f", "winograd2d": "#cc79a7", "winograd1d": "#d55e00",
     "implicit_gemm": "#009e73",
-}
+}  # fmt: skip
 _FAMILY_PEERS = {
     "lean": ("cuDNN without workspace", "#56b4e9"),
     "best": ("cuDNN's fastest", "#08519c"),
@@ -105,7 +94,8 @@ def speed(results: Results, path: Path) -> None:
     figure, axes = panels(len(rows), 1, (10.5, 2.7 * len(rows) + 1.3), sharey=True)
     for axis, names in zip(axes, rows, strict=True):
         heights = {label: [of[p].tflops if p in of else None for p in names] for label, of in series.items()}
-        hatched = {label: [_needs_workspace(of.get(p)) for p in names] for label, of in series.items()}
+        needed = {label: [of[p].workspace_bytes or 0 if p in of else 0 for p in names] for label, of in series.items()}
+        hatched = {label: [nbytes > TABLE_BYTES for nbytes in each] for label, each in needed.items()}
         bars(axis, names, heights, colours, hatched, named=[best_own(series, p) for p in names])
         ceiling = results.machine["ceilings"]["fp32_tflops"]
         axis.axhline(ceiling, zorder=1, **_DASHED)
@@ -116,10 +106,6 @@ def speed(results: Results, path: Path) -> None:
         )  # fmt: skip
     legend(axes[0], colours, hatch="needs a workspace")
     finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution"))
-
-
-def _needs_workspace(row: Row | None) -> bool:
-    return row is not None and (row.workspace_bytes or 0) > TABLE_BYTES
 
 
 def family_rows(results: Results, problems: Sequence[str]) -> dict[str, list[Row | None]]:

@@ -38,12 +38,9 @@ from leanconv.runtime.launch import open_device
 layers = [case.problem for case in load_suite(sys.argv[1])]
 open_device(0)
 begun = time.perf_counter()
-if sys.argv[2] == "one by one":
-    each = [leanconv.precompile([layer], progress=False) for layer in layers]
-    kernels, compiled = sum(one.kernels for one in each), sum(one.compiled for one in each)
-else:
-    made = leanconv.precompile(layers, progress=False)
-    kernels, compiled = made.kernels, made.compiled
+groups = [[layer] for layer in layers] if sys.argv[2] == "one by one" else [layers]
+each = [leanconv.precompile(group, progress=False) for group in groups]
+kernels, compiled = sum(one.kernels for one in each), sum(one.compiled for one in each)
 seconds = time.perf_counter() - begun
 print(json.dumps({"layers": len(layers), "kernels": kernels, "compiled": compiled, "seconds": round(seconds, 3)}))
 """
@@ -51,13 +48,11 @@ print(json.dumps({"layers": len(layers), "kernels": kernels, "compiled": compile
 
 def _measured(network: str, way: str, folder: str) -> dict[str, Any]:
     environment = {**os.environ, **_COLD, "LEANCONV_CACHE_DIR": folder}
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, network, way], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", _MEASURE, network, way]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{network}, {way}: {done.stderr.strip()}")
-    row: dict[str, Any] = {"network": network, "way": way, **json.loads(done.stdout.splitlines()[-1])}
-    return row
+    return {"network": network, "way": way, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def measure(results: Path, revision: str | None = None) -> Path:
@@ -72,18 +67,16 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Seconds by network and way."""
     lines = []
     for network in dict.fromkeys(row["network"] for row in rows):
         ways = {row["way"]: row for row in rows if row["network"] == network}
-        some = next(iter(ways.values()))
+        counts = (str(next(iter(ways.values()))[key]) for key in ("layers", "kernels"))
         seconds = [f"{ways[way]['seconds']:.2f} s" if way in ways else "–" for way in WAYS]
-        lines.append([network, str(some["layers"]), str(some["kernels"]), *seconds])
+        lines.append([network, *counts, *seconds])
     return ["network", "different layers", "kernels", *WAYS], lines
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine, with what the columns mean."""
     ways = "; ".join(f"{way}: {meaning}" for way, meaning in WAYS.items())
     origin = f"{records.origin(record['machine'])}, {record['machine']['cores']} cores."
     return f"{origin} {ways}.\n\n{records.table(table(record['rows']))}"

@@ -9,8 +9,10 @@ with its revision, until their layer is timed again.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +20,7 @@ from typing import Any
 
 from leanconv.bench import machine
 from leanconv.bench.format import Table
+from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from leanconv.bench.suites import format_problem
 from leanconv.call.choose import choose
 from leanconv.options import Layout
@@ -27,16 +30,9 @@ from report import records
 
 #: Names for `models.build`, and batches of images of 224 x 224.
 NETWORKS = {
-    "vgg16": 64,
-    "resnet18": 64,
-    "resnet50": 64,
-    "densenet121": 32,
-    "googlenet": 64,
-    "mobilenet_v3_large": 64,
-    "efficientnet_b0": 32,
-    "convnext_tiny": 32,
-}
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
+    "vgg16": 64, "resnet18": 64, "resnet50": 64, "densenet121": 32, "googlenet": 64, "mobilenet_v3_large": 64,
+    "efficientnet_b0": 32, "convnext_tiny": 32,
+}  # fmt: skip
 #: The results file.
 NAME = "torchvision-layers"
 #: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups, channels last.
@@ -83,13 +79,13 @@ def other_layers(target: Target, networks: Sequence[str] = OTHER_NETWORKS) -> li
                 layer = by_kind.setdefault(kind, {}).setdefault(problem, Layer(problem, limit))
                 layer.shares[network] = choose(problem, replace(target, model=""), limit=limit).cost
     ordered = [sorted(each.values(), key=lambda layer: -max(layer.shares.values())) for each in by_kind.values()]
-    for each in ordered:
-        # long and short ones in turn
-        each[:] = [
-            layer for pair in zip_longest(each[: len(each) // 2], each[len(each) // 2 :]) for layer in pair if layer
-        ]
-    mixed = [layer for together in zip_longest(*ordered) for layer in together if layer]
+    # of each kind long and short ones in turn, then the kinds in turn
+    mixed = _in_turn(*(_in_turn(each[: len(each) // 2], each[len(each) // 2 :]) for each in ordered))
     return [Layer(layer.problem, layer.limit, dict.fromkeys(layer.shares, 0.0)) for layer in mixed]
+
+
+def _in_turn(*lists: list[Layer]) -> list[Layer]:
+    return [layer for together in zip_longest(*lists) for layer in together if layer]
 
 
 def _of_network(
@@ -104,9 +100,7 @@ def _of_network(
     with torch.device("meta"):
         model: Any = models.build(network).train(backward)
         model = model.to(getattr(torch, dtype), memory_format=form)
-        x = torch.empty(NETWORKS.get(network, 32), 3, 224, 224, dtype=getattr(torch, dtype)).contiguous(
-            memory_format=form
-        )
+        x = torch.empty((NETWORKS.get(network, 32), 3, 224, 224), dtype=getattr(torch, dtype), memory_format=form)
     for limit, problems in problems_of(model, x, backward=backward).items():
         for problem in problems:
             if problem.dtype == dtype and not problem.is_empty:
@@ -118,37 +112,32 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
 
     With ``others`` one candidate of each of `other_layers` is timed.
     """
-    import torch
-    import torchvision
-
     from leanconv.runtime import launch
     from leanconv.tuning.search import WrongResultError, tune
 
     begun = perf_counter()
     target = launch.open_device(0).target
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    about = machine.describe(True, None, versions, revision)
+    about = records.with_torch(revision)
     name, most = (OTHERS, 1) if others else (NAME, _MOST)
     path = results / machine.slug(about) / f"{name}.json"
     rows = {(row["problem"], row["limit"]): row for row in records.read(path).get("rows", ())}
     every = other_layers(target) if others else layers(target)
-    for row in rows.values():
-        row["shares"] = {}
-    for layer in every:
-        if (key := (format_problem(layer.problem), layer.limit)) in rows:
-            rows[key]["shares"] = layer.shares
+    shares = {(format_problem(layer.problem), layer.limit): layer.shares for layer in every}
+    for key, row in rows.items():
+        row["shares"] = shares.get(key, {})
     wrong: list[str] = []
     for group in _groups(every):
         left = None if seconds is None else seconds - (perf_counter() - begun)
         if left is not None and left <= 0:
             break
         problems = [layer.problem for layer in group]
+        timed = partial(tune, problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
         try:
-            done = tune(problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
+            done = timed()
         except WrongResultError as error:
             # all other times are in the table: they are read there
             wrong.append(str(error))
-            done = tune(problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
+            done = timed()
         for each in done.problems:
             layer = next(layer for layer in group if layer.problem == each.problem)
             key = format_problem(layer.problem), layer.limit
@@ -194,17 +183,12 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine, with the revisions of its rows."""
     rows = record["rows"]
-    revisions: dict[str, int] = {}
-    for row in rows:
-        known = (row["revision"] or "unknown")[:12]
-        words = EARLIER if row["revision"] == EARLIER else f"at revision {known} ({row['date'][:10]})"
-        revisions[words] = revisions.get(words, 0) + 1
-    of = ", ".join(f"{count} {words}" for words, count in revisions.items())
-    strict = [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]
+    found = Counter(f"at revision {(row['revision'] or 'unknown')[:12]} ({row['date'][:10]})"
+                    if row["revision"] != EARLIER else EARLIER for row in rows)  # fmt: skip
+    of = ", ".join(f"{count} {words}" for words, count in found.items())
     said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {of}."
-    if strict:
+    if strict := [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]:
         said += (
             f" Their winners are {statistics.geometric_mean(strict):.2f} times as fast as strict FP32 in the "
             f"geometric mean (PyTorch {record['machine']['torch']}), {min(strict):.2f} times at worst; "

@@ -81,7 +81,6 @@ def edsr(blocks: int = 16, channels: int = 64) -> nn.Sequential:
 
 
 def build(name: str) -> nn.Module:
-    """One of these, or torchvision's of that name."""
     ours: dict[str, Callable[[], nn.Module]] = {"unet": UNet, "vae_decoder": decoder, "edsr": edsr}
     if name in ours:
         return ours[name]()

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.options import Precision
 from report import records
-from report.networks import NETWORKS, _captured, _revisions, _rows
+from report.networks import NETWORKS, arithmetic, captured, revisions
 
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")
@@ -65,11 +64,8 @@ def elapsed_us(call: Callable[[], Any], count: int) -> float:
 def in_turn(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     """Microseconds of each call, the median of rounds in which all are timed, so that all see the same clocks."""
     counts = {name: max(1, ceil(_ROUND_US / max(elapsed_us(call, 2), 1.0))) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_ROUNDS):
-        for name, call in calls.items():
-            samples[name].append(elapsed_us(call, counts[name]))
-    return {name: statistics.median(each) for name, each in samples.items()}
+    rounds = [{name: elapsed_us(call, counts[name]) for name, call in calls.items()} for _ in range(_ROUNDS)]
+    return {name: statistics.median(each[name] for each in rounds) for name in calls}
 
 
 def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
@@ -91,21 +87,7 @@ def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
         finally:
             registration.add(patch)
         call()
-    return {f"{who}_eager_us": statistics.median(each) for who, each in samples.items()}
-
-
-@contextmanager
-def arithmetic(mode: Mode) -> Iterator[None]:
-    """PyTorch's switches for a mode, with cuDNN's search; afterwards they are as they were."""
-    import torch
-
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, mode.tf32
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=mode.tf32):
-            yield
-    finally:
-        matmul.allow_tf32 = before
+    return {f"{who}_eager_us": round(statistics.median(each), 1) for who, each in samples.items()}
 
 
 def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
@@ -154,28 +136,26 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str,
     with torch.inference_mode():
         call = partial(model, x)
         call()
-        graphs = {}
-        graphs["torch"], y = _captured(call)
-        others = {"torch": _compiled_graph(model, x)} if compiled else {}
+        graph, y = captured(call)
+        graphs, others = {"torch": graph}, {"torch": _compiled_graph(model, x)} if compiled else {}
         with leanconv.torch.enable(model, precision=mode.precision) as taken:
             begin = time.perf_counter()
             leanconv.torch.warm_up(model, x, progress=False)
             waited = time.perf_counter() - begin
             us = eager(call, taken)
-            graphs["leanconv"], ours_y = _captured(call)
+            graphs["leanconv"], ours_y = captured(call)
             if compiled:
                 others["leanconv"] = _compiled_graph(model, x)
             report = taken.report()
         for name, of in (("graph", graphs), ("compile", others)):
             if of:
                 for who, spent in in_turn({who: graph.replay for who, graph in of.items()}).items():
-                    us[f"{who}_{name}_us"] = spent
+                    us[f"{who}_{name}_us"] = round(spent, 1)
         graphs["torch"].replay()
         graphs["leanconv"].replay()
         apart = float((ours_y.double() - y.double()).norm() / y.double().norm())
     counts = {"taken": len(report.taken), "left": len(report.left), "packed_bytes": report.packed_bytes}
-    rounded = {name: round(each, 1) for name, each in us.items()}
-    return rounded | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
+    return us | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
 
 
 def _compiled_graph(model: Any, x: Any) -> Any:
@@ -184,7 +164,7 @@ def _compiled_graph(model: Any, x: Any) -> Any:
     torch._dynamo.reset()
     call = partial(torch.compile(model), x)
     call()
-    return _captured(call)[0]
+    return captured(call)[0]
 
 
 def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
@@ -196,8 +176,7 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
     with leanconv.torch.enable(model, precision=mode.precision) as taken:
         us = eager(run, taken)
         report = taken.report()
-    rounded = {name: round(each, 1) for name, each in us.items()}
-    return rounded | {"taken": len(report.taken), "left": len(report.left)}
+    return us | {"taken": len(report.taken), "left": len(report.left)}
 
 
 def measure(
@@ -206,36 +185,28 @@ def measure(
 ) -> Path:  # fmt: skip
     """Measure on this machine's GPU what the results file does not have of this revision; other rows stay."""
     import torch
-    import torchvision
 
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    about = machine.describe(True, None, versions, revision)
-    path = results / machine.slug(about) / "modes.json"
-    rows = _rows(records.read(path)) if path.is_file() else []
+    about = records.with_torch(revision)
+    path, rows = records.begun(results, "modes", about)
     begin = time.monotonic()
-    for kind in passes:
-        for key in modes:
-            for name in names if kind == "forward" else [name for name in names if name in TRAINED]:
-                mine = {"network": name, "mode": key, "pass": kind}
-                old = next((row for row in rows if mine.items() <= row.items()), None)
-                if old is not None and old["revision"] == about["git_revision"]:
-                    continue
-                if seconds is not None and time.monotonic() - begin > seconds:
-                    return path
-                mode = MODES[key]
-                with arithmetic(mode):
-                    model, x = network(name, mode, kind != "forward")
-                    if kind == "forward":
-                        found = measure_forward(model, x, mode, compiled)
-                    else:
-                        found = measure_step(model, x, mode)
-                row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
-                print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
-                del model, x
-                torch.cuda.empty_cache()
-                rows = [row for row in rows if row is not old] + [row]
-                rows.sort(key=_place)
-                records.write(results, "modes", about, rows)
+    for kind, key, name in product(passes, modes, names):
+        mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
+        old = next((row for row in rows if mine.items() <= row.items()), None)
+        known = old is not None and old["revision"] == about["git_revision"]
+        if known or (kind != "forward" and name not in TRAINED):
+            continue
+        if seconds is not None and time.monotonic() - begin > seconds:
+            break
+        with arithmetic(mode.tf32):
+            model, x = network(name, mode, kind != "forward")
+            found = measure_forward(model, x, mode, compiled) if kind == "forward" else measure_step(model, x, mode)
+        row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
+        print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
+        del model, x
+        torch.cuda.empty_cache()
+        rows = [row for row in rows if row is not old] + [row]
+        rows.sort(key=_place)
+        records.write(results, "modes", about, rows)
     return path
 
 
@@ -262,11 +233,9 @@ def _cell(row: dict[str, Any] | None, way: str) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The tables of a machine."""
-    rows = _rows(record)
-    origin = f"{record['machine']['gpu']}, {_revisions(rows)}"
+    rows = records.dated(record)
+    origin = f"{record['machine']['gpu']}, {revisions(rows)}"
     texts = [f"{origin}. PyTorch's time over leanconv's, and both in milliseconds."]
     for kind in dict.fromkeys(row["pass"] for row in rows):
-        texts.append(PASSES[kind])
-        texts.append(records.table(table(rows, kind)))
+        texts += [PASSES[kind], records.table(table(rows, kind))]
     return "\n\n".join(texts)

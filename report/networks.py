@@ -8,48 +8,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import machine
 from leanconv.bench.format import Table
-from leanconv.options import Layout
+from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from report import records
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, height and width.
 NETWORKS = {
-    "vgg16": (64, 3, 224, 224),
-    "resnet50": (64, 3, 224, 224),
-    "unet": (8, 3, 256, 256),
-    "vae_decoder": (4, 4, 32, 32),
-    "edsr": (16, 3, 96, 96),
-    "convnext_tiny": (32, 3, 224, 224),
-    "mobilenet_v3_large": (64, 3, 224, 224),
-    "efficientnet_b0": (32, 3, 224, 224),
-    "densenet121": (32, 3, 224, 224),
-    "resnet18": (64, 3, 224, 224),
-    "resnext50_32x4d": (32, 3, 224, 224),
-    "inception_v3": (32, 3, 299, 299),
-    "regnet_y_1_6gf": (32, 3, 224, 224),
-}
-LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
+    "vgg16": (64, 3, 224, 224), "resnet50": (64, 3, 224, 224), "unet": (8, 3, 256, 256), "vae_decoder": (4, 4, 32, 32),
+    "edsr": (16, 3, 96, 96), "convnext_tiny": (32, 3, 224, 224), "mobilenet_v3_large": (64, 3, 224, 224),
+    "efficientnet_b0": (32, 3, 224, 224), "densenet121": (32, 3, 224, 224), "resnet18": (64, 3, 224, 224),
+    "resnext50_32x4d": (32, 3, 224, 224), "inception_v3": (32, 3, 299, 299), "regnet_y_1_6gf": (32, 3, 224, 224),
+}  # fmt: skip
 #: Who computes the convolutions, by the name of the engine without its layout.
 ENGINES = {"torch-fp32": "PyTorch, strict FP32", "leanconv": "leanconv"}
 
 
-def _convolutions(model: Any) -> list[Any]:
-    import torch
-
-    return [module for module in model.modules() if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d))]
-
-
 def calls_of(model: Any, x: Any) -> list[tuple[Any, Any]]:
     """The convolutions of a forward pass of ``model``, each with what it is given."""
+    import torch
+
     found: list[tuple[Any, Any]] = []
     hooks = [
         module.register_forward_hook(lambda module, inputs, _: found.append((module, inputs[0])))
-        for module in _convolutions(model)
+        for module in model.modules()
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d))
     ]
     try:
         model(x)
@@ -59,7 +46,7 @@ def calls_of(model: Any, x: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
     """A CUDA graph of ``call``, and what the graph computes when it is replayed. Its memory is the graph's own."""
     import torch
 
@@ -88,11 +75,11 @@ def _row(network: str, engine: str, model: Any, x: Any, exact: Any, calls: Seque
     model(x)
     peak = torch.cuda.max_memory_allocated() - before
     eager = timed(partial(model, x))
-    graph, y = _captured(partial(model, x))
+    graph, y = captured(partial(model, x))
     timing = timed(graph.replay)
     error = float((y.double() - exact).norm() / exact.norm())
     del graph, y
-    graph, _ = _captured(lambda: [module(given) for module, given in calls])
+    graph, _ = captured(lambda: [module(given) for module, given in calls])
     return {
         "network": network, "engine": engine, "batch": len(x), "us": round(timing.median_us, 1),
         "us_low": round(timing.low, 1), "us_high": round(timing.high, 1), "runs": timing.runs,
@@ -131,43 +118,34 @@ def measure_network(network: str, shape: tuple[int, ...]) -> Iterator[dict[str, 
 
 def measure(results: Path, revision: str | None = None, networks: Sequence[str] = tuple(NETWORKS)) -> Path:
     """Measure on this machine's GPU; returns the results file, in which other networks keep their rows."""
-    import torch
-    import torchvision
-
-    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
-    about = machine.describe(True, None, versions, revision)
-    path = results / machine.slug(about) / "networks.json"
-    kept = _rows(records.read(path)) if path.is_file() else []
+    about = records.with_torch(revision)
+    path, kept = records.begun(results, "networks", about)
     for network in networks:
         rows = []
-        for row in _strict(measure_network(network, NETWORKS[network])):
-            rows.append(row | {"revision": about["git_revision"], "date": about["date"]})
-            text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
-            left = f", {row['left']} left to PyTorch" if row.get("left") else ""
-            print(text.format(**row), f"error {row['error']:.1e}{left}", flush=True)
+        with arithmetic(tf32=False):
+            for row in measure_network(network, NETWORKS[network]):
+                rows.append(row | {"revision": about["git_revision"], "date": about["date"]})
+                text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
+                left = f", {row['left']} left to PyTorch" if row.get("left") else ""
+                print(text.format(**row), f"error {row['error']:.1e}{left}", flush=True)
         kept = [row for row in kept if row["network"] != network] + rows
         kept.sort(key=lambda row: list(NETWORKS).index(row["network"]))
         records.write(results, "networks", about, kept)
     return path
 
 
-def _strict(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows, measured in strict FP32 with cuDNN's search; afterwards PyTorch's switches are as they were."""
+@contextmanager
+def arithmetic(tf32: bool) -> Iterator[None]:
+    """PyTorch with or without TF32 and with cuDNN's search; afterwards its switches are as they were."""
     import torch
 
-    flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=False)
-    matmul, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, tf32
     try:
-        with flags:
-            yield from rows
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32):
+            yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = matmul
-
-
-def _rows(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows, each with its revision and date."""
-    about = record["machine"]
-    return [{"revision": about["git_revision"], "date": about["date"], **row} for row in record["rows"]]
+        matmul.allow_tf32 = before
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -177,10 +155,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     for network in dict.fromkeys(row["network"] for row in rows):
         of = {row["engine"]: row for row in rows if row["network"] == network}
         cells = [f"{of[engine]['us'] / 1000:.2f}" if engine in of else "–" for engine in engines]
-        best = []
-        for engine in ENGINES:
-            best.append(min((row for name, row in of.items() if name.startswith(engine)), key=lambda row: row["us"]))
-        theirs, ours = best
+        theirs, ours = (
+            min((row for name, row in of.items() if name.startswith(engine)), key=lambda row: row["us"])
+            for engine in ENGINES
+        )
         pairs = [f"{theirs[key] / 1000:.2f} / {ours[key] / 1000:.2f}" for key in ("convolutions_us", "eager_us")]
         errors = f"{theirs['error']:.1e} / {ours['error']:.1e}"
         taken = f"{ours['taken']} of {ours['taken'] + ours['left']}" if "taken" in ours else "–"
@@ -189,7 +167,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "batch", *titles, "×", "convolutions alone", "without graphs", "error", "taken"], lines
 
 
-def _revisions(rows: Sequence[dict[str, Any]]) -> str:
+def revisions(rows: Sequence[dict[str, Any]]) -> str:
     """When the networks were measured and at which revision; those that share both together."""
     of: dict[str, list[str]] = {}
     for row in rows:
@@ -200,10 +178,9 @@ def _revisions(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def section(record: dict[str, Any]) -> str:
-    """The table of a machine."""
-    rows = _rows(record)
+    rows = records.dated(record)
     meaning = (
         "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "
         "to the right are PyTorch / leanconv in these layouts; “taken” is how many layers ran on leanconv."
     )
-    return f"{record['machine']['gpu']}, {_revisions(rows)}. {meaning}\n\n{records.table(table(rows))}"
+    return f"{record['machine']['gpu']}, {revisions(rows)}. {meaning}\n\n{records.table(table(rows))}"

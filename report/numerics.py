@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,15 @@ from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.suites import dense_filter
 from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.kernels import ALGORITHMS
-from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm, ceil_div
+from leanconv.kernels.contract import Algorithm, GpuAlgorithm, ceil_div
 from leanconv.kernels.winograd_matrices import WIDTHS
 from leanconv.options import Precision
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.files import write_text
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 from report import records
-from report.data import sample
 
 #: Filter size and input channels of the layers; their product is the length of a reduction.
 LAYERS = ((3, 1), (7, 1), (3, 3), (3, 64), (3, 256), (3, 1024), (5, 128), (7, 64), (9, 64))
@@ -44,6 +44,10 @@ DATA = ("zero-mean", "positive")
 KERNELS = tuple((alpha, width) for alpha, widths in WIDTHS.items() for width in widths)
 CHANNELS = (64, 512)
 KERNEL_DATA = ("zero-mean", "in [1, 2]")
+
+
+#: Algorithm, precision level, place and result.
+Output = tuple[str, str, str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -75,31 +79,35 @@ def kernel_layer(alpha: int, width: int, channels: int) -> ConvProblem:
     return ConvProblem(1, channels, 15 + width, q + width - 1, 32, width, width, layout="NHWC", precision=precision)
 
 
+def sample(shape: Sequence[int], kind: str, random: np.random.Generator) -> np.ndarray:
+    """Dense float32 data: ``"zero-mean"`` (normal), ``"positive"`` (uniform in [0, 1)) or ``"in [1, 2]"``."""
+    if kind == "zero-mean":
+        return random.standard_normal(shape, np.float32)
+    uniform = random.random(shape, np.float32)
+    return 1 + uniform if kind == "in [1, 2]" else uniform
+
+
 def _problems(layers: Sequence[tuple[int, int]], filters: Sequence[int]) -> list[Problem]:
     return [*(layer(*each) for each in layers), *(dense_filter(1, 96, 128, size, size) for size in filters)]
 
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
     """Each algorithm that takes the problem at its own precision level, and a function of (x, w) that runs it."""
-    for algorithm in (*CPU_ALGORITHMS, *(ALGORITHMS if gpu else ())):
-        target = None if isinstance(algorithm, CpuAlgorithm) else _target()
-        if algorithm.reasons(_at_own_level(problem, algorithm), target):
-            continue
-        if isinstance(algorithm, CpuAlgorithm):
-            yield algorithm, "CPU", partial(algorithm.run, problem)
-        elif isinstance(algorithm, GpuAlgorithm):
-            yield algorithm, "GPU", _on_gpu(plan_of(algorithm, _at_own_level(problem, algorithm)), problem)
+    for engine in CPU_ALGORITHMS:
+        if not engine.reasons(_at_own_level(problem, engine), None):
+            yield engine, "CPU", partial(engine.run, problem)
+    for algorithm in ALGORITHMS if gpu else ():
+        own = _at_own_level(problem, algorithm)
+        if not algorithm.reasons(own, _target()):
+            yield algorithm, "GPU", _on_gpu(plan_of(algorithm, own), problem)
 
 
 def _at_own_level(problem: Problem, algorithm: Algorithm) -> Problem:
     """The problem with the precision that the algorithm declares, so that the loose ones take part too."""
-    if problem.kind == "conv2d":
-        return replace(problem, precision=algorithm.precision)
-    return problem
+    return replace(problem, precision=algorithm.precision) if problem.kind == "conv2d" else problem
 
 
 def _target() -> Target:
-    """This machine's GPU."""
     return launch.open_device(0).target
 
 
@@ -125,7 +133,7 @@ def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
     return run
 
 
-def measure(
+def measured(
     layers: Sequence[tuple[int, int]] = LAYERS, filters: Sequence[int] = FILTERS, gpu: bool | None = None
 ) -> list[Entry]:
     """Errors of every algorithm on this machine; ``gpu`` None takes the GPU's along where there is one.
@@ -136,35 +144,31 @@ def measure(
     random = np.random.default_rng(0)
     entries: list[Entry] = []
     for problem in _problems(layers, filters):
+        if problem.kind == "conv2d":
+            name, reduction = f"layer {problem.r}×{problem.s}×{problem.c}", problem.r * problem.s * problem.c
+        else:
+            name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
         for data in DATA:
-            if problem.kind == "conv2d":
-                x, w = sample(problem.x_shape, data, random), sample(problem.w_shape, data, random)
-                answer = oracle.conv2d(problem, x, w)
-                sequential = oracle.sequential_error(problem, x, w)
-                name, reduction = f"layer {problem.r}×{problem.s}×{problem.c}", problem.r * problem.s * problem.c
-            else:
-                x = sample((problem.batch, problem.h, problem.w), data, random)
-                w = sample((problem.kh, problem.kw), data, random)
-                answer = oracle.filter2d(problem, x, w)
-                # A quarter of the bound, which is four times what a sequential sum does.
-                sequential = oracle.filter_error_bound(problem, x, w) / 4
-                name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
-            outputs = ((own.stem, own.precision, where, run(x, w)) for own, where, run in _runners(problem, gpu))
-            entries += _entries(problem, name, reduction, data, answer, sequential, outputs)
+            entries += _entries(problem, name, reduction, data, random, partial(_outputs, problem, gpu))
     return entries
 
 
+def _outputs(problem: Problem, gpu: bool, x: np.ndarray, w: np.ndarray) -> Iterator[Output]:
+    return ((own.stem, own.precision, where, run(x, w)) for own, where, run in _runners(problem, gpu))
+
+
 def _entries(
-    problem: Problem,
-    name: str,
-    reduction: int,
-    data: str,
-    answer: np.ndarray,
-    sequential: float,
-    outputs: Iterable[tuple[str, str, str, np.ndarray]],
-) -> Iterator[Entry]:
-    """An entry for each of ``outputs``: algorithm, precision level, place and result."""
-    for algorithm, level, where, y in outputs:
+    problem: Problem, name: str, reduction: int, data: str, random: np.random.Generator,
+    outputs: Callable[[np.ndarray, np.ndarray], Iterable[Output]], most_products: int = 100_000_000,
+) -> Iterator[Entry]:  # fmt: skip
+    """An entry for each output of a problem on random data."""
+    x, w = sample(problem.x_shape, data, random), sample(problem.w_shape, data, random)
+    if problem.kind == "conv2d":
+        answer, sequential = oracle.conv2d(problem, x, w), oracle.sequential_error(problem, x, w, None, most_products)
+    else:
+        # A quarter of the bound, which is four times what a sequential sum does.
+        answer, sequential = oracle.filter2d(problem, x, w), oracle.filter_error_bound(problem, x, w) / 4
+    for algorithm, level, where, y in outputs(x, w):
         error = oracle.relative_error(y, answer)
         if not np.isfinite(error):
             raise RuntimeError(f"{algorithm} on {problem}, {data} data, returns NaN or infinity")
@@ -181,23 +185,16 @@ def measure_kernels(
     gpu = why_no_gpu() is None if gpu is None else gpu
     random = np.random.default_rng(0)
     entries: list[Entry] = []
-    for alpha, width in kernels:
-        for c in channels:
-            problem = kernel_layer(alpha, width, c)
-            for data in KERNEL_DATA:
-                x, w = sample(problem.x_shape, data, random), sample(problem.w_shape, data, random)
-                answer = oracle.conv2d(problem, x, w)
-                sequential = oracle.sequential_error(problem, x, w, most_products=30_000_000)
-                name, reduction = f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels", width * width * c
-                outputs = _kernel_outputs(problem, alpha, x, w, gpu)
-                entries += _entries(problem, name, reduction, data, answer, sequential, outputs)
+    for (alpha, width), c in product(kernels, channels):
+        problem, name = kernel_layer(alpha, width, c), f"Γ{alpha}({alpha + 1 - width},{width}), {c} channels"
+        outputs = partial(_kernel_outputs, problem, alpha, gpu)
+        for data in KERNEL_DATA:
+            entries += _entries(problem, name, width * width * c, data, random, outputs, 30_000_000)
     return entries
 
 
-def _kernel_outputs(
-    problem: ConvProblem, alpha: int, x: np.ndarray, w: np.ndarray, gpu: bool
-) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """Algorithm, precision level, place and output of everything that computes the problem of a kernel."""
+def _kernel_outputs(problem: ConvProblem, alpha: int, gpu: bool, x: np.ndarray, w: np.ndarray) -> Iterator[Output]:
+    """Those of everything that computes the problem of a kernel."""
     level = problem.precision
     yield "winograd1d", level, "CPU", winograd1d.convolve(problem, alpha, x, w, None)
     if gpu:
@@ -215,24 +212,15 @@ def _kernel_algorithms(problem: ConvProblem) -> list[GpuAlgorithm]:
     return [algorithm for algorithm in named if not algorithm.reasons(problem, _target())]
 
 
-class _Given(Operands):
-    """Arrays of an NHWC layer as the peers take them."""
-
-    def __init__(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> None:
-        import torch
-
-        self.problem, self.gpu, self.bias = problem, True, None
-        self._layouts = {"NHWC": (torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda())}
-        x, w = (np.ascontiguousarray(array.transpose(0, 3, 1, 2)) for array in (x, w))
-        self._layouts["NCHW"] = (torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda())
-
-
 def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Every algorithm of cuDNN that computes the problem, by its name, and its output in NHWC."""
     peer = CudnnPeer()
     if peer.absent():
         return
-    for candidate in peer.candidates(problem, _Given(problem, x, w), gpu=True):
+    given = Operands(problem, gpu=True)
+    for own, array in ((given.x("NCHW"), x), (given.w("NCHW"), w)):
+        own.copy_(own.new_tensor(array.transpose(0, 3, 1, 2)))
+    for candidate in peer.candidates(problem, given, gpu=True):
         if isinstance(candidate, Candidate):
             try:
                 y = candidate.call().cpu().numpy()
@@ -242,17 +230,19 @@ def _cudnn_outputs(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> Iterat
 
 
 def compile_kernels() -> None:
-    """Compile on every core what `measure` and `measure_kernels` run on the GPU."""
-    plans, target = [], _target()
-    for problem in _problems(LAYERS, FILTERS):
-        at_levels = [(algorithm, _at_own_level(problem, algorithm)) for algorithm in ALGORITHMS]
-        plans += [plan_of(algorithm, own) for algorithm, own in at_levels if not algorithm.reasons(own, target)]
-    for alpha, width in KERNELS:
-        for c in CHANNELS:
-            case = kernel_layer(alpha, width, c)
-            mains = [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
-            plans += [plan for plan in mains if plan is not None]
-    compile_ahead(plans)
+    """Compile on every core what `measured` and `measure_kernels` run on the GPU."""
+    plans: list[Plan | None] = []
+    for problem, algorithm in product(_problems(LAYERS, FILTERS), ALGORITHMS):
+        own = _at_own_level(problem, algorithm)
+        plans += [plan_of(algorithm, own)] if not algorithm.reasons(own, _target()) else []
+    for (alpha, width), c in product(KERNELS, CHANNELS):
+        case = kernel_layer(alpha, width, c)
+        plans += [_kernel_plan(algorithm, case, alpha) for algorithm in _kernel_algorithms(case)]
+    compile_ahead(filter(None, plans))
+
+
+def _cell(entry: Entry | None) -> str:
+    return f"{entry.error:.1e} ({entry.error / entry.sequential:.2f}×)" if entry else "–"
 
 
 def table(entries: Sequence[Entry]) -> str:
@@ -262,11 +252,7 @@ def table(entries: Sequence[Entry]) -> str:
     lines = [["sequential float32 sum", "", *(f"{baseline[name]:.1e}" for name in problems)]]
     for algorithm, where, level in dict.fromkeys((entry.algorithm, entry.where, entry.precision) for entry in entries):
         own = {e.problem: e for e in entries if (e.algorithm, e.where) == (algorithm, where)}
-        cells = [
-            f"{own[name].error:.1e} ({own[name].error / own[name].sequential:.2f}×)" if name in own else "–"
-            for name in problems
-        ]
-        lines.append([f"`{algorithm}` {where}", level, *cells])
+        lines.append([f"`{algorithm}` {where}", level, *(_cell(own.get(name)) for name in problems)])
     return records.table((["algorithm", "precision", *problems], lines))
 
 
@@ -277,22 +263,15 @@ def kernel_table(entries: Sequence[Entry]) -> str:
     for problem in dict.fromkeys(entry.problem for entry in entries):
         own = {(e.algorithm, e.where): e for e in entries if e.problem == problem}
         sequential = next(iter(own.values())).sequential
-        cells = []
-        for column in columns:
-            entry = own.get(column)
-            cells.append(f"{entry.error:.1e} ({entry.error / sequential:.2f}×)" if entry else "–")
-        lines.append([problem, f"{sequential:.1e}", *cells])
+        lines.append([problem, f"{sequential:.1e}", *(_cell(own.get(column)) for column in columns)])
     heads = [f"`{name}` {where}" for name, where in columns]
     return records.table((["layer", "sequential float32 sum", *heads], lines))
 
 
 def section(record: dict[str, Any]) -> str:
-    """What docs/numerics.md says of a machine."""
     entries = [Entry(**entry) for entry in record["entries"]]
-    parts = [
-        f"## Measured on {record['machine']}",
-        f"{record['date']}, {records.revision(record)}, NumPy {record['numpy']}.",
-    ]
+    when = f"{record['date']}, {records.revision(record)}, NumPy {record['numpy']}."
+    parts = [f"## Measured on {record['machine']}", when]
     for data in DATA:
         for kind in ("layer", "filter"):
             if chosen := [entry for entry in entries if entry.problem.startswith(kind) and entry.data == data]:
@@ -316,13 +295,13 @@ def record(machine_name: str, entries: Sequence[Any], revision: str | None = Non
     }
 
 
-def measure_machine(results: Path, revision: str | None = None) -> Path:
+def measure(results: Path, revision: str | None = None) -> Path:
     """Measure everything that this machine can run and write its record below ``results``; returns the file."""
     gpu = why_no_gpu() is None
     if gpu:
         compile_kernels()
     name = launch.open_device(0).name if gpu else "the CPU"
-    measured = record(name, [*measure(gpu=gpu), *measure_kernels(gpu=gpu)], revision)
+    made = record(name, [*measured(gpu=gpu), *measure_kernels(gpu=gpu)], revision)
     path = results / machine.slug({"gpu": name if gpu else None}) / "numerics.json"
-    write_text(path, json.dumps(measured, indent=1) + "\n")
+    write_text(path, json.dumps(made, indent=1) + "\n")
     return path

@@ -18,15 +18,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from leanconv.bench import families
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
-from leanconv.bench.suites import LAYOUTS
-from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
-from leanconv.options import PRECISIONS
+from leanconv.bench.suites import LAYOUTS, suite_names
+from leanconv.bench.tables import STANDINGS_CELL, about_layouts, heading, legend, standings, summary
+from leanconv.dtypes import GPU_LAYERS
+from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
 from report import (
     comparisons,
@@ -37,7 +39,6 @@ from report import (
     modes,
     networks,
     numerics,
-    performance,
     records,
     refit,
     training,
@@ -45,7 +46,6 @@ from report import (
 
 
 def named(results: Path, stem: str) -> list[Path]:
-    """The files of a name, of all machines."""
     return sorted(results.glob(f"*/{stem}.json"))
 
 
@@ -53,6 +53,9 @@ def on_a_gpu(path: Path) -> Results | None:
     """The results of a suite, where there are any and of a GPU."""
     results = Results.read(path)
     return results if results.machine.get("gpu") and results.rows else None
+
+
+_VERSIONS = ("driver", "cuda", "nvrtc", "cudnn", "torch", "cupy", "numpy", "scipy", "opencv", "leanconv")
 
 
 @dataclass(frozen=True)
@@ -70,41 +73,60 @@ class Maker:
     files: Callable[[Path, str], Sequence[Path]] = named
 
 
-def captioned(results: Results, caption: str, table: Table) -> str:
-    """A table with what was measured and what it says."""
-    words = f"{records.origin(results.machine)}.", about_layouts(results), caption
-    return f"{' '.join(filter(None, words))}\n\n{records.table(table)}"
+def _summaries(path: Path) -> str:
+    results = Results.read(path)
+    machine = results.machine
+    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if machine.get(name))
+    parts = [
+        f"## {heading(results)}",
+        f"Measured {machine['date']}, {records.revision(machine)}; {versions}.",
+        records.table(summary(results)),
+    ]
+    if results.own_algorithms():
+        parts += [f"Each algorithm over all problems ({STANDINGS_CELL}):", records.table(standings(results))]
+    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in legend(results))])
 
 
-def _standings(results: Results, together: Sequence[str] = ()) -> str:
-    table = standings(results, [together] if together else [])
-    return captioned(results, f"× is the {STANDINGS_CELL}.", table)
+def suites(results: Path, _: str = "") -> list[Path]:
+    """The results files of whole suites: machine by machine in the order of the suites."""
+    names = suite_names()
+    settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
+    named = re.compile(f"({'|'.join(names)})" + "".join(f"(-({'|'.join(words)}))?" for words in settings))
+    found = ((named.fullmatch(path.stem), path) for path in results.glob("*/*.json"))
+    ordered = sorted((path.parent.name, names.index(match[1]), path.name, path) for match, path in found if match)
+    return [path for *_, path in ordered]
 
 
-def _speeds(results: Results, algorithms: Sequence[str]) -> str:
-    caption = "Effective TFLOP/s, counted as direct convolution."
-    return captioned(results, caption, comparisons.speeds(results, algorithms))
+def captioned(results: Results, caption: str | Callable[..., str], table: Callable[..., Table], **settings: Any) -> str:
+    """A table with what was measured and what it says; settings go to both."""
+    said = caption if isinstance(caption, str) else caption(results, **settings)
+    words = f"{records.origin(results.machine)}.", about_layouts(results), said
+    return f"{' '.join(filter(None, words))}\n\n{records.table(table(results, **settings))}"
 
 
-def _memory(results: Results, algorithms: Sequence[str]) -> str:
-    table = comparisons.memory(results, *algorithms)
-    return captioned(results, "Memory beside input, filters and output.", table)
-
-
-def _families(results: Results, algorithm: Sequence[str]) -> str:
+def _families(results: Results, **_: Sequence[str]) -> str:
     meanings = "; ".join(f"{group.name}: {group.says(results.layout)}" for group in families.PEERS)
-    caption = f"× is {families.RATIO_CELL}. {meanings}."
-    return captioned(results, caption, families.family_table(results, *algorithm))
+    return f"× is {families.RATIO_CELL}. {meanings}."
 
 
 def _engines(results: Results, algorithm: Sequence[str]) -> str:
-    caption = f"How many times faster {algorithm[0]} is: {families.RATIO_CELL}."
-    return captioned(results, caption, comparisons.engines(results, *algorithm))
+    return f"How many times faster {algorithm[0]} is: {families.RATIO_CELL}."
 
 
-def _targets(results: Results) -> str:
-    caption = "The time of the filters' transform is part of every figure."
-    return captioned(results, caption, families.goal_table(results))
+#: Tables by their name, each with the sentence that says what it has.
+TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
+    "standings": (
+        f"× is the {STANDINGS_CELL}.", lambda results, together=(): standings(results, [together] if together else []),
+    ),
+    "speeds": ("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
+    "memory": (
+        "Memory beside input, filters and output.",
+        lambda results, algorithms: comparisons.memory(results, *algorithms),
+    ),
+    "families": (_families, lambda results, algorithm: families.family_table(results, *algorithm)),
+    "engines": (_engines, lambda results, algorithm: comparisons.engines(results, *algorithm)),
+    "targets": ("The time of the filters' transform is part of every figure.", families.goal_table),
+}  # fmt: skip
 
 
 def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
@@ -121,18 +143,16 @@ def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
 
 
 MAKERS: dict[str, Maker] = {
-    "standings": Maker(_standings, read=on_a_gpu),
-    "speeds": Maker(_speeds, read=on_a_gpu),
-    "memory": Maker(_memory, read=on_a_gpu),
-    "families": Maker(_families, read=on_a_gpu),
-    "engines": Maker(_engines, read=on_a_gpu),
-    "targets": Maker(_targets, read=on_a_gpu),
+    **{
+        name: Maker(partial(captioned, caption=caption, table=table), read=on_a_gpu)
+        for name, (caption, table) in TABLES.items()
+    },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=on_a_gpu),
     "memory-figure": Maker(
         figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu
     ),
     "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=on_a_gpu),
-    "summaries": Maker(performance.section, read=Path, files=performance.files),
+    "summaries": Maker(_summaries, read=Path, files=suites),
     "errors": Maker(_errors, "python -m report numerics"),
     "numerics": Maker(numerics.section, "python -m report numerics"),
     "waits": Maker(first_calls.section, "python -m report first-calls"),
@@ -150,14 +170,9 @@ MAKERS: dict[str, Maker] = {
 
 
 def fill(
-    text: str,
-    page: Path,
-    results: Path,
-    pictures: Path,
-    draw: bool = True,
-    makers: Mapping[str, Maker] = MAKERS,
+    text: str, page: Path, results: Path, pictures: Path, draw: bool = True, makers: Mapping[str, Maker] = MAKERS,
     mark: str = "made",
-) -> str:
+) -> str:  # fmt: skip
     """``text`` of the document ``page`` with its blocks made anew from the files below ``results``.
 
     Without ``draw`` figures are named and not drawn. Raises ValueError for a block that is not understood.

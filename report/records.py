@@ -23,10 +23,29 @@ def write(results: Path, name: str, about: Record, rows: Iterable[Any], **more: 
     return path
 
 
+def begun(results: Path, name: str, about: Record) -> tuple[Path, list[Record]]:
+    """The file of a record below ``results`` and the rows that it has, each with its revision and date."""
+    path = results / machine.slug(about) / f"{name}.json"
+    return path, dated(read(path))
+
+
+def dated(record: Record) -> list[Record]:
+    about = record.get("machine", {})
+    return [{"revision": about["git_revision"], "date": about["date"], **row} for row in record.get("rows", ())]
+
+
+def with_torch(revision: str | None) -> Record:
+    """This machine with a GPU, and the versions of PyTorch and torchvision."""
+    import torch
+    import torchvision
+
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__}
+    return machine.describe(True, None, versions, revision)
+
+
 def read(path: Path) -> Record:
     """A record, or nothing where there is no file."""
-    record: Record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return record
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def origin(about: Record) -> str:

@@ -10,8 +10,10 @@ import json
 import math
 import statistics
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.contract import TimedAlgorithm
 from leanconv.kernels.cost import Fit, launch_cycles
 from leanconv.perf import tables
-from leanconv.perf.tables import Table
+from leanconv.perf.tables import Entry, Table
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
@@ -69,8 +71,7 @@ def points(table: Table, target: Target) -> list[Point]:
     plain = replace(target, model="")
     found = []
     for key in table:
-        entry = table.get(key)
-        problem = parse_problem(key)
+        entry, problem = table.get(key), parse_problem(key)
         if entry is None or problem.kind == "filter2d":
             continue
         predicted = {name: _predicted(name, problem, plain) for name in {each.algorithm for each in entry.timed}}
@@ -79,39 +80,30 @@ def points(table: Table, target: Target) -> list[Point]:
             if each.us is None or known is None or not math.isfinite(known[1]):
                 continue
             algorithm, cycles, kernels = known
-            group = cost.group(algorithm, problem)
-            current = each.kernels == kernels
             prepared = cost.preparing_cycles(algorithm, problem, plain)
-            launch = cost.leaves_out_launch(algorithm, problem)
-            found.append(Point(key, group, each.algorithm, cycles, each.us * CYCLES, prepared, launch, current))
-    todays: dict[str, set[str]] = {}
-    for point in found:
-        if point.current:
-            todays.setdefault(point.group, set()).add(point.problem)
-    return [point for point in found if point.current or len(todays.get(point.group, ())) < _ENOUGH]
+            found.append(Point(
+                key, cost.group(algorithm, problem), each.algorithm, cycles, each.us * CYCLES, prepared,
+                cost.leaves_out_launch(algorithm, problem), each.kernels == kernels,
+            ))  # fmt: skip
+    todays = Counter(group for group, _ in {(point.group, point.problem) for point in found if point.current})
+    return [point for point in found if point.current or todays[point.group] < _ENOUGH]
 
 
 def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[TimedAlgorithm, float, dict[str, str]]]:
     """By configuration: the strategy that has it, predicted cycles, and the versions of its kernels."""
     return {
-        (name, *sorted(dict(config.constants()).items())): (
-            algorithm,
-            cycles,
-            tables.kernels_of(algorithm.plan(problem, config, target)),
-        )
+        (name, *sorted(dict(config.constants()).items())):
+            (algorithm, cycles, tables.kernels_of(algorithm.plan(problem, config, target)))
         for algorithm in ALGORITHMS
         if algorithm.stem == name and isinstance(algorithm, TimedAlgorithm) and not algorithm.why_not(problem, target)
         for cycles, config in algorithm.timed(problem, target)
-    }
+    }  # fmt: skip
 
 
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
     """A fit for each group that has enough times, and one for others: all whose predictions leave out a launch are
     drawn to the median of what such a launch takes."""
-    groups: dict[str, list[Point]] = {}
-    for point in some:
-        groups.setdefault(point.group, []).append(point)
-    groups = {group: each for group, each in groups.items() if len(each) >= _LEAST}
+    groups = {group: each for group, each in _by("group", some).items() if len(each) >= _LEAST}
     found = {group: _fit(each, Fit()) for group, each in groups.items()}
     launches = [found[group].start for group, each in groups.items() if each[0].launch]
     if not launches:
@@ -141,13 +133,16 @@ def _fit(some: Sequence[Point], usual: Fit) -> Fit:
 
 def losses(some: Sequence[Point], fitted_to: Mapping[str, Fit]) -> dict[str, float]:
     """For each problem the time of the candidate with the least predicted time, over the least time."""
-    by_problem: dict[str, list[Point]] = {}
+    time = partial(expected, fitted_to=fitted_to)
+    of_each = _by("problem", some).items()
+    return {problem: min(each, key=time).measured / min(p.measured for p in each) for problem, each in of_each}
+
+
+def _by(field: str, some: Sequence[Point]) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
     for point in some:
-        by_problem.setdefault(point.problem, []).append(point)
-    time: Callable[[Point], float] = lambda p: expected(p, fitted_to)  # noqa: E731
-    return {
-        problem: min(each, key=time).measured / min(p.measured for p in each) for problem, each in by_problem.items()
-    }
+        found.setdefault(getattr(point, field), []).append(point)
+    return found
 
 
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
@@ -161,8 +156,7 @@ def validated(some: Sequence[Point]) -> dict[str, float]:
     fold: Callable[[Point], int] = lambda p: zlib.crc32(p.problem.encode()) % _FOLDS  # noqa: E731
     found: dict[str, float] = {}
     for i in range(_FOLDS):
-        others = fitted([point for point in some if fold(point) != i])
-        found |= losses([point for point in some if fold(point) == i], others)
+        found |= losses([p for p in some if fold(p) == i], fitted([p for p in some if fold(p) != i]))
     return found
 
 
@@ -177,12 +171,11 @@ def beside(table: Table) -> list[dict[str, Any]]:
     """For each peer and layout: how many times faster the winners are, in the geometric mean and at worst."""
     ratios: dict[tuple[str, str], list[float]] = {}
     for key in table:
-        entry, problem = table.get(key), parse_problem(key)
-        won = None if entry is None else next(iter(entry.winners.values()), None)
-        if entry is None or won is None or won.us is None or problem.kind == "filter2d":
-            continue
+        entry, problem = table.get(key) or Entry(), parse_problem(key)
+        won = next(iter(entry.winners.values()), None)
         for peer, us in entry.peers.items():
-            ratios.setdefault((peer, problem.layout), []).append(us / won.us)
+            if won is not None and won.us is not None and problem.kind == "conv2d":
+                ratios.setdefault((peer, problem.layout), []).append(us / won.us)
     return [
         {
             "peer": peer, "layout": layout, "layers": len(each), "mean": statistics.geometric_mean(each),
@@ -202,8 +195,7 @@ def measure(results: Path) -> list[Path]:
     for path in sorted(results.glob(f"*/{TIMED}")):
         table = Table.read(path)
         target = TARGETS.get(str(table.gpu.get("name")))
-        some = points(table, target) if target else []
-        if not some:
+        if target is None or not (some := points(table, target)):
             continue
         found = fitted(some)
         rounded = {
@@ -211,14 +203,13 @@ def measure(results: Path) -> list[Path]:
             for group, each in sorted(found.items())
         }
         groups: list[dict[str, Any]] = []
-        for group in sorted({point.group for point in some}):
-            logs = [math.log(p.measured / expected(p, found)) for p in some if p.group == group]
-            launch = any(point.launch for point in some if point.group == group)
-            usual = rounded.get(cost.OTHERS if launch else group, Fit()._asdict())
+        for group, each in sorted(_by("group", some).items()):
+            logs = [math.log(p.measured / expected(p, found)) for p in each]
+            usual = rounded.get(cost.OTHERS if each[0].launch else group, Fit()._asdict())
             row = {"group": group, "times": len(logs), **rounded.get(group, usual)}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {
-            "machine": {"gpu": table.gpu["name"]},
+            "machine": {"gpu": target.model},
             "problems": len({point.problem for point in some}),
             "times": len(some),
             "of today's kernels": sum(point.current for point in some),
@@ -228,11 +219,8 @@ def measure(results: Path) -> list[Path]:
             "groups": groups,
             "beside": beside(table),
         }
-        fit = {"gpu": table.gpu["name"], "fits": rounded}
-        for file, content in (
-            (cost.file_of(str(table.gpu["name"])), fit),
-            (path.parent / "tuning.json", record),
-        ):
+        fit = {"gpu": target.model, "fits": rounded}
+        for file, content in ((cost.file_of(target.model), fit), (path.parent / "tuning.json", record)):
             write_text(file, json.dumps(content, indent=1) + "\n")
             written.append(file)
     cost.known.cache_clear()
@@ -243,16 +231,13 @@ def section(record: dict[str, Any]) -> str:
     """What is lost by choosing without a table, the factor of each algorithm, and the winners beside PyTorch."""
     names = ("without a fit", "fitted to these problems", "fitted to others")
     lost = [[name, *(f"{100 * (record[name][key] - 1):.1f} %" for key in ("mean", "most", "worst"))] for name in names]
+    each_group = "{group}|{times}|{factor:.3f}|{us:.1f}|{preparing:.1f}|{percent:.0f} %"
     groups = [
-        [row["group"], str(row["times"]), f"{row['factor']:.3f}", f"{row['start'] / CYCLES:.1f}"]
-        + [f"{row['preparing']:.1f}", f"{100 * row['spread']:.0f} %"]
+        each_group.format(**row, us=row["start"] / CYCLES, percent=100 * row["spread"]).split("|")
         for row in record["groups"]
     ]
-    peers = [
-        [row["peer"], row["layout"], str(row["layers"]), f"{row['mean']:.2f}", f"{row['worst']:.2f}"]
-        + [str(row["slower"])]
-        for row in record["beside"]
-    ]
+    each_peer = "{peer}|{layout}|{layers}|{mean:.2f}|{worst:.2f}|{slower}"
+    peers = [each_peer.format(**row).split("|") for row in record["beside"]]
     words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
     if earlier := record["times"] - record.get("of today's kernels", 0):
         words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."

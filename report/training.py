@@ -16,7 +16,6 @@ from report import records
 from report.drawing import panels
 from report.records import Record
 
-Row = Record
 #: how an engine is called, and its colour
 ENGINES = {
     "leanconv": ("leanconv, channels last", "#0060a0"),
@@ -28,54 +27,42 @@ ENGINES = {
 }
 
 
-def single(rows: Sequence[Row]) -> list[Row]:
-    """Those of one GPU and the first seed."""
-    return [row for row in rows if row["gpus"] == 1 and row["seed"] == 0]
-
-
-def best(rows: Sequence[Row], engine: str) -> Row | None:
+def best(rows: Sequence[Record], engine: str) -> Record | None:
     """The fastest of an engine in the layouts that were measured."""
     names = {f"{engine}{layout}" for layout in ("", "-nchw", "-nhwc")}
     return min((row for row in rows if row["engine"] in names), key=lambda row: row["us"], default=None)
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Record]) -> Table:
     """A line for each network and optimiser: milliseconds a step, ratios, memory and final losses."""
-    lines = []
-    for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single(rows)):
-        of = [row for row in single(rows) if (row["problem"], row["optimiser"]) == (problem, optimiser)]
-        ours, rounded, theirs, tf32 = (
-            best(of, engine) for engine in ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
-        )
+    lines, single = [], [row for row in rows if row["gpus"] == 1 and row["seed"] == 0]
+    for problem, optimiser in dict.fromkeys((row["problem"], row["optimiser"]) for row in single):
+        of = [row for row in single if (row["problem"], row["optimiser"]) == (problem, optimiser)]
+        engines = ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
+        ours, rounded, theirs, tf32 = (best(of, engine) for engine in engines)
         if ours is None or theirs is None:
             continue
         lines.append([
             problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32, rounded)),
             times(theirs, ours), times(tf32, ours), times(tf32, rounded),
-            *(f"{mebibytes(ours, key)} / {mebibytes(theirs, key)}" for key in ("peak_bytes", "scratch_bytes")),
+            *(" / ".join(f"{row[key] / 2**20:.0f}" if key in row else "–" for row in (ours, theirs))
+              for key in ("peak_bytes", "scratch_bytes")),
             f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
         ])  # fmt: skip
     head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "its TF32", "leanconv, precision tf32"]
     return [*head, "×", "× TF32", "precision tf32 × TF32", "MiB", "in passing", "loss"], lines
 
 
-def times(theirs: Row | None, ours: Row | None) -> str:
-    """How many times as fast as theirs ours is."""
+def times(theirs: Record | None, ours: Record | None) -> str:
     return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
-def mebibytes(row: Row, key: str) -> str:
-    return f"{row[key] / 2**20:.0f}" if key in row else "–"
-
-
-def seeds(rows: Sequence[Row]) -> str:
+def seeds(rows: Sequence[Record]) -> str:
     """A sentence on the last losses of each training with several seeds, and on those that were run twice."""
     sentences = []
     last: dict[tuple[str, str, str], list[float]] = {}
-    for row in rows:
-        if row["gpus"] == 1:
-            key = row["problem"], row["optimiser"], row["engine"]
-            last.setdefault(key, []).append(row["loss"])
+    for row in (row for row in rows if row["gpus"] == 1):
+        last.setdefault((row["problem"], row["optimiser"], row["engine"]), []).append(row["loss"])
     for (problem, optimiser, engine), losses in last.items():
         theirs = last.get((problem, optimiser, "torch-fp32-nhwc"), [])
         if engine == "leanconv" and min(len(losses), len(theirs)) > 1:
@@ -88,37 +75,33 @@ def seeds(rows: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def several(rows: Sequence[Row]) -> Table:
+def several(rows: Sequence[Record]) -> Table:
     """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
     has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
     lines = []
-    for row in rows:
-        if row["gpus"] == 1:
-            continue
+    for row in (row for row in rows if row["gpus"] > 1):
         keys = ("engine", "optimiser", "seed")
         alone = [one for one in rows if one["gpus"] == 1 and all(one[key] == row[key] for key in keys)]
-        share = [one for one in alone if one["problem"] == of_batch(row["problem"], row["gpus"])]
+        # "vgg16-b1024-32" on two GPUs has the images of "vgg16-b512-32" on each
+        part = re.sub(r"-b(\d+)-", lambda match: f"-b{int(match[1]) // row['gpus']}-", row["problem"])  # noqa: B023
+        share = [one for one in alone if one["problem"] == part]
         whole = [one for one in alone if one["problem"] == row["problem"] and one["steps"] == row["steps"]]
+        one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
         times = f"{row['gpus'] * share[0]['us'] / row['us']:.2f}" if share else "–"
         apart = "–"
         if whole and not row.get("own_statistics"):
-            apart = " / ".join(f"{100 * each:.2g} %" for each in apart_by(row["losses"], whole[0]["losses"]))
+            pairs = zip(row["losses"], whole[0]["losses"], strict=True)
+            curve = [abs(one - other) / other for one, other in pairs]
+            apart = f"{100 * max(curve[:4]):.2g} % / {100 * max(curve):.2g} %"
         statistics = "each GPU's own" if row.get("own_statistics") else "of all"
         pieces = f"{row.get('bucket_mb', 25):g} MB"
         about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics, pieces]
-        one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
         lines.append([*about, f"{row['us'] / 1000:.1f}", one, times, apart])
     about = ["network", "engine", "optimiser", "GPUs", "statistics", "pieces"]
     return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
 
 
-def apart_by(losses: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Relative differences of two curves: the largest of the first four steps, and of all."""
-    each = [abs(one - other) / other for one, other in zip(losses, others, strict=True)]
-    return max(each[:4]), max(each)
-
-
-def shares(rows: Sequence[Row]) -> Table:
+def shares(rows: Sequence[Record]) -> Table:
     """A line for each training that was profiled: milliseconds of a step in each sort of kernels."""
     profiled = [row for row in rows if "kernels" in row and row["gpus"] == 1]
     sorts = list(dict.fromkeys(sort for row in profiled for sort in row["kernels"]))
@@ -127,11 +110,6 @@ def shares(rows: Sequence[Row]) -> Table:
         each = [row["kernels"].get(sort, 0.0) / 1000 for sort in sorts]
         lines.append([row["problem"], row["engine"], *(f"{ms:.2f}" for ms in each), f"{sum(each):.1f}"])
     return ["network", "engine", *sorts, "sum"], lines
-
-
-def of_batch(problem: str, parts: int) -> str:
-    """The name of a problem with a part of its images: "vgg16-b1024-32" is "vgg16-b512-32"."""
-    return re.sub(r"-b(\d+)-", lambda match: f"-b{int(match.group(1)) // parts}-", problem)
 
 
 def draw(record: Record, path: Path) -> None:
@@ -177,7 +155,6 @@ def others(record: Record) -> str:
 
 
 def section(record: Record) -> str:
-    """The tables of the trainings on one GPU."""
     rows = record["rows"]
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
@@ -188,15 +165,12 @@ def section(record: Record) -> str:
     )
     texts = [f"{records.origin(record['machine'])}{others(record)}. {meaning}", records.table(table(rows)), seeds(rows)]
     if any("kernels" in row for row in rows):
-        texts += [
-            "Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:",
-            records.table(shares(rows)),
-        ]
+        texts.append("Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:")
+        texts.append(records.table(shares(rows)))
     return "\n\n".join(filter(None, texts))
 
 
 def processes(record: Record) -> str:
-    """The table of the trainings on several GPUs."""
     meaning = (
         "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
         "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from leanconv.cli import command_line, options
+from leanconv.cli import command_line
 from leanconv.cli.command_line import FAILED
 
 app = command_line.new_app("research", "Run the studies behind the pages of docs/, and put what they found into them.")
@@ -29,21 +29,21 @@ def pages(docs: Docs = DOCS, results: Records = RESULTS) -> None:
 
 @app.command()
 def ablation(
-    what: options.What,
-    layout: options.Layout = None,
-    precision: options.Precision = None,
-    only: options.Only = None,
+    what: command_line.What,
+    layout: command_line.Layout = None,
+    precision: command_line.Precision = None,
+    only: command_line.Only = None,
     algorithms: Annotated[
         str, typer.Option(help="Patterns of the algorithms to take apart; by default those that the suite is about.")
     ] = "",
-    batch: options.Batch = None,
-    quick: options.Quick = False,
-    seconds: options.Seconds = None,
-    resume: options.Resume = None,
+    batch: command_line.Batch = None,
+    quick: command_line.Quick = False,
+    seconds: command_line.Seconds = None,
+    resume: command_line.Resume = None,
     results: Records = RESULTS,
     out: Annotated[Path | None, typer.Option("--out", help="Results file; by default below research/results.")] = None,
-    plot: options.Plot = None,
-    revision: options.Revision = None,
+    plot: command_line.Plot = None,
+    revision: command_line.Revision = None,
 ) -> None:
     """Measure kernels without one technique at a time, without peers: im2win, winograd1d, opencnn, or any layers."""
     from leanconv.bench import Results, default_path, plots
@@ -54,7 +54,7 @@ def ablation(
         plots.refuse_format(plot)
     measured = run_ablation(
         what, layout=layout, precision=precision, only=only, batch=batch, quick=quick,
-        revision=revision, algorithms=options.patterns(algorithms), seconds=seconds,
+        revision=revision, algorithms=command_line.patterns(algorithms), seconds=seconds,
         resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(measured, bool(algorithms or only or batch or quick), results, "-ablation")
@@ -69,7 +69,7 @@ def ablation(
 
 
 @app.command("tensor-ablation")
-def tensor_ablation(results: Records = RESULTS, revision: options.Revision = None) -> None:
+def tensor_ablation(results: Records = RESULTS, revision: command_line.Revision = None) -> None:
     """Measure tensor-core kernels without one part at a time, and the energy of calls, on a GPU."""
     from research.tensor_ablation import measure
 
@@ -77,7 +77,7 @@ def tensor_ablation(results: Records = RESULTS, revision: options.Revision = Non
 
 
 @app.command("bank-width")
-def bank_width(results: Records = RESULTS, revision: options.Revision = None) -> None:
+def bank_width(results: Records = RESULTS, revision: command_line.Revision = None) -> None:
     """Measure what reading shared memory in units of a bank's width is worth for each element type, on a GPU."""
     from research.bank_width import measure
 
@@ -85,7 +85,7 @@ def bank_width(results: Records = RESULTS, revision: options.Revision = None) ->
 
 
 @app.command("batch-invariance")
-def batch_invariance(results: Records = RESULTS, revision: options.Revision = None) -> None:
+def batch_invariance(results: Records = RESULTS, revision: command_line.Revision = None) -> None:
     """Measure what batch_invariant=True costs on this machine's GPU, and compare the bits of images in many batches."""
     from research.batches import measure
 
@@ -96,7 +96,7 @@ def batch_invariance(results: Records = RESULTS, revision: options.Revision = No
 def design_space(
     results: Records = RESULTS,
     each: Annotated[int, typer.Option("--each", help="Configurations to time for each size of filters.", min=1)] = 60,
-    revision: options.Revision = None,
+    revision: command_line.Revision = None,
 ) -> None:
     """Time configurations of direct_tiled, a sample of all that fit this machine's GPU."""
     from research.design_space import measure
@@ -105,7 +105,7 @@ def design_space(
 
 
 @app.command()
-def precision(results: Records = RESULTS, revision: options.Revision = None) -> None:
+def precision(results: Records = RESULTS, revision: command_line.Revision = None) -> None:
     """Compute errors on sparse, scaled and other data with NumPy, without a GPU."""
     from research.precision import measure_machine
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.bench import machine, terminal
+from leanconv.bench import machine, tables
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate, Peer, Unable
-from leanconv.bench.peers.own import compile_ahead, config_of, plan_of
+from leanconv.bench.peers.own import choice_of, compile_ahead, plan_of
 from leanconv.bench.results import Results
 from leanconv.bench.run import run_suite
 from leanconv.bench.suites import Case, parse_problem, suite_layout, suite_names
@@ -109,7 +109,12 @@ class AblationPeer(Peer):
         return None
 
     def _variants(self, problem: ConvProblem, device: Any) -> Iterator[Variant]:
-        return variants(self._study, problem, device.target, lambda algorithm: config_of(algorithm, problem))
+        def config(algorithm: GpuAlgorithm) -> Config:
+            chosen = choice_of(algorithm, problem).config
+            assert chosen is not None
+            return chosen
+
+        return variants(self._study, problem, device.target, config)
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
         """Compile all variants for all problems, on every core."""
@@ -227,10 +232,10 @@ def run_ablation(
 
 def show(results: Results) -> None:
     """Print a table for each algorithm that was taken apart."""
-    out = terminal.console(200)
+    out = tables.console(200)
     for algorithm in dict.fromkeys(row.algorithm for row in results.rows if row.variant == FULL):
-        terminal.put(out, f"{heading(results)}: {algorithm}, {CELL}", table(results, algorithm), 1)
-    terminal.put_legend(out, results)
+        tables.put(out, f"{heading(results)}: {algorithm}, {CELL}", table(results, algorithm), 1)
+    tables.put_legend(out, results)
 
 
 def _study(what: str | Sequence[Case], patterns: Sequence[str]) -> Study:

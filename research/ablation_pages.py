@@ -71,7 +71,7 @@ def _span(values: Sequence[int | None]) -> str:
 
 def section(results: Results, algorithm: Sequence[str]) -> str:
     """The table with what was measured."""
-    return captioned(results, f"{algorithm[0]}, {CELL}.", table(results, *algorithm))
+    return captioned(results, f"{algorithm[0]}, {CELL}.", lambda results: table(results, *algorithm))
 
 
 def draw(results: Results, path: Path) -> None:

@@ -146,7 +146,7 @@ def measure(results: Path, revision: str | None = None, sizes: Sequence[int] = S
     side_by_side([partial(device.compiled, plan) for plan in plans.values()])
     rows = []
     for dtype, extent, config in every:
-        kind = getattr(torch, DTYPES[dtype].torch)
+        kind = getattr(torch, dtype)
         if config == next(configs(dtype)):
             image, taps = _on_gpu(dtype, extent, max(sizes), torch)
         compiled = device.compiled(plans[dtype, extent, config])[0]

@@ -27,8 +27,9 @@ from leanconv.kernels.winograd_matrices import kernels as winograd_kernels
 from leanconv.problem import ConvProblem
 from leanconv.runtime.files import write_text
 from report import numerics, records
-from report.data import KINDS, ONE_WAY, draw
 from research import rounding
+from research.bounds import absolute_bound, absolute_error
+from research.data import KINDS, ONE_WAY, draw
 
 #: Widths of filters that are cut into column blocks, and the width of a block.
 WIDE = ((9, 3), (8, 4), (31, 4), (9, 5))
@@ -57,8 +58,8 @@ class Kernel:
         return self.tiles.matrices if self.tiles else None
 
     def bound(self, worst: bool = False) -> float:
-        """`oracle.absolute_bound` of it."""
-        return oracle.absolute_bound(self.problem, self.transform, bool(self.tiles and self.tiles.square), worst)
+        """`absolute_bound` of it."""
+        return absolute_bound(self.problem, self.transform, bool(self.tiles and self.tiles.square), worst)
 
 
 def statement(
@@ -182,7 +183,7 @@ def measure(
                     y = run(x, w)
                     # a factor means nothing where all outputs are zero, as of a pixel that they see by weights of zero
                     relative = oracle.relative_error(y, reference) if reference.any() else 0.0
-                    found = relative / sequential, oracle.absolute_error(problem, y, x, w)
+                    found = relative / sequential, absolute_error(problem, y, x, w)
                     factor, absolute = (max(pair) for pair in zip(found, largest[where], strict=True))
                     largest[where] = factor, absolute
             bounds = kernel.bound(), kernel.bound(worst=True)

@@ -26,7 +26,7 @@ from leanconv.runtime import cache as disk_cache
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 
 
 def pytest_configure(config: pytest.Config) -> None:

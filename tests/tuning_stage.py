@@ -19,8 +19,8 @@ from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
 from leanconv.tuning import search
-from leanconv.tuning.candidates import candidates_of
 from leanconv.tuning.search import Search
+from leanconv.tuning.trials import candidates_of
 from tests.conftest import HostDevice
 
 MODEL = "NVIDIA Stand-in"

@@ -21,8 +21,7 @@ from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
 from leanconv.runtime.errors import LeanconvError
-from leanconv.tuning.record import record_tuning
-from leanconv.tuning.search import TuningResult, WrongResultError, tune
+from leanconv.tuning.search import TuningResult, WrongResultError, record_tuning, tune
 
 __version__ = "0.1.0"
 

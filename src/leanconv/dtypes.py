@@ -16,7 +16,7 @@ class ElementType:
     """One type of the elements of arrays.
 
     ``ctype`` is its C++ type in kernels; ``accumulator`` the name of the type that products are summed in. ``numpy`` is
-    NumPy's name where NumPy has it by itself, ``torch`` PyTorch's. ``roundoff`` is the largest relative error of one
+    NumPy's name where NumPy has it by itself. ``roundoff`` is the largest relative error of one
     rounding to it; 0 for integers. ``weights`` and ``result`` are the types that a layer with pixels of this type has
     of its filters, and of its bias and output; None where they are the same. ``most`` is the largest absolute value of
     an integer of 8 bits.
@@ -27,7 +27,6 @@ class ElementType:
     ctype: str
     accumulator: str
     numpy: str | None
-    torch: str
     roundoff: float = 0.0
     weights: DtypeName | None = None
     result: DtypeName | None = None
@@ -38,15 +37,15 @@ class ElementType:
 DTYPES: dict[str, ElementType] = {
     kind.name: kind
     for kind in (
-        ElementType("float32", 4, "float", "float32", "float32", "float32", 2.0**-24),
-        ElementType("float64", 8, "double", "float64", "float64", "float64", 2.0**-53),
-        ElementType("float16", 2, "leanconv::float16", "float32", "float16", "float16", 2.0**-11),
-        ElementType("bfloat16", 2, "leanconv::bfloat16", "float32", None, "bfloat16", 2.0**-8),
-        ElementType("int32", 4, "int", "int32", "int32", "int32"),
-        ElementType("int16", 2, "short", "int32", "int16", "int16"),
-        ElementType("uint16", 2, "unsigned short", "int32", "uint16", "uint16"),
-        ElementType("int8", 1, "signed char", "int32", "int8", "int8", weights="int8", result="int32", most=128),
-        ElementType("uint8", 1, "unsigned char", "int32", "uint8", "uint8", weights="int8", result="int32", most=255),
+        ElementType("float32", 4, "float", "float32", "float32", 2.0**-24),
+        ElementType("float64", 8, "double", "float64", "float64", 2.0**-53),
+        ElementType("float16", 2, "leanconv::float16", "float32", "float16", 2.0**-11),
+        ElementType("bfloat16", 2, "leanconv::bfloat16", "float32", None, 2.0**-8),
+        ElementType("int32", 4, "int", "int32", "int32"),
+        ElementType("int16", 2, "short", "int32", "int16"),
+        ElementType("uint16", 2, "unsigned short", "int32", "uint16"),
+        ElementType("int8", 1, "signed char", "int32", "int8", weights="int8", result="int32", most=128),
+        ElementType("uint8", 1, "unsigned char", "int32", "uint8", weights="int8", result="int32", most=255),
     )
 }
 
@@ -62,7 +61,6 @@ WEIGHTS = tuple(name for name in LAYERS if DTYPES[name].weights in (None, name))
 
 
 def item_bytes(dtype: str) -> int:
-    """Bytes of an element."""
     return DTYPES[dtype].bytes
 
 

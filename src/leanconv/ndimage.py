@@ -212,7 +212,6 @@ def _output(x: np.ndarray, output: Any) -> np.ndarray:
 def _compute(
     x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, dtype: np.dtype
 ) -> np.ndarray:
-    """The filtered array in ``dtype``."""
     if x.size == 0:
         return np.empty(x.shape, dtype)
     wide = tuple(axis for axis in range(x.ndim) if taps.shape[axis] > 1)

@@ -127,11 +127,11 @@ def layer_options(
     # NOTE: each warm call comes by: what was checked once is known by its identity, which tells 1 from True and 1.0
     strides, paddings = _CHECKED[function]
     found = strides.get(id(stride))
-    stride = found[1] if found and found[0] is stride else _check_stride(function, "stride", stride)
+    stride = found[1] if found and found[0] is stride else _checked(function, "stride", stride)
     found = strides.get(id(dilation))
-    dilation = found[1] if found and found[0] is dilation else _check_stride(function, "dilation", dilation)
+    dilation = found[1] if found and found[0] is dilation else _checked(function, "dilation", dilation)
     known = paddings.get(id(padding))
-    padding = known[1] if known and known[0] is padding else _check_padding(function, padding)
+    padding = known[1] if known and known[0] is padding else _checked(function, "padding", padding)
     if type(groups) is not int or not 1 <= groups <= MOST:
         groups = integer("groups", groups, 1)
     if batch_invariant is not False and batch_invariant is not True:
@@ -160,28 +160,22 @@ _CHECKED = {name: _STORES[function.axes] for name, function in FUNCTIONS.items()
 _MOST_CHECKED = 1024
 
 
-def _check_stride(function: str, name: str, value: Any) -> tuple[int, int]:
-    result = pair(name, value, 1) if FUNCTIONS[function].axes == 2 else (1, single(name, value, 1))
-    _keep(_CHECKED[function][0], value, result)
-    return result
-
-
-def _check_padding(function: str, value: Any) -> tuple[int, int, int, int] | str:
-    result = sides_of(value) if FUNCTIONS[function].axes == 2 else _sides_1d(value)
-    _keep(_CHECKED[function][1], value, result)
-    return result
-
-
-def _keep(store: _Known, value: object, result: object) -> None:
-    """Keep what was checked, if it can never change. The object is kept too, so that no other has its identity."""
+def _checked(function: str, name: str, value: Any) -> Any:
+    """What an option means, kept if it can never change. The object is kept too, so that no other has its identity."""
+    (strides, paddings), signals = _CHECKED[function], FUNCTIONS[function].axes == 1
+    store = paddings if name == "padding" else strides
+    if name == "padding":
+        result: Any = _sides_1d(value) if signals else sides_of(value)
+    else:
+        result = (1, single(name, value, 1)) if signals else pair(name, value, 1)
     if type(value) in (int, str) or (type(value) is tuple and all([type(each) is int for each in value])):
         if len(store) >= _MOST_CHECKED:
             store.clear()
         store[id(value)] = (value, result)
+    return result
 
 
 def filter_options(border: Any = "reflect101", anchor: Any = None, device: Any = None) -> FilterOptions:
-    """The options of a call of `filter2d`."""
     if type(border) is not str or border not in BORDERS:
         border = border_name(border)
     if anchor is not None:
@@ -211,7 +205,7 @@ def limit_of(value: object) -> int | None:
 # Rules on single arguments
 
 
-def integer(name: str, value: object, least: int, most: float = MOST) -> int:
+def integer(name: str, value: object, least: float, most: float = MOST) -> int:
     """``value`` as an int from ``least`` to ``most``; takes what is an integer by itself (NumPy's too), no floats."""
     try:
         index = operator.index(value)  # type: ignore[arg-type]
@@ -248,7 +242,6 @@ def single(name: str, value: object, least: int) -> int:
 
 
 def sizes(name: str, value: object) -> tuple[int, ...]:
-    """A shape, as ints."""
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{name}={value!r} is no shape; give a tuple of integers")
     return tuple([each if type(each) is int and each >= 0 else integer(name, each, 0, math.inf) for each in value])
@@ -281,7 +274,6 @@ def _sides_1d(padding: object) -> tuple[int, int, int, int] | str:
 
 
 def padding_word(padding: str) -> str:
-    """``padding``, which must be ``"same"`` or ``"valid"``."""
     if padding not in ("same", "valid"):
         raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
     return str.__str__(padding)
@@ -304,7 +296,6 @@ def four_sides(
 
 
 def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
-    """The one among ``known`` that ``value`` is."""
     for item in known:
         if isinstance(value, type(item)) and value == item:
             return item
@@ -312,7 +303,6 @@ def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
 
 
 def yes_or_no(name: str, value: object) -> bool:
-    """``value``, which must be True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r} is not True or False")
     return bool(value)

@@ -56,11 +56,6 @@ class Target:
         return self.clusters and self.arch.endswith("a")
 
     @property
-    def tensor_maps(self) -> bool:
-        """Whether bulk copies follow tensor maps, from compute capability 9.0 on."""
-        return self.capability >= 90
-
-    @property
     def warpgroup_products(self) -> bool:
         """Whether warpgroups multiply matrices asynchronously (wgmma): on ``sm_90a`` alone."""
         return self.register_pools and self.capability == 90
@@ -173,12 +168,10 @@ class TensorMap:
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
         return len(self.shape)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element."""
         return MAP_ELEMENTS[self.element]
 
     @property

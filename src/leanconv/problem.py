@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import inf, prod
 from typing import Any, ClassVar, Literal
 
 from leanconv import options
@@ -24,21 +23,12 @@ class Operand:
     written: bool = False
 
 
-def _whole(name: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} is not an integer") from None
-
-
 def _make_plain(problem: Any, names: tuple[str, ...]) -> None:
     """Make the named fields of a problem ints: NumPy's integers become Python's, whose arithmetic does not overflow."""
     for name in names:
         value = getattr(problem, name)
         if type(value) is not int:
-            object.__setattr__(problem, name, _whole(name, value))
+            object.__setattr__(problem, name, options.integer(name, value, -inf, inf))
 
 
 def _are_ints(value: Any, count: int) -> bool:
@@ -134,13 +124,9 @@ class ConvProblem:
             object.__setattr__(self, "padding", sides)
 
     def _check_words(self) -> None:
-        """Make them Python's own, or raise."""
         options.integer("groups", self.groups, 1)
-        known: dict[str, tuple[Any, ...]] = {
-            "precision": options.PRECISIONS, "layout": options.LAYOUTS, "op": options.OPS,
-            "activation": options.ACTIVATIONS,
-        }  # fmt: skip
-        for name, words in known.items():
+        known: tuple[tuple[Any, ...], ...] = options.PRECISIONS, options.LAYOUTS, options.OPS, options.ACTIVATIONS
+        for name, words in zip(("precision", "layout", "op", "activation"), known, strict=True):
             object.__setattr__(self, name, options.one_of(name, getattr(self, name), words))
         object.__setattr__(self, "dtype", one_of(options.FIRST[self.op], self.dtype, LAYERS))
         for name in ("bias", "accumulate", "batch_invariant"):
@@ -175,12 +161,10 @@ class ConvProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return item_bytes(self.dtype)
 
     @property
     def images(self) -> int:
-        """The batch."""
         return self.n
 
     @cached_property
@@ -259,9 +243,8 @@ class ConvProblem:
         text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
         text += f" stride {self.stride[0]},{self.stride[1]} padding {','.join(map(str, self.padding))}"
         text += f" dilation {self.dilation[0]},{self.dilation[1]} groups {self.groups} precision {self.precision}"
-        text += (" bias" if self.bias else "") + (f" {self.activation}" if self.activation else "")
-        text += " accumulate" if self.accumulate else ""
-        return text + (" batch_invariant" if self.batch_invariant else "")
+        text += " bias" * self.bias + (f" {self.activation}" if self.activation else "")
+        return text + " accumulate" * self.accumulate + " batch_invariant" * self.batch_invariant
 
 
 @dataclass(frozen=True)
@@ -314,12 +297,10 @@ class FilterProblem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
         return item_bytes(self.dtype)
 
     @property
     def images(self) -> int:
-        """The batch."""
         return self.batch
 
     @property
@@ -365,5 +346,4 @@ Problem = ConvProblem | FilterProblem
 
 
 def is_problem(value: object) -> bool:
-    """Whether ``value`` describes something to compute."""
     return isinstance(value, (ConvProblem, FilterProblem))

@@ -66,21 +66,14 @@ def format_problem(problem: Problem) -> str:
     if problem.kind == "filter2d":
         return _format_filter(problem)
     words = [f"{letter}{getattr(problem, letter)}" for letter in "nchwkrs"]
-    if problem.stride != (1, 1):
-        words.append("stride" + _numbers(problem.stride))
+    words += ["stride" + _numbers(problem.stride)] if problem.stride != (1, 1) else []
     top, bottom, left, right = problem.padding
-    if any(problem.padding):
-        even = (top, left) == (bottom, right)
-        words.append("pad" + _numbers((top, left) if even else problem.padding))
-    if problem.dilation != (1, 1):
-        words.append("dil" + _numbers(problem.dilation))
-    if problem.groups != 1:
-        words.append(f"groups{problem.groups}")
+    sides = (top, left) if (top, left) == (bottom, right) else problem.padding
+    words += ["pad" + _numbers(sides)] if any(problem.padding) else []
+    words += ["dil" + _numbers(problem.dilation)] if problem.dilation != (1, 1) else []
+    words += [f"groups{problem.groups}"] if problem.groups != 1 else []
     words.append(problem.layout)
-    if problem.precision != "fp32":
-        words.append(problem.precision)
-    if problem.dtype != "float32":
-        words.append(problem.dtype)
+    words += [word for word in (problem.precision, problem.dtype) if word not in ("fp32", "float32")]
     words += ["bias"] if problem.bias else []
     words += [problem.activation] if problem.activation else []
     words += [problem.op] if problem.op != "fprop" else []
@@ -120,12 +113,9 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     sizes: dict[str, Any] = {"n": 1, "groups": 1}
     pairs: dict[str, Any] = {}
     settings: dict[str, Any] = {}
-    words: dict[str, tuple[str, Any]] = {"bias": ("bias", True), "relu": ("activation", "relu")}
-    words |= {layout: ("layout", layout) for layout in LAYOUTS}
-    words |= {precision: ("precision", precision) for precision in PRECISIONS}
-    words |= {dtype: ("dtype", dtype) for dtype in LAYERS}
-    words |= {op: ("op", op) for op in get_args(Op)}
-    words["accumulate"] = ("accumulate", True)
+    choices = {"layout": LAYOUTS, "precision": PRECISIONS, "dtype": LAYERS, "op": get_args(Op), "activation": ("relu",)}
+    words: dict[str, tuple[str, Any]] = {word: (key, word) for key, known in choices.items() for word in known}
+    words |= {"bias": ("bias", True), "accumulate": ("accumulate", True)}
     for token in tokens:
         if token in words:
             key, value = words[token]
@@ -187,21 +177,13 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
 
 def _format_filter(problem: FilterProblem) -> str:
     words = [f"{problem.h}x{problem.w}", f"{problem.kh}x{problem.kw}"]
-    if problem.batch != 1:
-        words.append(f"batch{problem.batch}")
-    if problem.filters != 1:
-        words.append(f"filters{problem.filters}")
-    if problem.anchor != (problem.kh // 2, problem.kw // 2):
-        words.append(f"anchor{problem.anchor[0]}x{problem.anchor[1]}")
-    if problem.border != "reflect101":
-        words.append(problem.border)
-    if problem.dtype != "float32":
-        words.append(problem.dtype)
+    words += [f"batch{problem.batch}"] if problem.batch != 1 else []
+    words += [f"filters{problem.filters}"] if problem.filters != 1 else []
+    middle = problem.kh // 2, problem.kw // 2
+    words += [f"anchor{problem.anchor[0]}x{problem.anchor[1]}"] if problem.anchor != middle else []
+    words += [word for word in (problem.border, problem.dtype) if word not in ("reflect101", "float32")]
     return "filter:" + ",".join(words)
 
 
 def with_batch(problem: Problem, batch: int) -> Problem:
-    """The same problem on another number of images."""
-    if problem.kind == "conv2d":
-        return replace(problem, n=batch)
-    return replace(problem, batch=batch)
+    return replace(problem, n=batch) if problem.kind == "conv2d" else replace(problem, batch=batch)

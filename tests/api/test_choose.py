@@ -16,7 +16,7 @@ from leanconv.kernels.cost import launch_cycles
 from leanconv.kernels.simt.winograd1d import Winograd1d
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
-from leanconv.tuning.candidates import candidates_of
+from leanconv.tuning.trials import candidates_of
 from tests.cases import KIB, TARGETS
 
 LAYERS = [

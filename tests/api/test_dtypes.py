@@ -59,9 +59,9 @@ def test_the_table_says_what_the_libraries_do() -> None:
     torch = pytest.importorskip("torch")
     for name, kind in DTYPES.items():
         assert kind.name == name and DTYPES[kind.accumulator].bytes >= kind.bytes
-        assert getattr(torch, kind.torch).itemsize == kind.bytes == np.dtype(name).itemsize
+        assert getattr(torch, kind.name).itemsize == kind.bytes == np.dtype(name).itemsize
         assert (kind.numpy is None) == (np.dtype(name).type.__module__ == "ml_dtypes")
-        floating = getattr(torch, kind.torch).is_floating_point
+        floating = getattr(torch, kind.name).is_floating_point
         assert kind.roundoff == (float(torch.finfo(getattr(torch, name)).eps) / 2 if floating else 0)
     assert {name for name in DTYPES if dtypes.is_narrow(name)} == set(NARROW)
     assert {name for name in DTYPES if dtypes.weights_of(name) != name or dtypes.result_of(name) != name} == {

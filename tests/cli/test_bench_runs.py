@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from leanconv.bench import default_path, run_suite
 from leanconv.bench import run as bench_run
 from leanconv.bench.operands import Check, Operands
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer
-from leanconv.bench.results import ROW_KEYS, Results
+from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
 from leanconv.bench.tables import detail, legend
 from leanconv.cli.main import main
@@ -64,7 +64,7 @@ def test_results_file_is_complete_and_comes_back(tiny_run: Results, tmp_path: Pa
     tiny_run.write(path)
     content = json.loads(path.read_text())
     assert {"machine", "rows"} <= set(content)
-    assert all(set(row) == set(ROW_KEYS) and set(row) >= REQUIRED for row in content["rows"])
+    assert all(set(row) == {entry.name for entry in fields(Row)} and set(row) >= REQUIRED for row in content["rows"])
     assert Results.read(path) == tiny_run
     assert [entry.name for entry in path.parent.iterdir()] == ["tiny.json"], "no temporary file stays"
     path.write_text('{"rows": [')

@@ -13,8 +13,7 @@ pytest.importorskip("matplotlib", reason="the demo draws with matplotlib")
 Image = pytest.importorskip("PIL.Image", reason="the demo reads a photograph with Pillow")
 
 from leanconv.bench.format import duration  # noqa: E402
-from leanconv.cli import demo, demo_measure  # noqa: E402
-from leanconv.cli.demo_pictures import draw_layers  # noqa: E402
+from leanconv.cli import demo  # noqa: E402
 from leanconv.cpu import CPU_ALGORITHMS  # noqa: E402
 from leanconv.kernels import ALGORITHMS  # noqa: E402
 from leanconv.runtime.timing import Timing  # noqa: E402
@@ -49,8 +48,8 @@ def test_the_layers_are_sound() -> None:
 def test_a_wrong_result_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = demo_measure.api.conv2d
-    monkeypatch.setattr(demo_measure.api, "conv2d", lambda *a, **o: honest(*a, **o) * np.float32(1.001))
+    honest = demo.api.conv2d
+    monkeypatch.setattr(demo.api, "conv2d", lambda *a, **o: honest(*a, **o) * np.float32(1.001))
     monkeypatch.setattr(demo, "LAYERS", demo.LAYERS[-1:])
     assert not demo.run(tmp_path, quick=True)
     assert "FAIL: im2col on MobileNet" in capsys.readouterr().out
@@ -63,10 +62,10 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         call()
         return Timing(5.0, 5.0, 5.0, 1)
 
-    monkeypatch.setattr(demo_measure, "time_gpu", time_once)
+    monkeypatch.setattr(demo, "time_gpu", time_once)
     photo = demo.photograph()
     problem = replace(demo.LAYERS[-1][1], h=9, w=9)
-    lines = demo_measure.measure_layer("small", problem, photo, True, 0.01)
+    lines = demo.measure_layer("small", problem, photo, True, 0.01)
     assert {line.where for line in lines} == {"CPU", "GPU"} and all(line.passes for line in lines)
     able = [algorithm.stem for algorithm in ALGORITHMS if not algorithm.reasons(problem, TARGETS[0])]
     on_gpu = [line for line in lines if line.where == "GPU"]
@@ -74,7 +73,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(line.chosen for line in on_gpu) == 1
     launches = len(host_device.launches)
     assert launches >= 2 * len(able)
-    result, lines = demo_measure.measure_filter("gaussian:5", photo[:, :40, :50].copy(), True, 0.01)
+    result, lines = demo.measure_filter("gaussian:5", photo[:, :40, :50].copy(), True, 0.01)
     assert [line.where for line in lines] == ["CPU", "GPU"] and all(line.passes for line in lines)
     assert result.shape == (3, 40, 50)
     assert not host_device.memory, "memory of the device was not given back"
@@ -82,7 +81,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nan_is_wrong() -> None:
-    line = demo_measure.Measured("layer", "name", "CPU", True, 1.0, 1.0, float("nan"), 1e-6)
+    line = demo.Measured("layer", "name", "CPU", True, 1.0, 1.0, float("nan"), 1e-6)
     assert not line.passes and replace(line, error=1e-7).passes
 
 
@@ -93,6 +92,6 @@ def test_durations() -> None:
 
 
 def test_bars_of_both_places(tmp_path: Path) -> None:
-    line = demo_measure.Measured("layer", "implicit_gemm", "GPU", True, 12.0, 900.0, 1e-7, 1e-6)
-    draw_layers([line, replace(line, algorithm="im2col", where="CPU", us=9e3)], "a GPU", tmp_path / "bars.png")
+    line = demo.Measured("layer", "implicit_gemm", "GPU", True, 12.0, 900.0, 1e-7, 1e-6)
+    demo.draw_layers([line, replace(line, algorithm="im2col", where="CPU", us=9e3)], "a GPU", tmp_path / "bars.png")
     assert np.array(Image.open(tmp_path / "bars.png").convert("L")).std() > 20

@@ -16,7 +16,8 @@ from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.kernels.winograd_matrices import WIDTHS, Matrices, matrices
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
-from report.data import DECADES, KINDS, draw
+from research import bounds
+from research.data import DECADES, KINDS, draw
 from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
 from tests.variants import VARIANTS
@@ -36,8 +37,8 @@ def check(
         y = np.full(problem.y_shape, np.nan, np.float32)
         bias = cases.draw_conv(problem, "zero-mean")["bias"]
         run(plan, {problem.operands[0].role: x, "w": w, "bias": bias, problem.operands[-1].role: y})
-        error = oracle.absolute_error(problem, y, x, w, bias)
-        assert error <= oracle.precision_bound(problem), f"{algorithm.stem} on {problem}, {kind} data: {error}"
+        error = bounds.absolute_error(problem, y, x, w, bias)
+        assert error <= bounds.precision_bound(problem), f"{algorithm.stem} on {problem}, {kind} data: {error}"
 
 
 PLAIN_CASES = [c for c in cases.CONV_CASES if c.name in ("plain-nchw", "tails-nhwc", "tails-chwn")]
@@ -93,7 +94,7 @@ def each_without_transforms() -> list[Any]:
 def check_each_output(
     algorithm: GpuAlgorithm, problem: ConvProblem, run: Callable[[Plan, dict[str, Any]], None], target: Target
 ) -> None:
-    """No output is off by more than `oracle.output_bound`. What is lost below the largest number shows in fp32."""
+    """No output is off by more than `bounds.output_bound`. What is lost below the largest number shows in fp32."""
     plan = algorithm.plan(problem, next(iter(algorithm.configs(problem, target))), target)
     arithmetic, unit = algorithm.arithmetic(problem), oracle.FLOAT32_UNIT
     for kind in ("zero-mean",) if is_narrow(problem.dtype) else DECADES:
@@ -103,7 +104,7 @@ def check_each_output(
         y = np.full(problem.y_shape, np.nan, problem.dtype)
         run(plan, {first.role: x, second.role: w, "bias": bias, written.role: y})
         error = abs(y.astype(np.float64) - oracle.conv2d(problem, x, w, bias))
-        assert (error <= oracle.output_bound(problem, x, w, bias, arithmetic)).all(), kind
+        assert (error <= bounds.output_bound(problem, x, w, bias, arithmetic)).all(), kind
         if arithmetic == "fp16x3" and kind == DECADES[1]:
             own = oracle.conv2d(replace(problem, bias=False), abs(x), abs(w))
             assert (error > (problem.terms + 160) * unit * own).any(), "the term of the largest product is needed"
@@ -141,7 +142,7 @@ def test_algorithms_of_the_cpu_engine_keep_the_bound(algorithm: Any, dtype: str)
             x, w = draw(problem, kind)
             bias = cases.draw_conv(problem, "zero-mean")["bias"]
             y = algorithm.run(problem, x, w, bias)
-            assert oracle.absolute_error(problem, y, x, w, bias) <= oracle.precision_bound(problem), (problem, kind)
+            assert bounds.absolute_error(problem, y, x, w, bias) <= bounds.precision_bound(problem), (problem, kind)
 
 
 def largest_magnitudes(transform: Matrices, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -183,12 +184,12 @@ def test_windows_beyond_the_output_count() -> None:
     x[..., 0, 1] = 1
     w[..., 0, 2] = np.random.default_rng(0).standard_normal((problem.k, 1))
     assert not oracle.conv2d(problem, x, w).any()
-    assert oracle.magnitude(problem, x, w) == pytest.approx(np.linalg.norm(w))
+    assert bounds.magnitude(problem, x, w) == pytest.approx(np.linalg.norm(w))
     y = winograd1d_of(problem, x, w)
-    assert 0 < oracle.absolute_error(problem, y, x, w) <= oracle.absolute_bound(problem, matrices(6, 3))
-    assert oracle.absolute_error(problem, np.zeros_like(y), x, w) == 0
+    assert 0 < bounds.absolute_error(problem, y, x, w) <= bounds.absolute_bound(problem, matrices(6, 3))
+    assert bounds.absolute_error(problem, np.zeros_like(y), x, w) == 0
     y[0, 0, 0, 0] = np.nan
-    assert not oracle.absolute_error(problem, y, x, w) <= np.inf
+    assert not bounds.absolute_error(problem, y, x, w) <= np.inf
 
 
 def winograd1d_of(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -204,13 +205,13 @@ def test_magnitudes_of_a_layer_and_its_gradient(layout: Any, stride: int) -> Non
     problem = replace(problem, stride=(stride, stride))
     x, w = draw(problem, "zero-mean")
     outputs = np.linalg.norm(oracle.conv2d(replace(problem, bias=False), abs(x), abs(w)))
-    assert oracle.magnitude(problem, x, w) >= outputs * (1 if stride == 2 else 1.01)
+    assert bounds.magnitude(problem, x, w) >= outputs * (1 if stride == 2 else 1.01)
     bias = np.full(problem.k, 3, np.float32)
-    added = oracle.magnitude(problem, x, w, bias) - oracle.magnitude(problem, x, w)
+    added = bounds.magnitude(problem, x, w, bias) - bounds.magnitude(problem, x, w)
     assert added == pytest.approx(3 * np.sqrt(np.prod(problem.y_shape)))
     gradient = replace(problem, op="dgrad", bias=False)
     dy, w = draw(gradient, "zero-mean")
-    whole = oracle.magnitude(gradient, dy, w)
+    whole = bounds.magnitude(gradient, dy, w)
     assert whole >= np.linalg.norm(oracle.conv2d(gradient, abs(dy), abs(w)))
     if stride == 1:
         forward = gradient.as_forward()
@@ -218,7 +219,7 @@ def test_magnitudes_of_a_layer_and_its_gradient(layout: Any, stride: int) -> Non
         k, c = layout.index("N"), layout.index("C")
         parts = np.split(np.flip(w, turned), problem.groups, axis=k)
         w = np.concatenate([part.swapaxes(k, c) for part in parts], axis=k)
-        assert oracle.magnitude(forward, dy, w) == pytest.approx(whole)
+        assert bounds.magnitude(forward, dy, w) == pytest.approx(whole)
 
 
 def test_one_huge_pixel_among_zeros() -> None:
@@ -230,7 +231,7 @@ def test_one_huge_pixel_among_zeros() -> None:
     zero = oracle.conv2d(problem, x, w) == 0
     y = winograd1d_of(problem, x, w)
     assert 0.01 < abs(y[zero]).max() < 4
-    assert oracle.absolute_error(problem, y, x, w) < 10
+    assert bounds.absolute_error(problem, y, x, w) < 10
     assert not leanconv.conv2d(x, w, padding=1, precision="ieee")[zero].any()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from leanconv.call.choose import choose
-from leanconv.cpu import CPU_ALGORITHMS, blocks, oracle
+from leanconv.cpu import CPU_ALGORITHMS, layers, oracle
 from leanconv.cpu.im2win import im2win, im2win_channels_last
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm
@@ -335,7 +335,7 @@ def test_blocks_cover_every_output_once(layout: Any) -> None:
     for n, h, bytes_each in ((3, 50, 10_000), (17, 6, 2000), (1, 1, 1), (5, 30, 100_000), (0, 9, 10)):
         problem = ConvProblem(n, 4, h, 33, 4, 1, 1, layout=layout)
         covered = np.zeros((n, problem.p), int)
-        for block in blocks.blocks(problem, bytes_each):
+        for block in layers.blocks(problem, bytes_each):
             covered[block.first : block.last, block.top : block.bottom] += 1
             assert block.images == 1 or block.rows == problem.p
         assert (covered == 1).all()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.cpu import CPU_ALGORITHMS, blocks, depthwise, oracle
+from leanconv.cpu import CPU_ALGORITHMS, direct, layers, oracle
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.problem import ConvProblem
@@ -17,7 +17,7 @@ from tests.cases import draw_conv
 from tests.cpu_engine import by_name
 
 
-def layers(count: int, one_channel: bool = False) -> list[ConvProblem]:
+def some_layers(count: int, one_channel: bool = False) -> list[ConvProblem]:
     """Small layers of every kind, among them windows that see nothing but padding."""
     rng, found = np.random.default_rng(3), []
     while len(found) < count:
@@ -78,9 +78,9 @@ def check(algorithm: Any, problem: ConvProblem) -> None:
     "algorithm", [a for a in CPU_ALGORITHMS if isinstance(a, LayerAlgorithm)], ids=lambda a: a.name
 )
 def test_blocks_and_bands_of_columns(algorithm: LayerAlgorithm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "most_pixels", lambda pixel_bytes, budget: 5)
+    monkeypatch.setattr(layers, "most_pixels", lambda pixel_bytes, budget: 5)
     cut = 0
-    for problem in layers(150):
+    for problem in some_layers(150):
         if not algorithm.reasons(problem, None):
             cut += problem.q > 7
             check(algorithm, problem)
@@ -88,7 +88,7 @@ def test_blocks_and_bands_of_columns(algorithm: LayerAlgorithm, monkeypatch: pyt
 
 
 def test_a_band_that_sees_only_padding_has_its_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "most_pixels", lambda pixel_bytes, budget: 5)
+    monkeypatch.setattr(layers, "most_pixels", lambda pixel_bytes, budget: 5)
     problem = ConvProblem(1, 2, 1, 3, 4, 1, 2, padding=(0, 0, 20, 20), bias=True)
     for algorithm in CPU_ALGORITHMS:
         if isinstance(algorithm, LayerAlgorithm) and not algorithm.reasons(problem, None):
@@ -103,13 +103,13 @@ def test_windows_that_cover_far_more_than_they_read(
     algorithm: LayerAlgorithm, pixels: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if pixels is not None:
-        monkeypatch.setattr(blocks, "most_pixels", lambda pixel_bytes, budget: pixels)
+        monkeypatch.setattr(layers, "most_pixels", lambda pixel_bytes, budget: pixels)
     some = far_layers(300, one_channel=algorithm.name == "single_channel")
     every = [replace(problem, op=op, bias=False, activation=None) for op in ("dgrad", "wgrad") for problem in some]
     able = [problem for problem in some + every if not algorithm.reasons(problem, None)]
     for problem in able:
         check(algorithm, problem)
-    assert sum(bool(blocks.far_blocks(problem)) for problem in able) > 8 or algorithm.name == "winograd2d"
+    assert sum(bool(layers.far_blocks(problem)) for problem in able) > 8 or algorithm.name == "winograd2d"
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
@@ -149,7 +149,7 @@ def test_single_channel_where_the_padding_is_wider_than_what_is_read() -> None:
 
 @pytest.mark.parametrize("run", [1, 1 << 20], ids=["cut-rows", "whole-rows"])
 def test_depthwise(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(depthwise, "FILTER_BYTES", run)
-    monkeypatch.setattr(depthwise, "LEAST_RUN", run)
-    for problem in layers(200, one_channel=True):
+    monkeypatch.setattr(direct, "FILTER_BYTES", run)
+    monkeypatch.setattr(direct, "LEAST_RUN", run)
+    for problem in some_layers(200, one_channel=True):
         check(Direct(), problem)

@@ -14,6 +14,7 @@ from leanconv.kernels.common.split_gemm import DEPTH, stages_of
 from leanconv.kernels.hopper_fp32.tensor_gemm import TensorConfig
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem
+from research.bounds import absolute_error
 from tests import proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_tensor import LAYER, TENSOR_CASES, drawn
@@ -115,7 +116,7 @@ def test_taps_of_opposite_scales_at_a_stride(layout: Layout) -> None:
     w[:, :, [0, 2]] *= 1e-12
     x, w = x.astype(np.float32), w.astype(np.float32)
     way = replace(GEMM, problem=replace(problem, layout=layout))
-    assert oracle.absolute_error(problem, way.played(x, w), x, w) <= 1
+    assert absolute_error(problem, way.played(x, w), x, w) <= 1
 
 
 def test_rings_fit_and_hold_what_is_under_way() -> None:

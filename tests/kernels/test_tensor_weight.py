@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from leanconv.call.choose import choose
-from leanconv.cpu import oracle
 from leanconv.kernels.hopper_fp32.tensor_weight import TensorWeightConfig
 from leanconv.problem import ConvProblem
+from research.bounds import absolute_error
 from tests import proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_weight import WEIGHT_CASES, as_seen, opposed
@@ -78,7 +78,7 @@ def test_pixels_of_opposite_scales(layout: str, name: str, stride: int, n_tiles:
     problem = replace(problem, layout=layout)  # type: ignore[arg-type]
     way = replace(WEIGHT, stem=name, problem=problem).tuned(n_tiles=n_tiles)
     x, dy = x.astype(np.float32), dy.astype(np.float32)
-    assert oracle.absolute_error(way.last, way.played(x, dy), x, dy) <= 1
+    assert absolute_error(way.last, way.played(x, dy), x, dy) <= 1
 
 
 def test_filters_of_another_group_decide_no_factor() -> None:

@@ -67,7 +67,7 @@ def modelled(x: np.ndarray, dy: np.ndarray, factors: bool = True) -> np.ndarray:
 
 
 def units(x: np.ndarray, dy: np.ndarray, dw: np.ndarray) -> float:
-    """The error in units of 2⁻²⁴ of ‖|x| |dy|‖ (`absolute_error` of leanconv.reference.oracle)."""
+    """The error in units of 2⁻²⁴ of ‖|x| |dy|‖ (`research.bounds.absolute_error`)."""
     x, dy = x.astype(np.float64), dy.astype(np.float64)
     return float(np.linalg.norm(dw - x.T @ dy) / (np.linalg.norm(abs(x).T @ abs(dy)) * FLOAT32_UNIT))
 

@@ -11,7 +11,7 @@ import pytest
 from leanconv.bench import default_path, show
 from leanconv.bench.results import Results
 from leanconv.bench.tables import standings
-from report import comparisons, figures, performance
+from report import comparisons, figures, pages
 from tests import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def test_performance_page_has_the_standings(tmp_path: Path, capsys: Any) -> None
     suite = made_up.suite()
     path = default_path(suite, False, tmp_path)
     suite.write(path)
-    assert "| best of all | 2 | 3.16 (2.00) |" in performance.section(path)
+    assert "| best of all | 2 | 3.16 (2.00) |" in pages._summaries(path)
     show(suite)
     assert "best of all" in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from leanconv.cpu import CPU_ALGORITHMS
-from leanconv.cpu.blocks import keep_freed_memory
+from leanconv.cpu.layers import keep_freed_memory
 from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.problem import ConvProblem
 from report import cpu, records

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leanconv import CudaUnavailableError
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDS = "# needs a GPU"

@@ -16,7 +16,6 @@ from leanconv.bench.families import (
     families,
     family_table,
     goal_table,
-    prepared,
     title,
 )
 from leanconv.bench.results import Results, Row
@@ -76,7 +75,8 @@ def test_families_and_their_titles() -> None:
 def test_prepared_filters_are_a_row_beside_and_never_the_algorithms_own_time() -> None:
     results = measured()
     name = "g8(6,3)-64x128x128x64"
-    own, given = results.own(name), prepared(results, name, "winograd1d")
+    own = results.own(name)
+    given = next(row for row in results.of(name) if row.engine == PREPARED and row.algorithm == "winograd1d")
     assert own is not None and given is not None and own.engine == "leanconv" and given.us < own.us
     assert results.ratios("lean")[0] == pytest.approx(90 / 40)
 

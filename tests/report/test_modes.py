@@ -19,7 +19,7 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     about = made_up.ABOUT | {"git_revision": "old"}
-    monkeypatch.setattr(modes.machine, "describe", lambda *_: about)
+    monkeypatch.setattr(records.machine, "describe", lambda *_: about)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
     monkeypatch.setattr(modes, "network", lambda name, mode, training: (torch.nn.Identity(), torch.empty(4)))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)

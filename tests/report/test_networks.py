@@ -70,7 +70,7 @@ def test_networks_that_are_not_measured_again_keep_their_rows(tmp_path: Path, mo
     pair = [row("torch-fp32-nchw", 3000, 2e-7), row("leanconv-nchw", 1000, 2e-7)]
     before = [{**each, "network": name} for name in ("vgg16", "unet") for each in pair]
     path = records.write(tmp_path, "networks", made_up.ABOUT | {"git_revision": "old"}, before)
-    monkeypatch.setattr(networks.machine, "describe", lambda *given: made_up.ABOUT | {"git_revision": "new"})
+    monkeypatch.setattr(records.machine, "describe", lambda *given: made_up.ABOUT | {"git_revision": "new"})
     monkeypatch.setitem(sys.modules, "torchvision", types.SimpleNamespace(__version__="0"))
     again = [{**each, "network": "vgg16", "us": each["us"] / 2} for each in pair]
     monkeypatch.setattr(networks, "measure_network", lambda *given: iter(again))

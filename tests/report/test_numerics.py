@@ -76,7 +76,7 @@ def test_the_command_writes_the_record_of_the_page(
 ) -> None:
     entries = numerics.measure_kernels(kernels=((4, 2),), channels=(4,), gpu=False)
     monkeypatch.setattr(numerics, "why_no_gpu", lambda: "none")
-    monkeypatch.setattr(numerics, "measure", lambda gpu: [])
+    monkeypatch.setattr(numerics, "measured", lambda gpu: [])
     monkeypatch.setattr(numerics, "measure_kernels", lambda gpu: entries)
     with pytest.raises(SystemExit) as stopped:
         main(["numerics", "--results", str(tmp_path), "--revision", "abc"])
@@ -86,7 +86,7 @@ def test_the_command_writes_the_record_of_the_page(
 
 
 def test_numerics_page_has_every_algorithm_and_its_bound_holds() -> None:
-    entries = numerics.measure(layers=((3, 20), (3, 1)), filters=(5,), gpu=False)
+    entries = numerics.measured(layers=((3, 20), (3, 1)), filters=(5,), gpu=False)
     for entry in entries:
         assert entry.error <= 4 * max(entry.sequential, 2**-24), entry
     for algorithm in CPU_ALGORITHMS:

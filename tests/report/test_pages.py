@@ -12,7 +12,7 @@ import pytest
 from leanconv.bench import default_path
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_layout
-from report import pages, performance, records
+from report import pages, records
 from report.__main__ import main
 from tests import made_up
 
@@ -26,10 +26,10 @@ def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
     assert path == tmp_path / "nvidia-h200" / "im2win-nhwc.json"
     results.write(path)
     results.write(default_path(results, partial=True, root=tmp_path))
-    assert performance.files(tmp_path) == [path], "a part of a suite is no result to publish"
+    assert pages.suites(tmp_path) == [path], "a part of a suite is no result to publish"
     other = default_path(replace(results, suite="winograd1d", layout="NCHW"), partial=False, root=tmp_path)
     results.write(other)
-    assert other.stem == "winograd1d-nchw" and performance.files(tmp_path) == [path, other]
+    assert other.stem == "winograd1d-nchw" and pages.suites(tmp_path) == [path, other]
     relaxed = replace(results, suite="opencnn", layout="NCHW", precision="relaxed")
     named = {
         default_path(measured, partial=False, root=tmp_path, suffix=suffix).stem
@@ -42,10 +42,10 @@ def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
     }  # fmt: skip
     further = default_path(made_up.in_chwn(relaxed), partial=False, root=tmp_path)
     made_up.in_chwn(relaxed).write(further)
-    assert performance.files(tmp_path) == [path, further, other]
+    assert pages.suites(tmp_path) == [path, further, other]
     gradient = default_path(replace(results, op="wgrad"), partial=False, root=tmp_path)
     replace(results, op="wgrad").write(gradient)
-    assert gradient.stem == "im2win-nhwc-wgrad" and gradient in performance.files(tmp_path)
+    assert gradient.stem == "im2win-nhwc-wgrad" and gradient in pages.suites(tmp_path)
     assert Results.read(further).precision == "relaxed"
     text = made_up.filled(tmp_path, "summaries every-suite")
     assert "## opencnn CHWN relaxed on NVIDIA H200" in text

@@ -16,7 +16,7 @@ from leanconv.kernels import cost
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed
 from leanconv.problem import ConvProblem
-from leanconv.tuning.candidates import candidates_of
+from leanconv.tuning.trials import candidates_of
 from leanconv.words import format_problem
 from report import refit
 from tests import made_up

@@ -18,8 +18,8 @@ from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import compile_launch
-from leanconv.runtime.probe import why_no_gpu
-from report import performance
+from leanconv.runtime.launch import why_no_gpu
+from report.pages import suites
 from research import ablation, ablation_pages, pages
 from research.__main__ import main
 from research.ablation import AblationPeer, Variant, run_ablation, variants
@@ -311,7 +311,7 @@ def test_results_print_and_keep_their_variants(tmp_path: Path, capsys: Any) -> N
     assert path == tmp_path / "nvidia-h200" / "im2win-ablation.json"
     variants_measured.write(path)
     assert Results.read(path) == variants_measured
-    assert performance.files(tmp_path) == [], "an ablation is no suite of docs/performance.md"
+    assert suites(tmp_path) == [], "an ablation is no suite of docs/performance.md"
     ablation.show(variants_measured)
     shown = capsys.readouterr().out
     assert "im2win_fused, TFLOP/s" in shown and "no micro-kernel" in shown and "transform" in shown

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.cpu import oracle
 from leanconv.kernels.simt import winograd2d
 from leanconv.kernels.winograd_matrices import WIDTHS
-from report.data import KINDS, ONE_WAY, draw
 from research import pages, precision
 from research.__main__ import main
+from research.bounds import precision_bound
+from research.data import KINDS, ONE_WAY, draw
 from tests import emulator
 from tests.cases import TARGETS
 from tests.made_up import filled
@@ -95,8 +95,8 @@ def test_the_statement_of_a_kernel_has_all_its_bits(kernel: precision.Kernel) ->
 
 @named([ROWS[ELEVEN.index((16, width))] for width in (7, 8, 9)])
 def test_16_states_break_the_bound_of_precision_fp32(kernel: precision.Kernel) -> None:
-    strict = oracle.precision_bound(kernel.problem)
-    assert strict < kernel.bound() == oracle.precision_bound(replace(kernel.problem, precision="relaxed"))
+    strict = precision_bound(kernel.problem)
+    assert strict < kernel.bound() == precision_bound(replace(kernel.problem, precision="relaxed"))
     for entry in precision.measure([kernel], ("ReLU 90 %", "one-hot", "outlier"), seeds=1):
         assert entry.precision == "relaxed"
         # the order in which BLAS adds depends on the processor: on one, ReLU 90 % came to 0.97 of the bound

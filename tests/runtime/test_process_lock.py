@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leanconv.runtime import process_lock
+from leanconv.runtime import files
 
 ROOT = Path(__file__).resolve().parents[2]
 #: compiles, which takes half a second here, and says so
@@ -68,14 +68,14 @@ def test_what_cannot_be_locked_is_not_waited_for(tmp_path: Path, monkeypatch: py
         [sys.executable, "-c", holder, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline()
-        monkeypatch.setattr(process_lock, "PATIENCE", 0.1)
+        monkeypatch.setattr(files, "PATIENCE", 0.1)
         begun = time.monotonic()
-        with process_lock.process_lock(path, 5) as waited:
+        with files.process_lock(path, 5) as waited:
             assert waited and 0.1 <= time.monotonic() - begun < 5
-        with process_lock.process_lock(path, 6) as waited:
+        with files.process_lock(path, 6) as waited:
             assert not waited, "another byte is another lock"
         process.communicate("\n")
-    with process_lock.process_lock(path, 5) as waited:
+    with files.process_lock(path, 5) as waited:
         assert not waited
-    with process_lock.process_lock(tmp_path / "locks" / "below a file", 5) as waited:
+    with files.process_lock(tmp_path / "locks" / "below a file", 5) as waited:
         assert not waited

@@ -16,7 +16,7 @@ from leanconv.plan import Launch, Number, Plan, Pointer, TensorMap
 from leanconv.runtime import driver, tensor_map
 from leanconv.runtime import launch as launch_module
 from leanconv.runtime.compile import compile_source, source
-from leanconv.runtime.tensor_map import Encoder, Slot, encode
+from leanconv.runtime.tensor_map import Slot, encode, encoder
 
 TILED = TensorMap("x", "float32", (64, 30, 20), (512, 16384), box=(32, 6, 5), traversal=(1, 2, 1), swizzle=128)
 #: NHWC of 3 images, 3 x 5 filters, padding 1 and 2, stride 2 and 1, dilation 1 and 3
@@ -182,34 +182,39 @@ def test_rules_and_refusals_are_raised(library: FakeLibrary) -> None:
         encode(TILED, 16)
 
 
-def test_maps_are_kept_by_pointer_and_the_least_recently_used_goes() -> None:
+def test_maps_are_kept_by_pointer_and_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def made(spec: TensorMap, pointer: int) -> bytes:
         seen.append((spec, pointer))
         return bytes([len(seen)]) * 128
 
-    encoder = Encoder(TILED, limit=2, encode=made)
-    assert [encoder(p)[0] for p in (16, 32, 16, 48, 16, 32)] == [1, 2, 1, 3, 1, 4]
+    monkeypatch.setattr(tensor_map, "encode", made)
+    monkeypatch.setattr(tensor_map, "KEPT", 2)
+    kept = encoder(TILED)
+    assert [kept(p)[0] for p in (16, 32, 16, 48, 16, 32)] == [1, 2, 1, 3, 1, 4]
     assert seen == [(TILED, 16), (TILED, 32), (TILED, 48), (TILED, 32)]
 
 
-def test_a_map_that_cannot_be_made_is_not_kept() -> None:
+def test_a_map_that_cannot_be_made_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(spec: TensorMap, pointer: int) -> bytes:
         raise CudaError("no")
 
-    slot = Slot(Encoder(TILED, encode=refuse))
+    monkeypatch.setattr(tensor_map, "encode", refuse)
+    slot = Slot(encoder(TILED))
     for _ in range(2):
         with pytest.raises(CudaError):
             slot.point_to(16)
 
 
-def test_many_threads_share_an_encoder() -> None:
-    encoder = Encoder(TILED, limit=3, encode=lambda spec, pointer: bytes([pointer]) * 128)
+def test_many_threads_share_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_map, "encode", lambda spec, pointer: bytes([pointer]) * 128)
+    monkeypatch.setattr(tensor_map, "KEPT", 3)
+    kept = encoder(TILED)
     wrong: list[int] = []
 
     def work(first: int) -> None:
-        wrong.extend(p for i in range(2000) if encoder(p := (first + i) % 7) != bytes([p]) * 128)
+        wrong.extend(p for i in range(2000) if kept(p := (first + i) % 7) != bytes([p]) * 128)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
@@ -219,15 +224,16 @@ def test_many_threads_share_an_encoder() -> None:
     assert wrong == []
 
 
-def test_a_slot_is_filled_when_the_pointer_changes() -> None:
+def test_a_slot_is_filled_when_the_pointer_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def made(spec: TensorMap, pointer: int) -> bytes:
         calls.append(pointer)
         return bytes(range(pointer, pointer + 128))
 
-    encoder = Encoder(TILED, encode=made)
-    first, second = Slot(encoder), Slot(encoder)
+    monkeypatch.setattr(tensor_map, "encode", made)
+    kept = encoder(TILED)
+    first, second = Slot(kept), Slot(kept)
     assert first.address % 64 == 0 == second.address % 64
     for pointer in (16, 16, 32, 16):
         first.point_to(pointer)
@@ -238,7 +244,7 @@ def test_a_slot_is_filled_when_the_pointer_changes() -> None:
 
 
 def test_a_null_pointer_is_encoded_too() -> None:
-    slot = Slot(Encoder(TILED, encode=lambda spec, pointer: b"n" * 128))
+    slot = Slot(lambda pointer: b"n" * 128)
     slot.point_to(0)
     assert ctypes.string_at(slot.address, 128) == b"n" * 128
 
@@ -323,7 +329,7 @@ def test_a_launch_follows_the_pointers_of_its_maps(monkeypatch: pytest.MonkeyPat
         encoded.append((spec.role, pointer))
         return pointer.to_bytes(8, "little") * 16
 
-    monkeypatch.setattr(Encoder.__init__, "__defaults__", (64, fake))
+    monkeypatch.setattr(tensor_map, "encode", fake)
     x = TensorMap("x", "float32", (32, 21), (128,), box=(32, 8))
     y = replace(x, role="y", written=True)
     launched = Launch("f.cuh", "f", (), (), (x, Pointer("z", written=True), y, Number("int", "n", 7)), grid=1, block=32)

@@ -22,7 +22,7 @@ from leanconv.runtime import errors
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 from leanconv.tuning import search
-from leanconv.tuning.candidates import tolerance
+from leanconv.tuning.trials import tolerance
 from tests.conftest import says
 from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 

@@ -126,7 +126,6 @@ class Arrays(ABC):
         raise TypeError(f"arrays of {self.name} do not lie on the CPU")
 
     def writeable(self, array: Any) -> bool:
-        """Whether the library allows writing."""
         return True
 
     def extent(self, array: Any, itemsize: int) -> tuple[int, int]:

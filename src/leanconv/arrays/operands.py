@@ -40,7 +40,6 @@ class Operands:
 
     @property
     def result(self) -> DtypeName:
-        """The element type of the result."""
         return dtypes.result_of(self.dtype)
 
     def place(self, device: object) -> int | None:

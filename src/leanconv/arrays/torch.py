@@ -24,7 +24,7 @@ class TorchArrays(Arrays):
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
         torch = self._torch
-        self._dtypes: dict[str, Any] = {kind.name: getattr(torch, kind.torch) for kind in DTYPES.values()}
+        self._dtypes: dict[str, Any] = {name: getattr(torch, name) for name in DTYPES}
         self._devices: dict[int | None, Any] = {None: torch.device("cpu")}
         # the raw handle costs 0.1 µs, the Stream object 2 µs; PyTorch's own compiler calls the same function
         self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)

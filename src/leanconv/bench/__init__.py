@@ -3,7 +3,7 @@
 from leanconv.bench.results import GROUPS, Results, Row, geometric_mean
 from leanconv.bench.run import cases_of, default_path, run_suite
 from leanconv.bench.suites import Case, format_problem, load_suite, parse_problem, suite_names, with_batch
-from leanconv.bench.terminal import show
+from leanconv.bench.tables import show
 
 __all__ = [
     "GROUPS",

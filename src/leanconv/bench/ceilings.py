@@ -30,7 +30,6 @@ class Ceilings:
         return max(self._arithmetic_us(problem, arithmetic), self._bytes_us(problem))
 
     def bound(self, problem: Problem, arithmetic: Arithmetic = "fp32") -> Arithmetic | Literal["copy"]:
-        """Which ceiling that is."""
         if self._bytes_us(problem) >= self._arithmetic_us(problem, arithmetic):
             return "copy"
         return arithmetic
@@ -56,12 +55,11 @@ def measure_gpu(budget_s: float = 0.3) -> Ceilings:
     a, b = (torch.randn(size, size, device="cuda") for _ in range(2))
     y = torch.empty_like(a)
     rates = []
-    for tf32 in (False, True):
+    for tf32, kind in ((False, torch.float32), (True, torch.float32), (False, torch.float16)):
+        a, b, y = a.to(kind), b.to(kind), y.to(kind)
         with arithmetic(tf32):
-            us = time_gpu(lambda: torch.mm(a, b, out=y), budget_s=budget_s).median_us
+            us = time_gpu(lambda: torch.mm(a, b, out=y), budget_s=budget_s).median_us  # noqa: B023
         rates.append(2 * size**3 / us * 1e-6)
-    a, b, y = a.half(), b.half(), y.half()
-    rates.append(2 * size**3 / time_gpu(lambda: torch.mm(a, b, out=y), budget_s=budget_s).median_us * 1e-6)
     elements = 1 << 28
     source = torch.randn(elements, device="cuda")
     target = torch.empty_like(source)

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from leanconv.bench.format import Table, quantity
-from leanconv.bench.results import GROUPS, Group, Results, Row, geometric_mean
+from leanconv.bench.results import GROUPS, Group, Results, geometric_mean
 from leanconv.bench.suites import parse_problem
 
 #: What a ratio in these tables says.
@@ -45,7 +45,6 @@ class Goal:
 
     @property
     def words(self) -> str:
-        """The goal, as a table says it."""
         names = ", ".join(title(pattern.rstrip("*-")) or "all" for pattern in self.only)
         rows = f", rows of {self.q} outputs and more" if self.q else ""
         kind = {
@@ -97,12 +96,6 @@ def families(results: Results) -> dict[str, list[str]]:
     return named | {"all": list(results.problems)}
 
 
-def prepared(results: Results, problem: str, algorithm: str) -> Row | None:
-    """The row of calls that were given packed weights."""
-    rows = (row for row in results.of(problem) if row.engine == PREPARED and row.algorithm == algorithm)
-    return next(rows, None)
-
-
 def ratios(results: Results, problems: Sequence[str], algorithm: str, group: Group) -> list[float]:
     """How many times faster an algorithm is than a group of peers, on each of the problems that both ran."""
     pairs = ((results.own(problem, [algorithm]), results.peer(problem, group)) for problem in problems)
@@ -131,8 +124,8 @@ def family_table(results: Results, algorithm: str) -> Table:
         if not rows:
             continue
         speeds = [row.tflops for row in rows.values()]
-        given = {problem: prepared(results, problem, algorithm) for problem in rows}
-        shares = [100 * (1 - other.us / rows[problem].us) for problem, other in given.items() if other]
+        given = [row for problem in rows for row in results.of(problem) if row.engine == PREPARED]
+        shares = [100 * (1 - row.us / rows[row.problem].us) for row in given if row.algorithm == algorithm]
         cells = [spread(ratios(results, problems, algorithm, group), len(problems)) for group in PEERS]
         for name in ours:
             others = {problem: results.own(problem, [name]) for problem in rows}

@@ -15,7 +15,7 @@ import numpy as np
 
 from leanconv.bench.ceilings import Ceilings
 from leanconv.runtime.cache import INSTALL_COMPILER
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 from leanconv.runtime.threads import cores
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from leanconv.cpu import oracle
 from leanconv.cpu.oracle import border_indices
-from leanconv.dtypes import DTYPES, is_integer
+from leanconv.dtypes import is_integer
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem, lay_out
 
@@ -68,7 +68,7 @@ class Operands:
         if self.gpu:
             import torch
 
-            generator, kind = torch.Generator("cuda").manual_seed(self._seed), getattr(torch, DTYPES[dtype].torch)
+            generator, kind = torch.Generator("cuda").manual_seed(self._seed), getattr(torch, dtype)
             if is_integer(dtype):
                 return torch.randint(low, high + 1, shape, generator=generator, device="cuda", dtype=kind)
             return torch.randn(shape, generator=generator, device="cuda").mul_(scale).to(kind)
@@ -101,7 +101,7 @@ class Operands:
         if self.gpu:
             import torch
 
-            y: Any = torch.empty(shape, dtype=getattr(torch, DTYPES[dtype].torch), device="cuda")
+            y: Any = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
         else:
             y = np.empty(shape, dtype)
         poison(y)
@@ -144,10 +144,7 @@ class Check:
 
     @cached_property
     def _answers(self) -> list[Any]:
-        problem = self._operands.problem
-        reference = _filter_block
-        if problem.kind == "conv2d":
-            reference = {"dgrad": _input_gradient, "wgrad": _filter_gradient}.get(problem.op, _conv_block)
+        reference = _layer_block if self._operands.problem.kind == "conv2d" else _filter_block
         return [reference(self._operands, block) for block in self._blocks]
 
     def error(self, y: Any, layout: Layout | None = None, frame: int = 0) -> float:
@@ -201,85 +198,55 @@ def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterato
         yield _Block(images, begin, begin + band)
 
 
-def _conv_block(operands: Operands, block: _Block) -> Any:
-    """A layer's answer on a block: the rows of the input that it reads, as a smaller layer."""
-    problem = operands.problem
+def _layer_block(operands: Operands, block: _Block) -> Any:
+    """A layer's answer on a block, as that of a smaller layer."""
+    problem, x, w = operands.problem, operands.x("NCHW"), operands.w("NCHW")
     assert problem.kind == "conv2d"
-    top = problem.padding[0]
-    first = block.begin * problem.stride[0] - top
-    last = (block.end - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0] + 1
-    begin, end = max(0, min(first, problem.h)), max(0, min(last, problem.h))
-    part = replace(
-        problem,
-        n=len(block.images),
-        h=end - begin,
-        padding=(begin - first, last - end, *problem.padding[2:]),
-        layout="NCHW",
-    )
-    x = operands.x("NCHW")[block.images][:, :, begin:end]
-    w, bias = operands.w("NCHW"), operands.bias
-    if not operands.gpu:
-        return oracle.conv2d(part, x, w, bias)
-    return _conv_torch(part, x.double(), w.double(), bias)
+    part, bias = replace(problem, n=len(block.images), layout="NCHW", accumulate=False), None
+    if problem.op == "wgrad":
+        own = block.images // problem.group_k * problem.group_c
+        channels = (own[:, None] + np.arange(problem.group_c)).ravel()
+        count = len(block.images)
+        part = replace(part, n=problem.n, c=len(channels), k=count, groups=count)
+        x, w = x[:, channels], w[:, block.images]
+    elif problem.op == "dgrad":
+        x = x[block.images]
+    else:  # the rows of the input that it reads
+        first = block.begin * problem.stride[0] - problem.padding[0]
+        last = (block.end - 1) * problem.stride[0] - problem.padding[0] + (problem.r - 1) * problem.dilation[0] + 1
+        begin, end = max(0, min(first, problem.h)), max(0, min(last, problem.h))
+        part = replace(part, h=end - begin, padding=(begin - first, last - end, *problem.padding[2:]))
+        x, bias = x[block.images][:, :, begin:end], operands.bias
+    return _direct_torch(part, x.double(), w.double(), bias) if operands.gpu else oracle.conv2d(part, x, w, bias)
 
 
-def _conv_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
-    """The direct convolution in float64 as one matrix product for each filter element, on the GPU."""
+def _direct_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
+    """The direct convolution, or a gradient, in float64 on the GPU: one matrix product for each filter element."""
     import torch
 
     top, bottom, left, right = problem.padding
-    padded = torch.nn.functional.pad(x, (left, right, top, bottom))
-    padded = padded.unflatten(1, (problem.groups, problem.group_c))
-    w = w.unflatten(0, (problem.groups, problem.group_k))
+    channels, filters = (problem.groups, problem.group_c), (problem.groups, problem.group_k)
+    if problem.op == "dgrad":
+        grad, w = x.unflatten(1, filters), w.unflatten(0, filters)
+        image = x.new_zeros((problem.n, *channels, problem.h + top + bottom, problem.w + left + right))
+        for r, s, seen in _taps(problem):
+            image[seen] += torch.einsum("ngkpq,gkc->ngcpq", grad, w[..., r, s])
+        return image.flatten(1, 2)[:, :, top : top + problem.h, left : left + problem.w]
+    image = torch.nn.functional.pad(x, (left, right, top, bottom)).unflatten(1, channels)
+    if problem.op == "wgrad":
+        grad = w.unflatten(1, filters)
+        result = x.new_zeros((*filters, problem.group_c, problem.r, problem.s))
+        for r, s, seen in _taps(problem):
+            result[..., r, s] = torch.einsum("ngkpq,ngcpq->gkc", grad, image[seen])
+        return result.flatten(0, 1)
+    w = w.unflatten(0, filters)
     y: Any = 0.0
     for r, s, seen in _taps(problem):
-        y = y + torch.einsum("ngcpq,gkc->ngkpq", padded[seen], w[..., r, s])
+        y = y + torch.einsum("ngcpq,gkc->ngkpq", image[seen], w[..., r, s])
     y = y.flatten(1, 2)
     if bias is not None:
         y = y + bias.double()[:, None, None]
     return torch.relu(y) if problem.activation == "relu" else y
-
-
-def _input_gradient(operands: Operands, block: _Block) -> Any:
-    """The gradient of some images: what each output passes back to the pixels that its window saw."""
-    problem = operands.problem
-    assert problem.kind == "conv2d"
-    part = replace(problem, n=len(block.images), layout="NCHW", accumulate=False)
-    grad, w = operands.x("NCHW")[block.images], operands.w("NCHW")
-    if not operands.gpu:
-        return oracle.conv2d(part, grad, w)
-    import torch
-
-    top, bottom, left, right = part.padding
-    shape = (part.n, part.groups, part.group_c, part.h + top + bottom, part.w + left + right)
-    padded = torch.zeros(shape, dtype=torch.float64, device=grad.device)
-    grad = grad.double().unflatten(1, (part.groups, part.group_k))
-    w = w.double().unflatten(0, (part.groups, part.group_k))
-    for r, s, seen in _taps(part):
-        padded[seen] += torch.einsum("ngkpq,gkc->ngcpq", grad, w[..., r, s])
-    return padded.flatten(1, 2)[:, :, top : top + part.h, left : left + part.w]
-
-
-def _filter_gradient(operands: Operands, block: _Block) -> Any:
-    """The gradient of some filters: for each tap the products of what it saw and the gradients of the outputs."""
-    problem = operands.problem
-    assert problem.kind == "conv2d"
-    own = block.images // problem.group_k * problem.group_c
-    channels = (own[:, None] + np.arange(problem.group_c)).ravel()
-    count = len(block.images)
-    part = replace(problem, c=len(channels), k=count, groups=count, layout="NCHW", accumulate=False)
-    x, grad = operands.x("NCHW")[:, channels], operands.w("NCHW")[:, block.images]
-    if not operands.gpu:
-        return oracle.conv2d(part, x, grad)
-    import torch
-
-    top, bottom, left, right = part.padding
-    padded = torch.nn.functional.pad(x.double(), (left, right, top, bottom)).unflatten(1, (count, part.group_c))
-    grad = grad.double()
-    result = torch.zeros((count, part.group_c, part.r, part.s), dtype=torch.float64, device=grad.device)
-    for r, s, seen in _taps(part):
-        result[:, :, r, s] = torch.einsum("nkpq,nkcpq->kc", grad, padded[seen])
-    return result
 
 
 def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, Any]]:

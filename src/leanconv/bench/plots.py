@@ -77,7 +77,6 @@ def save(figure: Any, path: Path, dpi: int = 120, **options: Any) -> None:
 
 
 def unit(results: Results) -> str:
-    """What the bars count."""
     return "gigapixels / s" if _filters(results) else "TFLOP/s"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,6 @@ class Results:
 
     @property
     def own_failed(self) -> bool:
-        """Whether something of leanconv's own failed."""
         return any(entry["engine"].startswith("leanconv") for entry in self.failed)
 
     def write(self, path: Path) -> None:
@@ -114,13 +113,10 @@ class Results:
     def refuse_other(self, other: Results) -> None:
         """Raise ValueError unless ``other`` was measured as this was: suite and settings, GPU, versions, revision."""
         free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
-        keys = [key for key in {**self.machine, **other.machine} if key not in free]
-        differing = [(key, self.machine.get(key), other.machine.get(key)) for key in keys]
-        differing += [
-            (key, getattr(self, key), getattr(other, key)) for key in ("suite", "layout", "precision", "dtype", "op")
-        ]
-        for key, mine, its in differing:
-            if mine != its:
+        settings = ("suite", "layout", "precision", "dtype", "op")
+        one, two = ({**each.machine, **{key: getattr(each, key) for key in settings}} for each in (self, other))
+        for key in (key for key in one | two if key not in free):
+            if (mine := one.get(key)) != (its := two.get(key)):
                 raise ValueError(f"two runs do not go together: {key} is {mine!r} in one, {its!r} in the other")
 
     def joined(self, other: Results, order: Sequence[str]) -> Results:
@@ -136,10 +132,8 @@ class Results:
             return [entry for entry in entries if entry["problem"] not in other.problems]
 
         both = f"measured in two runs, the second from {other.machine['date']} on"
-        return Results(
-            self.machine,
-            self.suite,
-            self.layout,
+        return replace(
+            self,
             problems={name: problems[name] for name in order if name in problems},
             rows=[row for row in self.rows if row.problem not in other.problems] + other.rows,
             absent=self.absent | other.absent,
@@ -147,13 +141,9 @@ class Results:
             failed=kept(self.failed) + other.failed,
             warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
             missing=[name for name in self.missing if name not in problems or name in other.missing],
-            precision=self.precision,
-            dtype=self.dtype,
-            op=self.op,
         )
 
     def of(self, problem: str) -> list[Row]:
-        """All rows of a problem."""
         return [row for row in self.rows if row.problem == problem]
 
     def own(self, problem: str, algorithms: Collection[str] | None = None) -> Row | None:
@@ -167,17 +157,13 @@ class Results:
 
     def peers(self, problem: str) -> dict[str, Row]:
         """The fastest row of each group of peers that has one."""
-        rows = [row for row in self.of(problem) if right(row)]
-        fastest = {group.name: self._fastest_of(group, problem, rows) for group in GROUPS}
+        fastest = {group.name: self.peer(problem, group) for group in GROUPS}
         return {name: row for name, row in fastest.items() if row}
 
     def peer(self, problem: str, group: Group) -> Row | None:
         """The fastest row of a group of peers that passes."""
-        return self._fastest_of(group, problem, [row for row in self.of(problem) if right(row)])
-
-    def _fastest_of(self, group: Group, problem: str, rows: list[Row]) -> Row | None:
         layout = self.problems[problem].get("layout")
-        return _fastest(row for row in rows if group.holds(row, layout))
+        return _fastest(row for row in self.of(problem) if group.holds(row, layout) and right(row))
 
     def groups(self) -> list[str]:
         """Names of the groups that have a row, in the order of GROUPS."""
@@ -284,7 +270,3 @@ def geometric_mean(values: Sequence[float]) -> float:
     if not values or min(values) <= 0:
         raise ValueError(f"a geometric mean needs positive values, not {list(values)}")
     return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
-
-#: The keys that a reader of a row may rely on.
-ROW_KEYS = tuple(entry.name for entry in fields(Row))

@@ -153,14 +153,16 @@ def run_suite(
         raise ValueError(f"dtype={foreign.pop()!r} is measured on a GPU only: NumPy has no such type")
     limit = options.limit_of(workspace_limit)
     ceilings = (measure_gpu if gpu else measure_cpu)(0.1 if quick else 0.3)
-    run = _Run(
-        gpu, quick, tuple(engines), ceilings, limit, begin + (math.inf if seconds is None else seconds), sustained
-    )
+    until = begin + (math.inf if seconds is None else seconds)
+    run = _Run(gpu, quick, tuple(engines), ceilings, limit, until, sustained)
     if peers is None:
         # the kernels that a suite leaves out would take most of its time on a GPU
         own = LeanconvPeer(tuple(algorithms) or (SUITE_ALGORITHMS.get(suite, ()) if gpu else ()))
         peers = tuple(own if isinstance(peer, LeanconvPeer) else peer for peer in PEERS)
-    _refuse_unknown(engines, peers)
+    known = [engine for peer in peers for engine in peer.engines]
+    for pattern in engines:
+        if not any(fnmatchcase(engine, pattern) for engine in known):
+            raise ValueError(f"engines={pattern!r} matches none of {', '.join(known)}")
 
     absent: dict[str, str] = {}
     versions: dict[str, str] = {}
@@ -197,13 +199,6 @@ def run_suite(
     return results
 
 
-def _refuse_unknown(engines: Sequence[str], peers: Sequence[Peer]) -> None:
-    known = [engine for peer in peers for engine in peer.engines]
-    for pattern in engines:
-        if not any(fnmatchcase(engine, pattern) for engine in known):
-            raise ValueError(f"engines={pattern!r} matches none of {', '.join(known)}")
-
-
 @contextmanager
 def _settled_objects() -> Iterator[None]:
     """The garbage collector leaves alone what exists already, most of it PyTorch's: a collection takes 1 ms, not 40."""
@@ -216,24 +211,20 @@ def _settled_objects() -> Iterator[None]:
 
 
 def cases_of(
-    what: str | Sequence[Case],
-    layout: str | None,
-    precision: str | None,
-    dtype: str | None,
-    op: str | None = None,
+    what: str | Sequence[Case], layout: str | None, precision: str | None, dtype: str | None, op: str | None = None
 ) -> tuple[tuple[Case, ...], str, str | None, str | None]:
     """The cases; then suite, layout, and the precision where it is not the suite's own."""
+    in_words = isinstance(what, str) and ":" in what
+    for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype), ("op", op)):
+        if given is not None and in_words:
+            raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
+        if given is not None and not isinstance(what, str) and setting != "layout":
+            raise ValueError(f"{setting}={given!r} is for suites; given cases have their own")
     if not isinstance(what, str):
-        for setting, given in (("precision", precision), ("dtype", dtype), ("op", op)):
-            if given is not None:
-                raise ValueError(f"{setting}={given!r} is for suites; given cases have their own")
         return tuple(what), "cases", layout, None
-    if ":" in what:
+    if in_words:
         problem = parse_problem(what)
-        for setting, given in (("layout", layout), ("precision", precision), ("dtype", dtype), ("op", op)):
-            if given is not None:
-                raise ValueError(f"{setting}={given!r} is for suites; write it into the problem, as in {what},{given}")
-        own = problem.layout if problem.kind == "conv2d" else None
+        own = getattr(problem, "layout", None)
         if problem.kind == "conv2d" and problem.op == "dgrad" and problem.bias:
             raise ValueError(
                 f"{what}: a gradient of the input is measured without a bias, which peers do not add to it"
@@ -258,11 +249,7 @@ def _present(
             continue
         if peer.name == "torch-cpu" and run.gpu:
             continue
-        if peer.needs_gpu and not run.gpu:
-            absent[peer.name] = peer.absent() or "the run is on the CPU"
-            continue
-        reason = peer.absent()
-        if reason:
+        if reason := peer.absent() or ("the run is on the CPU" if peer.needs_gpu and not run.gpu else ""):
             absent[peer.name] = reason
         else:
             present.append(peer)

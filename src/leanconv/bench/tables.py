@@ -1,9 +1,11 @@
-"""Results as tables of text: a summary, every row, how algorithms stand; and the notes below them."""
+"""Results as tables of text: a summary, every row, how algorithms stand, the notes below them; and on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from leanconv.bench.families import GOALS, family_table, goal_table
 from leanconv.bench.format import Table, quantity, size
 from leanconv.bench.results import GROUPS, PEER_LAYOUTS, Results, Row, geometric_mean, right
 
@@ -23,13 +25,6 @@ def _memory(row: Row) -> str:
 
 def _share(row: Row) -> str:
     return f"{100 * row.ceiling_share:.0f}% {row.ceiling}"
-
-
-def _sustained(results: Results, row: Row) -> str:
-    if row.us_sustained is None:
-        return ""
-    rate = results.problems[row.problem]["flops"] / row.us_sustained * 1e-6
-    return f"sustained {quantity(rate)} TFLOP/s"
 
 
 def summary(results: Results) -> Table:
@@ -91,12 +86,14 @@ def detail(results: Results) -> Table:
         for row in sorted(results.of(problem), key=lambda row: row.us):
             quartiles = f"{quantity(row.us_low)}–{quantity(row.us_high)}"
             figures = [quantity(row.us), quartiles, quantity(row.tflops), _share(row), _memory(row)]
-            note = ", ".join(filter(None, [row.variant, row.note, _sustained(results, row)]))
+            notes = [] if right(row) else ["FAIL, not compared with"]
             if row.registers is not None:
-                note = ", ".join(filter(None, [f"{row.registers} registers, {row.spill_bytes} B spilled", note]))
-            if not right(row):
-                note = ", ".join(filter(None, ["FAIL, not compared with", note]))
-            lines.append([problem, row.engine, row.algorithm, *figures, _error(row), note])
+                notes.append(f"{row.registers} registers, {row.spill_bytes} B spilled")
+            notes += filter(None, [row.variant, row.note])
+            if row.us_sustained is not None:
+                rate = results.problems[problem]["flops"] / row.us_sustained * 1e-6
+                notes.append(f"sustained {quantity(rate)} TFLOP/s")
+            lines.append([problem, row.engine, row.algorithm, *figures, _error(row), ", ".join(notes)])
     return columns, lines
 
 
@@ -117,13 +114,9 @@ def about_layouts(results: Results) -> str:
 def legend(results: Results) -> list[str]:
     """What the columns mean, and what is not in them."""
     ceilings = results.machine["ceilings"]
-    tf32 = f", TF32 {quantity(ceilings['tf32_tflops'])} TFLOP/s" if ceilings["tf32_tflops"] else ""
-    if ceilings.get("fp16_tflops"):
-        tf32 += f", FP16 {quantity(ceilings['fp16_tflops'])} TFLOP/s"
-    lines = [
-        f"Ceilings in this run: FP32 {quantity(ceilings['fp32_tflops'])} TFLOP/s{tf32}, "
-        f"copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."
-    ]
+    rates = {kind: ceilings.get(f"{kind.lower()}_tflops") for kind in ("FP32", "TF32", "FP16")}
+    said = ", ".join(f"{kind} {quantity(rate)} TFLOP/s" for kind, rate in rates.items() if rate)
+    lines = [f"Ceilings in this run: {said}, copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."]
     present = results.groups()
     meanings = [f"{group.name}: {group.says(results.layout)}" for group in GROUPS if group.name in present]
     if meanings:
@@ -143,3 +136,44 @@ def legend(results: Results) -> list[str]:
         engines = sorted({entry["engine"] for entry in results.skipped})
         lines.append(f"Not able to run some problem (reasons in the file): {', '.join(engines)}.")
     return lines
+
+
+def console(width: int = 120) -> Any:
+    """A rich console as wide as the terminal, or ``width`` characters wide where the output is not a terminal."""
+    from rich.console import Console
+
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=width)
+
+
+def put(out: Any, title: str, content: Table, left: int) -> None:
+    """Print a table on the console ``out``. The first ``left`` columns and notes are aligned left, numbers right."""
+    from rich.table import Table as RichTable
+
+    table = RichTable(title=title, title_justify="left")
+    for number, name in enumerate(content[0]):
+        table.add_column(name, justify="left" if number < left or name == "note" else "right")
+    for line in content[1]:
+        table.add_row(*line)
+    out.print(table)
+
+
+def put_legend(out: Any, results: Results) -> None:
+    """Print on the console ``out`` what the columns mean, and what is not in them."""
+    for line in legend(results):
+        out.print(line, highlight=False, markup=False)
+
+
+def show(results: Results, full: bool | None = None) -> None:
+    """Print the tables: every row for up to three problems (or with ``full``), and the summary."""
+    out = console(200)
+    if full if full is not None else len(results.problems) <= 3:
+        put(out, "every engine", detail(results), 3)
+    put(out, heading(results), summary(results), 2)
+    on_gpu = bool(results.machine.get("gpu"))
+    if on_gpu and results.suite in GOALS and GOALS[results.suite][0] in results.own_algorithms():
+        put(out, "families", family_table(results, GOALS[results.suite][0]), 1)
+        put(out, "targets", goal_table(results), 1)
+    if results.own_algorithms() and len(results.problems) > 1:
+        put(out, f"over all problems: {STANDINGS_CELL}", standings(results), 1)
+    put_legend(out, results)

@@ -72,5 +72,4 @@ def _order(
 
 
 def _mean(times: list[float]) -> float:
-    """The geometric mean."""
     return prod(time ** (1 / len(times)) for time in times)

@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 from leanconv.call.choose import choose
 from leanconv.call.gpu_call import BiasGradientCall, Call, GpuCall, Loaded, PreparedCall, UnpreparedCall, writes_bias
-from leanconv.call.host_call import (
-    CpuCall,
-    HostOnGpuCall,
-    TorchCpuConv,
-    check_torch_algorithm,
-    left_to_the_library,
-)
+from leanconv.call.host_call import CpuCall, HostOnGpuCall, TorchCpuConv, check_torch_algorithm, left_to_the_library
 from leanconv.call.resolve import Resolved
 from leanconv.problem import Problem
 from leanconv.runtime import launch

@@ -46,7 +46,6 @@ class Candidate:
     us: float | None = None
 
     def plan(self, problem: Problem, target: Target) -> Plan:
-        """The launches of the best configuration."""
         assert isinstance(self.algorithm, GpuAlgorithm) and self.config is not None
         if problem.kind == "conv2d" and problem.op == "wgrad" and problem.bias:
             plan = self.algorithm.plan(without_bias(problem), self.config, target)

@@ -110,7 +110,6 @@ def explain_problem(
 
 
 def explain_call(resolved: Resolved, *, compile_now: bool = False) -> Explanation:
-    """What would run for a call."""
     problem, name, limit = resolved.problem, resolved.algorithm, resolved.workspace_limit
     if resolved.device is not None:
         return _on_gpu(problem, resolved.device, name, limit, compile_now)
@@ -150,7 +149,6 @@ def _others(
 
 
 def _why_not(strategies: list[Candidate], chosen: Candidate | None, problem: Problem) -> tuple[str, ...]:
-    """Why an algorithm does not run."""
     name = strategies[0].algorithm.name
     # filter2d takes no algorithm=
     how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""

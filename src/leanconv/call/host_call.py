@@ -12,7 +12,7 @@ from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
 from leanconv.call.gpu_call import Loaded, check_overlap, roles_of, writes_bias
 from leanconv.call.resolve import Resolved
-from leanconv.cpu.filter_gradient import bias_gradient
+from leanconv.cpu.gradients import bias_gradient
 from leanconv.dtypes import is_integer
 from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import ConvProblem
@@ -181,26 +181,24 @@ class TorchCpuConv(_HostCall):
         problem = self._problem
         if out is not None:
             self._check_out(x, w, bias, out)
-        if problem.op == "wgrad":
-            signal = len(self._shape) == 3
-            dw = self._filter_gradient(x, w, signal)
-            if bias is not None:
-                channels = w.dim() - len(self._shape) + 1
-                bias.copy_(w.sum([axis for axis in range(w.dim()) if axis != channels]))
-            dw = in_order(dw.squeeze(2) if signal else dw, self._order)
-            return dw if out is None else out.copy_(dw)
-        signal, alone = w.dim() == 3, x.dim() == w.dim() - 1
+        filters = problem.op == "wgrad"
+        axes = len(self._shape) if filters else w.dim()
+        signal, alone = axes == 3, x.dim() == axes - 1
         if signal:  # an image of one row
             x, w = x.unsqueeze(-2), w.unsqueeze(-2)
         if alone:  # a batch of one
-            x = x.unsqueeze(0)
+            x, w = x.unsqueeze(0), w.unsqueeze(0) if filters else w
+        if filters and bias is not None:
+            bias.copy_(w.sum((0, 2, 3)))
         x, w = (in_order(x, (0, 2, 3, 1)), w) if self._channels_last else (in_order(x), in_order(w))
         y = self._image_by_image(x, w, bias) if problem.batch_invariant else self._compute(x, w, bias)
         y = y.squeeze(2) if signal else y
-        y = y.squeeze(0) if alone else y
+        y = y.squeeze(0) if alone and not filters else y
         return in_order(y, self._order) if out is None else out.copy_(y)
 
     def _compute(self, x: Any, w: Any, bias: Any) -> Any:
+        if self._problem.op == "wgrad":
+            return self._filter_gradient(x, w)
         return self._input_gradient(x, w, bias) if self._problem.op == "dgrad" else self._forward(x, w, bias)
 
     def _image_by_image(self, x: Any, w: Any, bias: Any) -> Any:
@@ -244,13 +242,10 @@ class TorchCpuConv(_HostCall):
             dx = conv_transpose2d(grad, w, bias, problem.stride, 0, rest, problem.groups, problem.dilation)
         return dx[:, :, top : top + problem.h, left : left + problem.w]
 
-    def _filter_gradient(self, x: Any, grad: Any, signal: bool) -> Any:
+    def _filter_gradient(self, x: Any, grad: Any) -> Any:
         from torch.nn.grad import conv2d_weight
 
         problem = self._problem
-        if signal:  # images of one row
-            x, grad = x.unsqueeze(-2), grad.unsqueeze(-2)
-        x, grad = (in_order(each if each.dim() == 4 else each.unsqueeze(0)) for each in (x, grad))
         x, padding = self._padded(x)
         shape = (problem.k, problem.group_c, problem.r, problem.s)
         return conv2d_weight(x, shape, grad, problem.stride, padding, problem.dilation, problem.groups)

@@ -19,6 +19,7 @@ from leanconv.dtypes import DtypeName
 from leanconv.images.borders import BorderName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.words import dense_filter
 
 #: Why gradients of filters refuse ``batch_invariant``.
 NO_IMAGES_BITS = (
@@ -109,15 +110,8 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
         )
     shape = axes.shown(outputs) if requested.shape is None else requested.shape
     operands.check_out(shape)
-    return Resolved(
-        problem,
-        operands,
-        operands.place(requested.device),
-        shape,
-        weights,
-        requested.algorithm,
-        requested.workspace_limit,
-    )
+    place, limit = operands.place(requested.device), requested.workspace_limit
+    return Resolved(problem, operands, place, shape, weights, requested.algorithm, limit)
 
 
 def _said(requested: LayerOptions, axes: int) -> str:
@@ -252,11 +246,7 @@ def filter_problem(
     if min(kernel_shape) < 1:
         raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
     *leading, h, w = image_shape
-    batch = math.prod(leading)
-    return FilterProblem(
-        batch=batch, h=h, w=w, kh=kh, kw=kw, anchor=options.anchor_of(anchor, kh, kw), border=border, dtype=dtype,
-        x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w, filters=filters,
-    )  # fmt: skip
+    return dense_filter(math.prod(leading), h, w, kh, kw, border, dtype, options.anchor_of(anchor, kh, kw), filters)
 
 
 def check_problem(problem: Problem) -> None:

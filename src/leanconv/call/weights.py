@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Hashable
@@ -50,9 +51,7 @@ class PreparedWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of GPU memory that are kept beside ``array``."""
-        copy = item_bytes(_library(self.array).dtype(self.array))
-        for length in self.array.shape:
-            copy *= length
+        copy = item_bytes(_library(self.array).dtype(self.array)) * math.prod(self.array.shape)
         with self._lock:
             return len(self._copies) * copy + sum(each.plan.prepared_bytes for each in self._prepared)
 

@@ -1,13 +1,17 @@
-"""What the command lines share: settings, exit codes, errors on one line."""
+"""What command lines share: settings, exit codes, errors on one line, and the options that several commands have."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
+from leanconv.options import LAYOUTS, PRECISIONS
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 
@@ -16,7 +20,6 @@ FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
 def new_app(name: str, description: str) -> typer.Typer:
-    """An application without commands."""
     return typer.Typer(
         name=name,
         help=description,
@@ -52,3 +55,38 @@ def _complain(error: Exception) -> None:
     if isinstance(error, MemoryError):
         text = f"memory is not enough: {error}" if text else "memory is not enough"
     print(f"error: {text}", file=sys.stderr)
+
+
+_LAYOUTS, _LEVELS = ", ".join(LAYOUTS), ", ".join(PRECISIONS)
+
+What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")]
+Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", help=f"Precision level, for suites of layers: {_LEVELS}. Peers stay as they are."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", help=f"Element type, for suites of layers: {', '.join((*GPU_LAYERS, *INTEGER_LAYERS))}."),
+]
+Operation = Annotated[
+    str | None, typer.Option("--op", help="Operation, for suites of layers: fprop, dgrad (of the input) or wgrad.")
+]
+Only = Annotated[str | None, typer.Option("--only", help="Pattern of problem names, such as 'conv1*'.")]
+Batch = Annotated[int | None, typer.Option("--batch", help="Images, instead of the suite's number.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")]
+Seconds = Annotated[float | None, typer.Option("--seconds", help="Begin no further problem after this time.")]
+Resume = Annotated[
+    Path | None,
+    typer.Option("--resume", metavar="FILE", help="Results of a run whose missing problems to measure and add."),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Results file; by default below benchmarks/results.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw bars into this .png, .svg or .pdf.")]
+Gpu = Annotated[str, typer.Option("--device", help="cuda or cuda:N.")]
+LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and packed weights, such as 0 or 64MiB."
+Limit = Annotated[str | None, typer.Option("--workspace-limit", metavar="BYTES", help=LIMIT)]
+Revision = Annotated[str | None, typer.Option("--revision", help="Git revision to record where there is no checkout.")]
+
+
+def patterns(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))

@@ -11,20 +11,29 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from leanconv import api
 from leanconv.bench.format import duration, quantity
-from leanconv.bench.terminal import console
-from leanconv.cli.demo_measure import Measured, measure_filter, measure_layer
-from leanconv.problem import ConvProblem
-from leanconv.runtime import launch
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.bench.plots import blank, save
+from leanconv.bench.suites import dense_filter
+from leanconv.bench.tables import console
+from leanconv.call.bind import load
+from leanconv.call.choose import algorithms_of, choose, consider
+from leanconv.cpu import oracle
+from leanconv.images import filters
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem, Problem
+from leanconv.runtime import env, launch
+from leanconv.runtime.launch import why_no_gpu
 from leanconv.runtime.progress import progress
+from leanconv.runtime.timing import time_cpu, time_gpu
 
 #: What the picture shows of each filter: a title, the kernels whose results are combined, and what is added.
 SHOWN = (
@@ -99,8 +108,6 @@ def run(folder: Path = Path("demo-output"), *, quick: bool = False) -> bool:
             by_layer += measure_layer(what, problem, photo, gpu is not None, budget_s)
     _print(out, "the photograph, filtered", by_filter)
     _print(out, "layers, each with every algorithm that can run it", by_layer)
-    from leanconv.cli.demo_pictures import draw_filters, draw_layers
-
     pictures = [folder / "filters.png", folder / "layers.png"]
     draw_filters(photo, _composed(results), pictures[0])
     draw_layers(by_layer, gpu, pictures[1])
@@ -151,5 +158,158 @@ def _print(out: Any, title: str, lines: Iterable[Measured]) -> None:
     out.print(table)
 
 
-if __name__ == "__main__":
-    sys.exit(0 if run() else 1)
+@dataclass(frozen=True)
+class Measured:
+    """One algorithm on one problem: its time, its error against float64, and the error that it may have."""
+
+    what: str
+    algorithm: str
+    where: str
+    chosen: bool
+    us: float
+    gflops: float
+    error: float
+    bound: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether the error keeps its bound; NaN does not."""
+        return self.error <= self.bound
+
+
+def measure_layer(what: str, problem: ConvProblem, photo: np.ndarray, gpu: bool, budget_s: float) -> list[Measured]:
+    """Run every algorithm that takes the layer, on the CPU and, with ``gpu``, on the first GPU."""
+    random = np.random.default_rng(0)
+    x = _input(problem, photo, random)
+    fan_in = problem.group_c * problem.r * problem.s
+    w = random.standard_normal(problem.w_shape, np.float32) * np.float32((2 / fan_in) ** 0.5)
+    bias = random.standard_normal(problem.k, np.float32) * np.float32(0.1)
+    right = oracle.conv2d(problem, x, w, bias), oracle.error_bound(problem, x, w, bias)
+    lines = []
+    limit = env.workspace_limit()  # the calls below obey it too
+    for where, device, target in _places(gpu):
+        chosen = choose(problem, target, limit=limit).algorithm
+        for algorithm in algorithms_of(target):
+            if consider(algorithm, problem, target, algorithm.stem, limit).reasons:
+                continue
+            call = partial(
+                api.conv2d, x, w, bias, problem.stride, problem.padding, problem.dilation, problem.groups,
+                algorithm=algorithm.stem, activation=problem.activation, device=device,
+            )  # fmt: skip
+            about = what, algorithm.stem, where, algorithm is chosen
+            lines.append(_measured(call, problem, {"x": x, "w": w, "bias": bias}, right, about, budget_s)[1])
+    return lines
+
+
+def _places(gpu: bool) -> Iterator[tuple[str, str | None, Target | None]]:
+    """Where things run: its name, the ``device`` of a call, and what an algorithm is chosen for."""
+    yield "CPU", None, None
+    if gpu:
+        yield "GPU", "cuda", launch.open_device(0).target
+
+
+def _input(problem: ConvProblem, photo: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The middle of the photograph, normalised as networks want it, where the layer is a first one; else noise."""
+    if problem.c != 3:
+        return random.standard_normal(problem.x_shape, np.float32)
+    top, left = (photo.shape[1] - problem.h) // 2, (photo.shape[2] - problem.w) // 2
+    patch = photo[:, top : top + problem.h, left : left + problem.w]
+    patch = (patch - patch.mean((1, 2), keepdims=True)) / patch.std((1, 2), keepdims=True)
+    return np.ascontiguousarray(np.broadcast_to(patch, problem.x_shape))
+
+
+def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) -> tuple[np.ndarray, list[Measured]]:
+    """The photograph through one filter: the result, and a line for each place where it ran."""
+    kernel = filters.from_words(words)
+    problem = dense_filter(len(photo), *photo.shape[1:], *kernel.shape)
+    right = oracle.filter2d(problem, photo, kernel), oracle.filter_error_bound(problem, photo, kernel)
+    lines = []
+    result = photo
+    what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
+    for where, device, target in _places(gpu):
+        call = partial(api.filter2d, photo, kernel, device=device)
+        about = what, choose(problem, target).algorithm.name, where, True
+        result, line = _measured(call, problem, {"x": photo, "w": kernel}, right, about, budget_s)
+        lines.append(line)
+    return result, lines
+
+
+def _measured(
+    call: Callable[[], np.ndarray], problem: Problem, inputs: dict[str, np.ndarray], right: tuple[np.ndarray, float],
+    about: tuple[str, str, str, bool], budget_s: float,
+) -> tuple[np.ndarray, Measured]:  # fmt: skip
+    """The result of a call and its line, timed on the CPU, or on the GPU, the arrays lying there already.
+
+    ``right`` are the answer and the error that is allowed, ``about`` the first four fields of the line.
+    """
+    y, (_, name, where, _) = call(), about
+    if where == "CPU":
+        us = time_cpu(call, budget_s=budget_s, warm_up=False).median_us
+    else:
+        loaded = load(problem, 0, name)
+        values = {"bias": None, **inputs, "y": y.copy(), **dict.fromkeys(problem.scalars, 0)}
+        with launch.resident(loaded.device, loaded.plan, values) as on_gpu:
+            us = time_gpu(on_gpu, cold=problem.kind == "filter2d", budget_s=budget_s).median_us
+    answer, bound = right
+    return y, Measured(*about, us, problem.flops / us * 1e-3, oracle.relative_error(y, answer), bound)
+
+
+#: A colour for each algorithm, in the order in which they appear; safe for colour-blind readers (Okabe and Ito).
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "#000000")
+_INK, _PALE = "#222222", "#d9d9d9"
+
+
+def draw_filters(photo: np.ndarray, shown: Sequence[tuple[str, np.ndarray]], path: Path) -> None:
+    """The photograph (3, height, width) beside what the filters made of it, pixels in [0, 255]."""
+    columns = 3
+    rows = -(-(len(shown) + 1) // columns)
+    height, width = photo.shape[1:]
+    figure = blank((columns * 3.4, rows * (3.4 * height / width + 0.25)))
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axis in axes:
+        axis.set_axis_off()
+    for axis, (title, planes) in zip(axes, [("the photograph", photo), *shown], strict=False):
+        axis.imshow(np.clip(np.rint(planes), 0, 255).astype(np.uint8).transpose(1, 2, 0))
+        axis.set_title(title, fontsize=11, color=_INK, pad=5)
+    save(figure, path)
+
+
+def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
+    """Bars of time, and points of error against what is allowed, for each layer and algorithm."""
+    layers = list(dict.fromkeys(line.what for line in lines))
+    series = list(dict.fromkeys((line.algorithm, line.where) for line in lines))
+    colour = {key: _COLOURS[i % len(_COLOURS)] for i, key in enumerate(series)}
+    figure = blank((12.5, 0.2 * len(lines) + 0.24 * len(layers) + 1.3))
+    times, errors = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    at, middle = 0.0, []
+    for layer in layers:
+        own = [line for line in lines if line.what == layer]
+        middle.append(at + (len(own) - 1) / 2)
+        for i, line in enumerate(own):
+            paint = colour[line.algorithm, line.where]
+            times.barh(at + i, line.us / 1e3, 0.82, color=paint)
+            text = f" {duration(line.us)}" + ("  ← chosen" if line.chosen else "")
+            times.text(line.us / 1e3, at + i, text, va="center", fontsize=7.5, color=_INK)
+            errors.plot([line.error, line.bound], [at + i] * 2, color=_PALE, linewidth=1, zorder=1)
+            errors.plot(line.error, at + i, "o", color=paint, markersize=5.5)
+            errors.plot(line.bound, at + i, "|", color=_INK, markersize=9, markeredgewidth=1.4)
+        at += len(own) + 1.2
+    times.set_yticks(middle, layers, fontsize=9)
+    times.set_ylim(at - 1.2, -1)
+    times.set_xscale("log")
+    times.set_xlim(min(line.us for line in lines) / 2e3, 5 * max(line.us for line in lines) / 1e3)
+    times.set_xlabel(f"time of a call in ms, on {'the CPU and ' + gpu if gpu else 'the CPU'}", fontsize=9)
+    errors.set_xscale("log")
+    errors.set_xlabel("relative error against float64; the stroke is what is allowed", fontsize=9)
+    for axis in (times, errors):
+        axis.tick_params(axis="y", length=0)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.grid(axis="x", color=_PALE, linewidth=0.6)
+        axis.set_axisbelow(True)
+        for side in ("top", "right", "left"):
+            axis.spines[side].set_visible(False)
+    from matplotlib.patches import Patch
+
+    names = [Patch(color=colour[key], label=f"{key[0]}, {key[1]}") for key in series]
+    figure.legend(handles=names, loc="outside upper center", ncols=min(5, len(names)), frameon=False, fontsize=9)
+    save(figure, path)

@@ -26,7 +26,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
-from leanconv.runtime.probe import why_no_gpu
+from leanconv.runtime.launch import why_no_gpu
 from leanconv.tuning.verify import files, verify
 
 #: Packages worth a line, each with the distributions that may bring it.
@@ -75,18 +75,18 @@ def examine() -> Iterator[Finding]:
     """Look at everything in turn; takes a few seconds, most of them for compiling a kernel."""
     if mistakes := env.mistakes():
         yield Finding("environment variables", "broken", "; ".join(mistakes), "set them to what they may say, or unset")
-    yield _checked("NumPy arrays on the CPU", lambda: _run_numpy(None))
+    yield _checked("NumPy arrays on the CPU", _run)
     gpu = _gpu()
     yield gpu
     usable = gpu.state == "ok"
     compiles = _compiler(launch.open_device(0).target if usable else Target(_SOME_ARCH, 108), usable)
     yield compiles
-    if usable and compiles.state == "ok":
-        yield _checked("NumPy arrays on the GPU", lambda: _run_numpy("cuda"))
+    runs = usable and compiles.state == "ok"
+    if runs:
+        yield _checked("NumPy arrays on the GPU", lambda: _run(device="cuda"))
     else:
         first = gpu if not usable else compiles
         yield Finding("NumPy arrays on the GPU", "absent", f"device='cuda' needs what is missing at {first.name!r}")
-    runs = usable and compiles.state == "ok"
     yield _torch(False, runs)
     yield _torch(True, runs)
     yield _cupy(runs)
@@ -104,51 +104,35 @@ def _checked(name: str, run: Callable[[], None]) -> Finding:
     return Finding(name, "ok", "a layer and a filter give the right values")
 
 
-def _operands() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    random = np.random.default_rng(0)
-    layer = random.standard_normal((2, 3, 17, 19), np.float32), random.standard_normal((5, 3, 3, 3), np.float32)
-    return layer, (random.standard_normal((33, 41), np.float32), random.standard_normal((5, 5), np.float32))
-
-
-def _check(y: np.ndarray, z: np.ndarray) -> None:
-    """Raise AssertionError unless ``y`` and ``z`` are what the layer and the filter of `_operands` give."""
+def _run(
+    to: Callable[[np.ndarray], Any] = np.asarray, back: Callable[[Any], Any] = np.asarray, device: str | None = None
+) -> None:
+    """Run a layer and a filter on arrays of a library. Raises AssertionError unless the values are right."""
     from leanconv.bench.suites import dense_filter
     from leanconv.cpu import oracle
 
-    (x, w), (image, kernel) = _operands()
-    problem = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1))
-    filtering = dense_filter(1, 33, 41, 5, 5)
-    answers = oracle.conv2d(problem, x, w), oracle.filter2d(filtering, image[None], kernel)[0]
-    bounds = oracle.error_bound(problem, x, w), oracle.filter_error_bound(filtering, image[None], kernel)
+    random = np.random.default_rng(0)
+    shapes = (2, 3, 17, 19), (5, 3, 3, 3), (33, 41), (5, 5)
+    x, w, image, kernel = (random.standard_normal(shape, np.float32) for shape in shapes)
+    layer, filtering = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1)), dense_filter(1, 33, 41, 5, 5)
+    y = back(api.conv2d(to(x), to(w), padding=1, device=device))
+    z = back(api.filter2d(to(image), to(kernel), device=device))
+    answers = oracle.conv2d(layer, x, w), oracle.filter2d(filtering, image[None], kernel)[0]
+    bounds = oracle.error_bound(layer, x, w), oracle.filter_error_bound(filtering, image[None], kernel)
     for name, found, answer, bound in zip(("conv2d", "filter2d"), (y, z), answers, bounds, strict=True):
         if not (error := oracle.relative_error(found, answer)) <= bound:
             raise AssertionError(f"{name} has a relative error of {error:.1e}, and {bound:.1e} is allowed")
-
-
-def _run_numpy(device: str | None) -> None:
-    layer, filtering = _operands()
-    _check(api.conv2d(*layer, padding=1, device=device), api.filter2d(*filtering, device=device))
-
-
-def _run_foreign(to: Callable[[np.ndarray], Any], back: Callable[[Any], np.ndarray]) -> None:
-    layer, filtering = _operands()
-    x, w, image, kernel = map(to, (*layer, *filtering))
-    _check(back(api.conv2d(x, w, padding=1)), back(api.filter2d(image, kernel)))
 
 
 def _gpu() -> Finding:
     try:
         if why := why_no_gpu():
             return Finding("GPU", "absent", why)
-        names = "; ".join(why_no_gpu(index) or _about(index) for index in range(driver().device_count))
+        devices = ((why_no_gpu(i) or launch.open_device(i)) for i in range(driver().device_count))
+        names = "; ".join(d if isinstance(d, str) else f"{d.name} ({d.target.arch})" for d in devices)
     except Exception as error:
         return Finding("GPU", "broken", f"{type(error).__name__}: {error}", "reinstall the NVIDIA driver")
     return Finding("GPU", "ok", f"{names}; the driver supports CUDA {version_text(driver().version)}")
-
-
-def _about(index: int) -> str:
-    device = launch.open_device(index)
-    return f"{device.name} ({device.target.arch})"
 
 
 def _compiler(target: Target, needed: bool) -> Finding:
@@ -186,12 +170,12 @@ def _torch(on_gpu: bool, usable: bool) -> Finding:
     if on_gpu and not usable:
         return Finding(name, "absent", _NEEDS)
     if not on_gpu:
-        return _checked(name, lambda: _run_foreign(import_module("torch").from_numpy, np.asarray))
+        return _checked(name, lambda: _run(import_module("torch").from_numpy))
     torch = import_module("torch")
     if not torch.cuda.is_available():
         advice = "install a CUDA build of PyTorch that your driver supports, from pytorch.org"
         return Finding(name, "absent", f"PyTorch {torch.__version__} sees no GPU", advice)
-    return _checked(name, lambda: _run_foreign(lambda a: torch.from_numpy(a).cuda(), lambda y: np.asarray(y.cpu())))
+    return _checked(name, lambda: _run(lambda a: torch.from_numpy(a).cuda(), lambda y: np.asarray(y.cpu())))
 
 
 def _cupy(usable: bool) -> Finding:
@@ -199,14 +183,13 @@ def _cupy(usable: bool) -> Finding:
     try:
         cupy = import_module("cupy")
     except ImportError:
-        return Finding(
-            name, "absent", "CuPy is not installed", "pip install cupy-cuda13x or cupy-cuda12x, if you use it"
-        )
+        advice = "pip install cupy-cuda13x or cupy-cuda12x, if you use it"
+        return Finding(name, "absent", "CuPy is not installed", advice)
     except Exception as error:
         return Finding(name, "broken", f"import cupy raises {type(error).__name__}: {error}", "reinstall CuPy")
     if not usable:
         return Finding(name, "absent", _NEEDS)
-    return _checked(name, lambda: _run_foreign(cupy.asarray, lambda y: np.asarray(y.get())))
+    return _checked(name, lambda: _run(cupy.asarray, lambda y: np.asarray(y.get())))
 
 
 def _tables() -> Finding:
@@ -246,9 +229,8 @@ def _store() -> Finding:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        return Finding(
-            name, "broken", f"{folder} cannot be written ({error})", "set LEANCONV_CACHE_DIR to one that can"
-        )
+        advice = "set LEANCONV_CACHE_DIR to one that can"
+        return Finding(name, "broken", f"{folder} cannot be written ({error})", advice)
     if env.cache_limit() == 0:
         text = "LEANCONV_CACHE_LIMIT=0 keeps no kernel: every process compiles its kernels again"
         return Finding(name, "absent", text, "leave it out, or set it to bytes such as 256MiB")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import leanconv
-from leanconv.cli import command_line, options
+from leanconv.cli import command_line
 from leanconv.cli.command_line import FAILED, INTERRUPTED
 from leanconv.images.borders import BORDERS
 
@@ -58,7 +58,7 @@ def doctor() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from leanconv.bench.terminal import console
+    from leanconv.bench.tables import console
     from leanconv.cli import doctor as findings
 
     out = console()
@@ -83,31 +83,31 @@ def doctor() -> None:
 
 @app.command()
 def bench(
-    what: options.What,
-    layout: options.Layout = None,
-    precision: options.Precision = None,
-    dtype: options.Dtype = None,
-    op: options.Operation = None,
-    only: options.Only = None,
+    what: command_line.What,
+    layout: command_line.Layout = None,
+    precision: command_line.Precision = None,
+    dtype: command_line.Dtype = None,
+    op: command_line.Operation = None,
+    only: command_line.Only = None,
     engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
     algorithms: Annotated[
         str, typer.Option(help="Patterns of leanconv's own algorithms; by default those that the suite is about.")
     ] = "",
-    batch: options.Batch = None,
+    batch: command_line.Batch = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
-    quick: options.Quick = False,
+    quick: command_line.Quick = False,
     sustained: Annotated[
         bool, typer.Option("--sustained", help="Also measure leanconv on a card that has been at work for a while.")
     ] = False,
-    seconds: options.Seconds = None,
-    resume: options.Resume = None,
+    seconds: command_line.Seconds = None,
+    resume: command_line.Resume = None,
     full: Annotated[bool, typer.Option("--full", help="Print every engine's row.")] = False,
-    out: options.Out = None,
-    plot: options.Plot = None,
-    revision: options.Revision = None,
+    out: command_line.Out = None,
+    plot: command_line.Plot = None,
+    revision: command_line.Revision = None,
     workspace_limit: Annotated[
         str | None,
-        typer.Option(metavar="BYTES", help=f"{options.LIMIT} leanconv's others are left out, peers are not."),
+        typer.Option(metavar="BYTES", help=f"{command_line.LIMIT} leanconv's others are left out, peers are not."),
     ] = None,
 ) -> None:
     """Measure leanconv and every peer that is installed, print a table and write a results file.
@@ -120,10 +120,10 @@ def bench(
     if plot:
         plots.refuse_format(plot)
     results = run_suite(
-        what, layout=layout, precision=precision, dtype=dtype, op=op, engines=options.patterns(engines),
+        what, layout=layout, precision=precision, dtype=dtype, op=op, engines=command_line.patterns(engines),
         only=only, batch=batch, quick=quick, sustained=sustained, device=device, revision=revision,
         workspace_limit=_bytes(workspace_limit),
-        algorithms=options.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
+        algorithms=command_line.patterns(algorithms), seconds=seconds, resume=Results.read(resume) if resume else None,
     )  # fmt: skip
     path = out or default_path(results, bool(engines or algorithms or only or batch or quick or workspace_limit))
     results.write(path)
@@ -201,7 +201,7 @@ def explain(
     ] = None,
     algorithm: Annotated[str, typer.Option(help="An algorithm's name, to hear whether it can.")] = "auto",
     compile: Annotated[bool, typer.Option("--compile", help="Compile the kernels, without a GPU an H200's.")] = False,
-    workspace_limit: options.Limit = None,
+    workspace_limit: command_line.Limit = None,
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others.
 
@@ -209,7 +209,7 @@ def explain(
     pad, dil, groups; a layout, a precision level, a type; relu, bias; dgrad or wgrad for a gradient.
     """
     from leanconv.bench import parse_problem
-    from leanconv.runtime.probe import why_no_gpu
+    from leanconv.runtime.launch import why_no_gpu
 
     parsed = parse_problem(problem)
     if device is None:
@@ -222,17 +222,17 @@ def explain(
 
 @app.command("precompile")
 def compile_kernels(
-    what: options.What,
-    layout: options.Layout = None,
-    precision: options.Precision = None,
-    dtype: options.Dtype = None,
-    op: options.Operation = None,
-    batch: options.Batch = None,
-    device: options.Gpu = "cuda",
+    what: command_line.What,
+    layout: command_line.Layout = None,
+    precision: command_line.Precision = None,
+    dtype: command_line.Dtype = None,
+    op: command_line.Operation = None,
+    batch: command_line.Batch = None,
+    device: command_line.Gpu = "cuda",
     algorithm: Annotated[
         str, typer.Option(help="An algorithm's name; by default the one that a call chooses.")
     ] = "auto",
-    workspace_limit: options.Limit = None,
+    workspace_limit: command_line.Limit = None,
 ) -> None:
     """Compile the kernels of a suite or a problem on all cores, into the folder of compiled kernels."""
     from leanconv.bench import cases_of, with_batch
@@ -252,24 +252,24 @@ def tune(
             help="A suite's name, conv:… or filter:…, or a module of a file, or a function there that returns one.",
         ),
     ] = None,
-    layout: options.Layout = None,
-    precision: options.Precision = None,
-    dtype: options.Dtype = None,
-    op: options.Operation = None,
-    batch: options.Batch = None,
+    layout: command_line.Layout = None,
+    precision: command_line.Precision = None,
+    dtype: command_line.Dtype = None,
+    op: command_line.Operation = None,
+    batch: command_line.Batch = None,
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="What a model is called with: 8x3x224x224; again for more.")
     ] = None,
     backward: Annotated[
         bool | None, typer.Option("--backward/--no-backward", help="A model's gradients too; by default as it trains.")
     ] = None,
-    device: options.Gpu = "cuda",
+    device: command_line.Gpu = "cuda",
     mode: Annotated[str | None, typer.Option(help="on, read-only or frozen, in place of LEANCONV_TUNING.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Time anew what the table has.")] = False,
     peers: Annotated[
         bool | None, typer.Option("--peers/--no-peers", help="Time PyTorch too; by default where it is installed.")
     ] = None,
-    seconds: options.Seconds = None,
+    seconds: command_line.Seconds = None,
     show: Annotated[bool, typer.Option("--show", help="Print the tables.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Check the tables: kernels, and on a GPU values.")] = False,
     refresh: Annotated[
@@ -277,7 +277,7 @@ def tune(
     ] = False,
     export: Annotated[Path | None, typer.Option("--export", metavar="FILE", help="Copy your table.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", metavar="FILE", help="Merge a table into yours.")] = None,
-    workspace_limit: options.Limit = None,
+    workspace_limit: command_line.Limit = None,
 ) -> None:
     """Time what could compute each problem on this GPU, and keep the times: auto takes the quickest from then on."""
     from importlib.util import find_spec

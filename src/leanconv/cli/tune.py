@@ -15,7 +15,7 @@ from rich.table import Table as Screen
 
 from leanconv import options, words
 from leanconv.bench import cases_of, with_batch
-from leanconv.bench.terminal import console
+from leanconv.bench.tables import console
 from leanconv.call.explain import NOMINAL
 from leanconv.options import PRECISIONS
 from leanconv.perf import tables
@@ -143,25 +143,23 @@ def _screen(done: TuningResult) -> Screen:
 
 def show() -> None:
     """Print every table: where it is, for which GPU, and its winners."""
-    empty = True
-    for source, path in files():
-        empty = False
+    found = list(files())
+    for source, path in found:
         try:
             table = Table.read(path)
-            keys = sorted(table)
+            entries = [(key, entry) for key in sorted(table) if (entry := table.get(key))]
         except (OSError, TableError) as error:
             print(error)
             continue
         screen = _table("runs", "µs", "candidates", "others")
         print(f"{source}: {path}")
-        for key in keys:
-            entry = table.get(key)
-            for limit, won in () if entry is None else entry.winners.items():
+        for key, entry in entries:
+            others = ", ".join(f"{name} {us:.2f}" for name, us in entry.peers.items())
+            for limit, won in entry.winners.items():
                 problem = key if limit == tables.NO_LIMIT else f"{key} (workspace_limit {limit})"
-                others = ", ".join(f"{name} {us:.2f}" for name, us in entry.peers.items()) if entry else ""
-                screen.add_row(problem, won.algorithm, f"{won.us:.2f}", str(len(entry.timed) if entry else 0), others)
+                screen.add_row(problem, won.algorithm, f"{won.us:.2f}", str(len(entry.timed)), others)
         console().print(screen)
-    if empty:
+    if not found:
         print(f"there is no table; leanconv tune writes one into {tables.user_folder()}")
 
 
@@ -239,10 +237,8 @@ def export_table(target: Path) -> None:
     """Copy the user's table, of this machine's GPU where there is one, to a file."""
     folder = tables.user_folder()
     found = sorted(folder.glob("*.json"))
-    try:
+    with suppress(CudaUnavailableError):
         found = [tables.path_of(folder, launch.open_device(0).target.model)]
-    except CudaUnavailableError:
-        pass
     found = [path for path in found if path.is_file()]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none; leanconv tune writes it"

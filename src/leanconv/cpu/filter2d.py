@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -33,29 +34,17 @@ def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
     return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
 
 
-class Banded(CpuAlgorithm):
-    """A filter as a product with a banded matrix.
+class _Filter(CpuAlgorithm):
+    """What both ways have in common."""
 
-    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
-    banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
-    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times. All filters
-    take their product with the same stacked copies.
-    """
-
-    name = "banded"
-    paper = "correlation as a Toeplitz matrix product"
     precision = "ieee"
     solves = "filter2d"
 
-    def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        if problem.dtype not in ("float32", "float64"):
-            return [f"matrix products are made for float32 and float64, not {problem.dtype}"]
-        return []
-
-    def cost(self, problem: FilterProblem) -> float:
-        pixels = problem.batch * problem.h * problem.w
-        stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
-        return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
+    @abstractmethod
+    def fill(
+        self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
+    ) -> None:
+        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw)."""
 
     def run(
         self,
@@ -67,17 +56,46 @@ class Banded(CpuAlgorithm):
         delta: float = 0,
     ) -> np.ndarray:
         y = np.empty((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
-        if y.size == 0:
-            return y.reshape(problem.y_shape)
+        if y.size:
+            with np.errstate(invalid="ignore", over="ignore"):
+                self.fill(problem, x, w.reshape(-1, problem.kh, problem.kw), value, delta, y)
+        return y.reshape(problem.y_shape)
+
+
+class Banded(_Filter):
+    """A filter as a product with a banded matrix.
+
+    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
+    banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
+    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times. All filters
+    take their product with the same stacked copies.
+    """
+
+    name = "banded"
+    paper = "correlation as a Toeplitz matrix product"
+
+    def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
+        if problem.dtype not in ("float32", "float64"):
+            return [f"matrix products are made for float32 and float64, not {problem.dtype}"]
+        return []
+
+    def cost(self, problem: FilterProblem) -> float:
+        pixels = problem.batch * problem.h * problem.w
+        stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
+        return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
+
+    def fill(
+        self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
+    ) -> None:
         kh, kw = problem.kh, problem.kw
         rows = min(BAND_ROWS, problem.h)
         bands = np.zeros((problem.filters, rows, kw, rows + kh - 1), x.dtype)
         for i in range(rows):
-            bands[:, i, :, i : i + kh] = w.reshape(-1, kh, kw).transpose(0, 2, 1)
+            bands[:, i, :, i : i + kh] = w.transpose(0, 2, 1)
         widest = max(64, BAND_BYTES // (item_bytes(problem.dtype) * kw * (rows + kh - 1)))
         width = ceil_div(problem.w, ceil_div(problem.w, widest))
         buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
-        with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
+        with one_thread(problem.flops):
             for image, top, extended in extended_strips(problem, x, value, rows):
                 out = y[image, :, top : top + rows]
                 count = out.shape[1]
@@ -92,13 +110,13 @@ class Banded(CpuAlgorithm):
                         np.matmul(matrix, stacked.reshape(kw * high, -1), out=result)
                 # A zero outside the band makes NaN of an Inf or a NaN that the filter does not reach.
                 if not np.isfinite(out.sum()):
-                    return Taps().run(problem, x, w, value=value, delta=delta)
+                    return Taps().fill(problem, x, w, value, delta, y)
                 if delta:
                     out += x.dtype.type(delta)
-        return y.reshape(problem.y_shape)
+        return None
 
 
-class Taps(CpuAlgorithm):
+class Taps(_Filter):
     """One multiply-add pass for each tap of each filter, in row order, over strips that stay in the cache.
 
     Every sum is in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
@@ -106,8 +124,6 @@ class Taps(CpuAlgorithm):
 
     name = "taps"
     paper = "the definition of correlation"
-    precision = "ieee"
-    solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
         return []
@@ -115,32 +131,22 @@ class Taps(CpuAlgorithm):
     def cost(self, problem: FilterProblem) -> float:
         return 60.0 * problem.batch * problem.filters * problem.h * problem.w * problem.kh * problem.kw
 
-    def run(
-        self,
-        problem: FilterProblem,
-        x: np.ndarray,
-        w: np.ndarray,
-        bias: None = None,
-        value: float = 0,
-        delta: float = 0,
-    ) -> np.ndarray:
-        y = np.zeros((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
-        if y.size == 0:
-            return y.reshape(problem.y_shape)
+    def fill(
+        self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
+    ) -> None:
+        y[...] = 0
         rows = max(4, TAP_BYTES // (3 * item_bytes(problem.dtype) * problem.w))
         product = np.empty((min(rows, problem.h), problem.w), x.dtype)
-        with np.errstate(invalid="ignore", over="ignore"):
-            for image, top, extended in extended_strips(problem, x, value, rows):
-                part = product[: extended.shape[0] - problem.kh + 1]
-                for out, taps in zip(y[image, :, top : top + rows], w.reshape(-1, problem.kh, problem.kw), strict=True):
-                    for u in range(problem.kh):
-                        for v in range(problem.kw):
-                            seen = extended[u : u + out.shape[0], v : v + problem.w]
-                            np.multiply(seen, taps[u, v], out=part)
-                            out += part
-                    if delta:
-                        out += x.dtype.type(delta)
-        return y.reshape(problem.y_shape)
+        for image, top, extended in extended_strips(problem, x, value, rows):
+            part = product[: extended.shape[0] - problem.kh + 1]
+            for out, taps in zip(y[image, :, top : top + rows], w, strict=True):
+                for u in range(problem.kh):
+                    for v in range(problem.kw):
+                        seen = extended[u : u + out.shape[0], v : v + problem.w]
+                        np.multiply(seen, taps[u, v], out=part)
+                        out += part
+                if delta:
+                    out += x.dtype.type(delta)
 
 
 def extended_strips(

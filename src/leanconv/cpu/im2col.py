@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits, windows
-from leanconv.cpu.col2im import col2im
-from leanconv.cpu.filter_gradient import filter_gradient
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.gradients import col2im, filter_gradient
+from leanconv.cpu.layers import Block, LayerAlgorithm, PaddedInput, blocks, finish, product_cost, shared_limits, windows
 from leanconv.dtypes import item_bytes
 from leanconv.problem import ConvProblem, lay_out
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import LayerAlgorithm, parts, product_cost, shared_limits
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
@@ -76,22 +73,18 @@ class Im2win(LayerAlgorithm):
 
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         run = _run_nchw if problem.layout == "NCHW" else _run_nhwc
-        for part in run(problem, x, w, y, blocks(problem, self.pixel_bytes(problem))):
-            finish(problem, part, bias)
+        run(problem, x, w, bias, y, self.pixel_bytes(problem))
 
 
 def _run_nchw(
-    problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, every: Iterable[Block]
-) -> Iterator[np.ndarray]:
-    """The parts of ``y``, each when it is written."""
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray, pixel_bytes: int
+) -> None:
     r, s, step = problem.r, problem.s, problem.stride[1]
     # The window's order is column by column, so is the filter's.
     filters = w.reshape(problem.groups, problem.group_k, problem.group_c, r, s).swapaxes(-1, -2)
     filters = filters.reshape(problem.groups, problem.group_k, -1)
-    padded = PaddedInput(problem, x)
-    for block in every:
-        image = padded.load(block).swapaxes(0, 1)
-        win = im2win(image, r, block.rows, problem.stride[0], problem.dilation[0])
+    for padded, part in parts(problem, x, y, bias, pixel_bytes):
+        win = im2win(padded.swapaxes(0, 1), r, part.shape[2], problem.stride[0], problem.dilation[0])
         n, c, p, _ = win.shape
         # Element e of window j lies at j·step·R + e.
         at = win.strides
@@ -99,15 +92,12 @@ def _run_nchw(
             win, (c, s * r, n, p, problem.q), (at[1], at[3], at[0], at[2], step * r * at[3]), writeable=False
         )
         product = matmul(filters, runs.reshape(problem.groups, problem.group_c * s * r, -1))
-        part = block.of(problem, y)
         part[...] = product.reshape(problem.k, n, p, problem.q).swapaxes(0, 1)
-        yield part
 
 
 def _run_nhwc(
-    problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray, every: Iterable[Block]
-) -> Iterator[np.ndarray]:
-    """The parts of ``y``, each when it is written."""
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray, pixel_bytes: int
+) -> None:
     r, s, c, q, step = problem.r, problem.s, problem.c, problem.q, problem.stride[1]
     groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
     # (groups, S·R·C/groups, K/groups): the window's order.
@@ -116,11 +106,10 @@ def _run_nhwc(
     apart = ceil_div(s, step)
     period = apart * step
     width = ceil_div((q - 1) * step + s, period) * period
-    padded = PaddedInput(problem, x, width)
-    for block in every:
-        win = im2win_channels_last(padded.load(block), r, block.rows, problem.stride[0], problem.dilation[0]).ravel()
-        part = block.of(problem, y)
-        lines = block.images * block.rows * (width // period)
+    for padded, part in parts(problem, x, y, bias, pixel_bytes, width=width):
+        images, rows = part.shape[:2]
+        win = im2win_channels_last(padded, r, rows, problem.stride[0], problem.dilation[0]).ravel()
+        lines = images * rows * (width // period)
         product = np.empty((lines, groups, group_k), x.dtype)
         for phase in range(min(apart, q)):
             # The rows of the image follow each other without a seam; windows that reach over a row's end are void.
@@ -135,5 +124,4 @@ def _run_nhwc(
             matrix = runs.reshape(groups, count, s * r * group_c)
             matmul(matrix, filters, out=product[:count].swapaxes(0, 1))
             into = part[:, :, phase::apart]
-            into[...] = product.reshape(block.images, block.rows, -1, problem.k)[:, :, : into.shape[2]]
-        yield part
+            into[...] = product.reshape(images, rows, -1, problem.k)[:, :, : into.shape[2]]

@@ -1,17 +1,293 @@
-"""What the CPU engine's algorithms of layers share: two layouts that they compute in, a third that is transposed."""
+"""What the CPU engine's algorithms of layers share.
+
+Blocks that stay in the cache, the padded copy of the input that one block reads, and two layouts that they compute in,
+with a third that is transposed.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
-from leanconv.cpu.blocks import BLOCK_BYTES, finish, in_parts, keep_freed_memory
-from leanconv.dtypes import DtypeName, accumulator, is_integer, is_narrow, largest_product
-from leanconv.kernels.contract import CpuAlgorithm
+from leanconv.dtypes import DtypeName, accumulator, is_integer, is_narrow, item_bytes, largest_product
+from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import ConvProblem
+
+#: Bytes of temporaries that a block may take, and the fewest output pixels that keep a matrix product efficient.
+#: Measured on two cores with 1 MiB of second-level cache each: 1 to 4 MiB are within 5 %, 256 KiB costs 20 %.
+BLOCK_BYTES = 2 << 20
+LEAST_PIXELS = 384
+#: Elements of a buffer that is quicker cleared whole than at its four sides.
+SMALL = 8192
+#: How many times the pixels that they read windows may cover: beyond that, these pixels are copied one by one.
+FAR = 4
+
+
+class Block(NamedTuple):
+    """Images ``first`` to ``last`` and output rows ``top`` to ``bottom``, ends excluded."""
+
+    first: int
+    last: int
+    top: int
+    bottom: int
+
+    @property
+    def images(self) -> int:
+        return self.last - self.first
+
+    @property
+    def rows(self) -> int:
+        return self.bottom - self.top
+
+    def of(self, problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+        """The block's part of an array that lies as the output, a view."""
+        images, rows = array[self.first : self.last], slice(self.top, self.bottom)
+        return images[:, :, rows] if problem.layout == "NCHW" else images[:, rows]
+
+
+#: Just below the 32 MiB that glibc's threshold grows to.
+_KEPT_BYTES = 31 << 20
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Have the C library keep the memory of temporaries for the next call, instead of giving it back to the system.
+
+    glibc gives each array above a threshold pages of its own, and every page that is touched for the first time costs a
+    fault. The threshold grows to the largest such array that was freed; so one is made and freed here, untouched. Γ8 on
+    64 channels of 56 x 56 pixels took 1900 faults a call, and 7.7 ms instead of 2.8 (NCHW, EPYC, one thread). With
+    other C libraries nothing changes.
+    """
+    np.empty(_KEPT_BYTES, np.uint8)
+
+
+def most_pixels(pixel_bytes: int, budget: int) -> int:
+    return max(LEAST_PIXELS, budget // max(1, pixel_bytes))
+
+
+def blocks(problem: ConvProblem, pixel_bytes: int, budget: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Cut the output into strips of rows of one image or, where images are small, into several whole images.
+
+    ``pixel_bytes`` is what the temporaries of one output pixel take.
+    """
+    pixels = most_pixels(pixel_bytes, budget)
+    rows = min(problem.p, max(1, pixels // problem.q))
+    if rows == problem.p:
+        images = max(1, pixels // (problem.p * problem.q))
+        for first in range(0, problem.n, images):
+            yield Block(first, min(problem.n, first + images), 0, problem.p)
+        return
+    rows = ceil_div(problem.p, ceil_div(problem.p, rows))
+    for image in range(problem.n):
+        for top in range(0, problem.p, rows):
+            yield Block(image, image + 1, top, min(problem.p, top + rows))
+
+
+def alone(problem: ConvProblem, x: np.ndarray, axis: int, first: int, last: int) -> tuple[ConvProblem, np.ndarray]:
+    """The layer of output rows (``axis`` 0) or columns (1) ``first`` to ``last`` alone, and what it reads of ``x``.
+
+    That is a view. Where windows cover far more than they read, it is a copy of the pixels that they read, and the
+    layer's stride and dilation are those at which they lie there.
+    """
+    taps, length = ((problem.r, problem.h), (problem.s, problem.w))[axis]
+    stride, dilation, count = problem.stride[axis], problem.dilation[axis], last - first
+    begin, covered = first * stride - problem.padding[2 * axis], (count - 1) * stride + (taps - 1) * dilation + 1
+    low, high = max(0, begin), min(length, begin + covered)
+    along, sides = axis + (2 if problem.layout == "NCHW" else 1), (0, 0)
+    source = x.swapaxes(0, along)
+    if _is_far(taps, count, stride, dilation):
+        step, apart = (taps, 1) if dilation == 1 else (1, count)
+        x = np.zeros((*x.shape[:along], taps * count, *x.shape[along + 1 :]), x.dtype)
+        target = x.swapaxes(0, along)
+        for tap in range(taps):
+            outputs, pixels = inside(begin + tap * dilation, stride, count, length)
+            target[tap * apart :: step][outputs] = source[pixels]
+        stride, dilation = step, apart
+    elif low < high:
+        x, sides = source[low:high].swapaxes(0, along), (low - begin, begin + covered - high)
+    else:  # nothing but padding
+        x = np.zeros((*x.shape[:along], covered, *x.shape[along + 1 :]), x.dtype)
+    (sh, sw), (dh, dw), (top, bottom, left, right) = problem.stride, problem.dilation, problem.padding
+    size = x.shape[along]
+    if axis == 0:
+        return replace(problem, h=size, stride=(stride, sw), dilation=(dilation, dw), padding=(*sides, left, right)), x
+    return replace(problem, w=size, stride=(sh, stride), dilation=(dh, dilation), padding=(top, bottom, *sides)), x
+
+
+def inside(at: int, stride: int, count: int, length: int) -> tuple[slice, slice]:
+    """Which of ``count`` outputs have a tap's pixel inside an axis of ``length``, and these pixels; ``at`` is the first
+    output's, and ``stride`` lies between them."""
+    low, high = max(0, ceil_div(-at, stride)), min(count, ceil_div(length - at, stride))
+    if low >= high:
+        return slice(0), slice(0)
+    return slice(low, high), slice(at + low * stride, at + (high - 1) * stride + 1, stride)
+
+
+def _is_far(taps: int, count: int, stride: int, dilation: int) -> bool:
+    return (count - 1) * stride + (taps - 1) * dilation >= FAR * taps * count
+
+
+def far_blocks(problem: ConvProblem) -> list[Block]:
+    """The blocks to compute one by one of a layer whose windows cover far more than they read; none of any other."""
+    if max(*problem.stride, *problem.dilation) <= FAR:
+        return []
+    every = list(blocks(problem, problem.c * problem.r * problem.s * item_bytes(problem.dtype)))
+    rows = _is_far(problem.r, every[0].rows, problem.stride[0], problem.dilation[0])
+    far = rows or _is_far(problem.s, problem.q, problem.stride[1], problem.dilation[1])
+    return every if far else []
+
+
+def block_alone(problem: ConvProblem, x: np.ndarray, block: Block) -> tuple[ConvProblem, np.ndarray]:
+    """The layer of a block's outputs alone, and what it reads of x."""
+    part, x = alone(replace(problem, n=block.images), x[block.first : block.last], 0, block.top, block.bottom)
+    return alone(part, x, 1, 0, problem.q)
+
+
+def in_parts(
+    problem: ConvProblem,
+    x: np.ndarray,
+    pixel_bytes: int,
+    compute: Callable[[ConvProblem, np.ndarray], np.ndarray],
+    budget: int = BLOCK_BYTES,
+) -> np.ndarray:
+    """The result of ``compute(problem, x)``: of long rows in bands of columns, where a block has whole rows, and of
+    windows that cover far more than they read block by block, so that memory and time follow the outputs.
+
+    A part is a layer of its own. ``pixel_bytes`` is what the temporaries of one output pixel take.
+    """
+    if problem.q <= 4 * LEAST_PIXELS and max(problem.stride + problem.dilation) <= FAR:
+        return compute(problem, x)  # as the two rules below say, without a look at blocks
+    columns, far = most_pixels(pixel_bytes, budget), far_blocks(problem)
+    # the bands' results are copied once more: of rows not much longer than a block that costs more than it saves
+    if problem.q <= 4 * columns and not far:
+        return compute(problem, x)
+    y = np.empty(problem.y_shape, x.dtype)
+    for block in far:
+        block.of(problem, y)[...] = in_parts(*block_alone(problem, x, block), pixel_bytes, compute, budget)
+    if far:
+        return y
+    columns = ceil_div(problem.q, ceil_div(problem.q, columns))
+    for first in range(0, problem.q, columns):
+        last = min(problem.q, first + columns)
+        into = y[..., first:last] if problem.layout == "NCHW" else y[:, :, first:last]
+        into[...] = compute(*alone(problem, x, 1, first, last))
+    return y
+
+
+class PaddedInput:
+    """The input rows that a block reads, with zeros around them, in one buffer that all blocks use in turn."""
+
+    def __init__(self, problem: ConvProblem, x: np.ndarray, width: int | None = None) -> None:
+        """``width`` is the number of columns of the buffer, by default those that the outputs need."""
+        self.problem = problem
+        self.x = x
+        self.width = width or (problem.q - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
+        self.buffer = np.empty(0, x.dtype)
+
+    def load(self, block: Block) -> np.ndarray:
+        """The rows of ``block``: shape (C, images, rows, width) for NCHW, (images, rows, width, C) for NHWC."""
+        problem = self.problem
+        rows = (block.rows - 1) * problem.stride[0] + (problem.r - 1) * problem.dilation[0] + 1
+        size = block.images * rows * self.width * problem.c
+        if self.buffer.size < size:
+            self.buffer = np.empty(size, self.x.dtype)
+        source = self.x[block.first : block.last]
+        if problem.layout == "NCHW":
+            padded = self.buffer[:size].reshape(problem.c, block.images, rows, self.width)
+        else:
+            padded = self.buffer[:size].reshape(block.images, rows, self.width, problem.c)
+        first_row = block.top * problem.stride[0] - problem.padding[0]
+        # Where padding is negative the first columns of the image are left out.
+        top, left, skipped = max(0, -first_row), max(0, problem.padding[2]), max(0, -problem.padding[2])
+        bottom = min(rows, problem.h - first_row)
+        right = min(self.width, left + problem.w - skipped)
+        if size < SMALL or top >= bottom or left >= right:
+            padded[...] = 0
+        else:
+            # one view with the axes (images, rows, columns, channels) serves both layouts
+            target = padded.transpose(1, 2, 3, 0) if problem.layout == "NCHW" else padded
+            target[:, :top] = 0
+            target[:, bottom:] = 0
+            target[:, top:bottom, :left] = 0
+            target[:, top:bottom, right:] = 0
+        if top >= bottom or left >= right:
+            return padded
+        at_rows, at_columns = slice(first_row + top, first_row + bottom), slice(skipped, skipped + right - left)
+        if problem.layout == "NCHW":
+            # NOTE: NumPy copies in the memory order of the target only if both sides are given in that order.
+            padded[:, :, top:bottom, left:right] = source[:, :, at_rows, at_columns].transpose(1, 0, 2, 3)
+        else:
+            padded[:, top:bottom, left:right] = source[:, at_rows, at_columns]
+        return padded
+
+
+def parts(
+    problem: ConvProblem, x: np.ndarray, y: np.ndarray, bias: np.ndarray | None, pixel_bytes: int,
+    budget: int = BLOCK_BYTES, width: int | None = None, tile_rows: int = 1,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+    """For each block the padded rows that it reads, for whole tiles, and its part of ``y``, to be written.
+
+    Bias and activation follow before the next block, while the part is in the cache.
+    """
+    padded = PaddedInput(problem, x, width)
+    for block in blocks(problem, pixel_bytes, budget):
+        part, rows = block.of(problem, y), ceil_div(block.rows, tile_rows) * tile_rows
+        yield padded.load(block._replace(bottom=block.top + rows)), part
+        finish(problem, part, bias)
+
+
+def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
+    """Every window of ``padded`` as a view: (C, R, S, images, P, Q) for NCHW, (images, P, Q, R, S, C) for NHWC."""
+    at = padded.strides
+    (sh, sw), (dh, dw) = problem.stride, problem.dilation
+    if problem.layout == "NCHW":
+        channels, images, height, width = padded.shape
+        strides = (at[0], dh * at[2], dw * at[3], at[1], sh * at[2], sw * at[3])
+    else:
+        images, height, width, channels = padded.shape
+        strides = (at[0], sh * at[1], sw * at[2], dh * at[1], dw * at[2], at[3])
+    rows = (height - (problem.r - 1) * dh - 1) // sh + 1
+    columns = (width - (problem.s - 1) * dw - 1) // sw + 1
+    taps, outputs = (problem.r, problem.s), (images, rows, columns)
+    shape = (channels, *taps, *outputs) if problem.layout == "NCHW" else (*outputs, *taps, channels)
+    # as_strided takes 10 µs
+    return np.ndarray(shape, padded.dtype, padded, 0, strides)
+
+
+def finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> None:
+    """Add ``bias`` and apply the activation in place, while the block is still in the cache."""
+    if bias is not None:
+        y += bias.reshape([problem.k if axis == "C" else 1 for axis in problem.layout])
+    if problem.activation == "relu":
+        np.maximum(y, 0, out=y)
+
+
+def shared_limits(problem: ConvProblem, ops: tuple[str, ...] = ("fprop",), transforms: bool = False) -> list[str]:
+    """What an algorithm of the CPU engine that computes ``ops`` cannot do. ``transforms``: it transforms tiles."""
+    reasons = []
+    if problem.op not in ops:
+        reasons.append(f"on the CPU it computes op {' and '.join(map(repr, ops))}, not {problem.op!r}")
+    if transforms and is_integer(problem.dtype):
+        reasons.append(f"its transforms are made for fractions, and sums of {problem.dtype} are exact")
+    if problem.accumulate:
+        reasons.append("accumulate=True: on the CPU results are stored, not added to what the output holds")
+    return reasons
+
+
+def product_cost(problem: ConvProblem) -> float:
+    """Cost of the matrix products of a layer, in operations at the full speed of BLAS: the unit of all ``cost``.
+
+    Fewer than 16 filters in a group leave most of a vector register idle, and in NHWC most of a cache line as well.
+    A pass over an array counts 80 for each element copied; these figures were fitted on two cores.
+    """
+    idle = max(1.0, 16 / max(1, problem.group_k))
+    return problem.flops * (idle if problem.layout == "NCHW" else idle * idle)
 
 
 def _is_transposed(problem: ConvProblem) -> bool:
@@ -58,7 +334,7 @@ class LayerAlgorithm(CpuAlgorithm):
 
     @abstractmethod
     def compute_cost(self, problem: ConvProblem) -> float:
-        """A guess at the time that `compute` takes, in the unit of `blocks.product_cost`."""
+        """A guess at the time that `compute` takes, in the unit of `product_cost`."""
 
     def cost(self, problem: ConvProblem) -> float:
         """That of `compute`: transposing takes every algorithm the same time."""

@@ -10,9 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from leanconv.dtypes import DTYPES, accumulator, is_integer, is_narrow
-from leanconv.kernels.contract import Arithmetic, ceil_div
-from leanconv.kernels.winograd_matrices import Matrices, transforms
+from leanconv.dtypes import DTYPES, is_integer, is_narrow
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem
 
@@ -30,21 +28,7 @@ def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
 
     ``x`` and ``w`` are the two arrays that ``problem``'s operation reads, in its layout, and so is the float64 result.
     """
-    if problem.op == "dgrad":
-        return _input_gradient(problem, x, w, np.dtype(np.float64), problem.group_k, bias)
-    if problem.op == "wgrad":
-        return _filter_gradient(problem, x, w)
-    x64, w64 = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, w, np.dtype(np.float64))
-    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
-    with np.errstate(invalid="ignore", over="ignore"):
-        for n in range(problem.n):
-            image = _padded(problem, x64[n])
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    tap = w64[:, :, r, s].reshape(problem.groups, problem.group_k, problem.group_c)
-                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    y[n] += (tap @ seen).reshape(y.shape[1:])
-        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+    return _summed(problem, x, w, bias, np.dtype(np.float64))
 
 
 def sequential_float32(
@@ -55,27 +39,44 @@ def sequential_float32(
     It is the yardstick of ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in the
     order k, r, s, that of the filters in the order n, p, q.
     """
-    if problem.op == "dgrad":
-        return _input_gradient(problem, x, w, np.dtype(np.float32), 1, bias)
+    return _summed(problem, x, w, bias, np.dtype(np.float32))
+
+
+def _summed(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    """The result in ``dtype``; in float32 by one channel, or filter, after the other."""
     if problem.op == "wgrad":
-        return _sequential_filter_gradient(problem, x, w)
-    x32, w32 = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, w, np.dtype(np.float32))
-    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), np.float32)
+        return _filter_gradient(problem, x, w, dtype)
+    summed = problem.group_k if problem.op == "dgrad" else problem.group_c
+    way = _input_gradient if problem.op == "dgrad" else _forward
+    return way(problem, x, w, bias, dtype, 1 if dtype == np.float32 else summed)
+
+
+def _forward(
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, dtype: np.dtype, channels_at_once: int
+) -> np.ndarray:
+    x, w = _nchw(problem, x, dtype), _nchw(problem, w, dtype)
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
-            image = _padded(problem, x32[n])
-            for c in range(problem.group_c):
+            image = _padded(problem, x[n])
+            for c in range(0, problem.group_c, channels_at_once):
+                some = slice(c, c + channels_at_once)
                 for r in range(problem.r):
                     for s in range(problem.s):
-                        tap = w32[:, c, r, s].reshape(problem.groups, problem.group_k, 1, 1)
-                        y[n] += tap * _seen(problem, image[c :: problem.group_c], r, s)[:, None]
+                        tap = w[:, some, r, s].reshape(problem.groups, problem.group_k, -1)
+                        seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
+                        y[n] += (tap @ seen[:, some]).reshape(y.shape[1:])
         return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
 
 
 def _input_gradient(
-    problem: ConvProblem, grad: np.ndarray, w: np.ndarray, dtype: np.dtype, filters_at_once: int,
+    problem: ConvProblem,
+    grad: np.ndarray,
+    w: np.ndarray,
     bias: np.ndarray | None,
-) -> np.ndarray:  # fmt: skip
+    dtype: np.dtype,
+    filters_at_once: int,
+) -> np.ndarray:
     """What each output passes back to the pixels that its window covered, added up in place, some filters at a time."""
     grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
     grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
@@ -99,10 +100,13 @@ def _input_gradient(
     return _finish(problem, result, bias)
 
 
-def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """What all outputs pass back to each weight: for every tap a product of what it read and the outputs' gradients."""
-    x, grad = _nchw(problem, x, np.dtype(np.float64)), _nchw(problem, grad, np.dtype(np.float64))
-    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
+def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """What all outputs pass back to each weight: for every tap a product of what it read and the outputs' gradients.
+
+    In float32 each weight's sum is over images, rows and columns in this order, one product after the other.
+    """
+    x, grad = _nchw(problem, x, dtype), _nchw(problem, grad, dtype)
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
             image = _padded(problem, x[n])
@@ -110,22 +114,9 @@ def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> n
             for r in range(problem.r):
                 for s in range(problem.s):
                     seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    result[..., r, s] += passed @ seen.transpose(0, 2, 1)
-    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
-
-
-def _sequential_filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """Each weight's sum over images, rows and columns in this order, one product after the other."""
-    x, grad = _nchw(problem, x, np.dtype(np.float32)), _nchw(problem, grad, np.dtype(np.float32))
-    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):
-        for n in range(problem.n):
-            image = _padded(problem, x[n])
-            passed = grad[n].reshape(problem.groups, problem.group_k, -1)
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    for k in range(problem.group_k):
+                    if dtype == np.float64:
+                        result[..., r, s] += passed @ seen.transpose(0, 2, 1)
+                    for k in range(problem.group_k) if dtype == np.float32 else ():
                         before = result[:, k, :, r, s, None]
                         products = passed[:, k, None] * seen
                         result[:, k, :, r, s] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
@@ -209,11 +200,7 @@ def relative_error(out: np.ndarray, reference: np.ndarray) -> float:
 
 
 def sequential_error(
-    problem: ConvProblem,
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None = None,
-    most_products: int = 100_000_000,
+    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, most_products: int = 100_000_000
 ) -> float:
     """Relative error of ``sequential_float32`` on this data.
 
@@ -275,7 +262,7 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     float32, b, and ``u * (1 + b)``. It holds while results are of the type's normal range: a float16 below 2⁻¹⁴ is off
     by up to 2⁻²⁵ whatever its size, and one from 65520 on is infinite. Integers are exact at every level: 0.
 
-    Of sparse data the sequential sum may be nearly exact: on data of every kind `precision_bound` holds.
+    Of sparse data the sequential sum may be nearly exact: what holds on data of every kind, research/bounds.py has.
     """
     if is_integer(problem.dtype):
         return 0.0
@@ -284,110 +271,6 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     if is_narrow(problem.dtype):
         return bound + DTYPES[problem.dtype].roundoff * (1 + bound)
     return bound * 2.0**-29 if problem.dtype == "float64" else bound
-
-
-def magnitude(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> float:
-    """‖|w| ∗ |x|‖, the Frobenius norm that errors are measured by on data of any kind; with ‖|bias|‖ added to it.
-
-    It is taken over all windows that touch a pixel, those beyond the output too: an error at the edge of an image may
-    stem from a pixel that outputs read through other weights only. For a stride above 1, and of filters, over the
-    result.
-    """
-    plain = replace(problem, bias=False, activation=None, accumulate=False)
-    if problem.stride == (1, 1) and problem.op == "dgrad":
-        top, bottom, left, right = problem.padding
-        plain = replace(plain, h=problem.h + top + bottom, w=problem.w + left + right, padding=(0, 0, 0, 0))
-    elif problem.stride == (1, 1) and problem.op == "fprop":
-        reach = np.repeat([(problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1]], 2)
-        padding = tuple(int(pixels) for pixels in np.maximum(problem.padding, reach))
-        plain = replace(plain, padding=padding)  # type: ignore[arg-type]
-    result = float(np.linalg.norm(conv2d(plain, abs(x), abs(w)).ravel()))
-    if bias is not None:
-        of_each = problem.n * (problem.h * problem.w if problem.op == "dgrad" else problem.p * problem.q)
-        result += float(np.sqrt(of_each) * np.linalg.norm(bias.astype(np.float64)))
-    return result
-
-
-def absolute_error(
-    problem: ConvProblem, out: np.ndarray, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
-) -> float:
-    """‖out − exact‖ / ‖|w| ∗ |x|‖ in unit roundoffs of the type that is summed in: 2⁻²⁴, for float64 2⁻⁵³.
-
-    0 where the result is exact; NaN or infinite where ``out`` has a NaN or an Inf.
-    """
-    error = float(np.linalg.norm((out.astype(np.float64) - conv2d(problem, x, w, bias)).ravel()))
-    return error and error / (magnitude(problem, x, w, bias) * accumulator(problem.dtype).roundoff)
-
-
-def absolute_bound(
-    problem: ConvProblem, transform: Matrices | None = None, square: bool = False, worst: bool = False
-) -> float:
-    """The `absolute_error` that a plain sum, or Winograd by ``transform``, may have on data of any kind.
-
-    With K the roundings between an operand and an output (the terms of a sum, and what transforms, bias and promotion
-    add), it is ``transform.lone_growth · √K``: roundings are as likely up as down, and grow as from a lone pixel. The
-    data that break it make all sums round the same way, as one constant times another does. ``worst`` gives what no
-    data exceed: ``transform.worst_growth · K``, by the usual bound of an error of K roundings. Growth is that of rows
-    and columns where ``square``, and 1 for plain sums. Results of 16 bits are rounded once more.
-    """
-    unit = accumulator(problem.dtype).roundoff
-    once_more = DTYPES[problem.dtype].roundoff / unit if is_narrow(problem.dtype) else 0.0
-    if transform is None:
-        roundings, growth = problem.terms + 2, 1.0
-    else:
-        ways = 2 if square else 1
-        summed = problem.terms // (problem.r * problem.s)
-        if not square:
-            summed *= problem.r * ceil_div(problem.s, transform.r)
-        # the filter's transform, the tile's and the sums' of at most r + 1, alpha and alpha
-        roundings = summed + ways * (2 * transform.alpha + transform.r + 1) + 6
-        growth = (transform.worst_growth if worst else transform.lone_growth) ** ways
-    if not worst:
-        return growth * float(np.sqrt(roundings)) + once_more
-    return growth * roundings / (1 - roundings * unit) + 1.01 * once_more
-
-
-def precision_bound(problem: ConvProblem, worst: bool = False) -> float:
-    """The largest `absolute_bound` of what may compute ``problem`` at its precision level.
-
-    ``"tf32"`` rounds both operands to 11 bits: 2⁻¹¹ of each product for either, which is 2¹³ units.
-    """
-    plain = absolute_bound(problem, worst=worst) + (2 * 2.0**13 if problem.precision == "tf32" else 0.0)
-    if problem.op == "wgrad":
-        return plain
-    served = transforms(problem.s, problem.r, problem.precision)
-    return max([plain, *(absolute_bound(problem, *way, worst=worst) for way in served)])
-
-
-def output_bound(
-    problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, arithmetic: Arithmetic
-) -> np.ndarray:
-    """How far each output may be off on data of any kind, of a kernel without transforms that multiplies by
-    ``arithmetic``.
-
-    In units of the output's own |w| ∗ |x|: K for float32 FMAs. Three products of float16: K + 160, of which 12 are bits
-    that the split and the fourth product leave out, and 136 what the tensor core cuts off in the 4 steps of a stage's
-    large products, each 17 terms. Sums that stay in the tensor core: 3 K. Operands rounded to 11 bits: 2⁻¹⁰ more.
-
-    A float16 below 2⁻¹⁴ is subnormal. So of a float32 that is split, or rounded to one, 2⁻³⁹ of the largest number with
-    the same scale may be lost, 2⁻³⁵ where sums stay in the tensor core: both operands together 2⁻³⁸ and 2⁻³⁴ of the
-    largest product, for each term.
-    """
-    terms, unit = problem.terms + 2, FLOAT32_UNIT
-    narrow = is_narrow(problem.dtype)
-    units, rounded, spread = {
-        "fp32": (terms, 0.0, 0.0),
-        "fp16x3": (terms + 160, 0.0, 2.0**-38),
-        "tf32": (3 * terms, 2.0**-10, 0.0),
-        "fp16": (3 * terms, 0.0, 0.0) if narrow else (3 * terms, 2.0**-10, 2.0**-34),
-    }[arithmetic]
-    plain = replace(problem, activation=None)
-    own = conv2d(plain, abs(x), abs(w), None if bias is None else abs(bias))
-    largest = float(abs(x).max(initial=0)) * float(abs(w).max(initial=0))
-    bound: np.ndarray = own * (units * unit / (1 - units * unit) + 1.01 * rounded) + terms * spread * largest
-    if narrow:
-        bound += DTYPES[problem.dtype].roundoff * (own + bound) + 2.0**-25
-    return bound
 
 
 def filter_error_bound(

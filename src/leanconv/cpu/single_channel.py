@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import finish, product_cost, shared_limits
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import LayerAlgorithm, finish, product_cost, shared_limits
 from leanconv.problem import ConvProblem
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, in_parts, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import LayerAlgorithm, in_parts, parts, product_cost, shared_limits
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.cost import mean_products
@@ -83,15 +82,15 @@ def convolve(
     y = np.empty(problem.y_shape, x.dtype)
     transforms = matrices(alpha + 1 - width, width)
     at, _, bt = (m.astype(x.dtype) for m in transforms.arrays())
-    padded = PaddedInput(problem, x, ceil_div(problem.q, transforms.n) * transforms.n + count * width - 1)
+    columns = ceil_div(problem.q, transforms.n) * transforms.n + count * width - 1
     pixel_bytes = ceil_div(alpha, transforms.n) * (2 * problem.c + 3 * problem.k) * item_bytes(problem.dtype)
     filters = transform_filters(problem, w, transforms)
-    for block in blocks(problem, pixel_bytes, BUDGET):
-        tiles = _tiles(problem, padded.load(block), filters, bt, at)
+    for padded, part in parts(problem, x, y, bias, pixel_bytes, BUDGET, columns):
+        tiles = _tiles(problem, padded, filters, bt, at)
         # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
         if not np.isfinite(tiles.sum()):
             return Im2col().compute(problem, x, w, bias)
-        _store(problem, block, tiles, bias, y)
+        _store(problem, tiles, part)
     return y
 
 
@@ -152,14 +151,13 @@ def _tiles(problem: ConvProblem, padded: np.ndarray, filters: np.ndarray, bt: np
     return tiles.reshape((n, problem.k, *extents) if nchw else (n, *extents, problem.k))
 
 
-def _store(problem: ConvProblem, block: Block, tiles: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+def _store(problem: ConvProblem, tiles: np.ndarray, part: np.ndarray) -> None:
     """Interleave the n outputs of the tiles to rows, leaving out what lies beyond the image."""
-    n, part = tiles.shape[0], block.of(problem, y)
+    n = tiles.shape[0]
     for j in range(min(n, problem.q)):
         if problem.layout == "NCHW":
             into = part[..., j::n]
-            into[...] = tiles[j, :, :, : block.rows, : into.shape[3]].swapaxes(0, 1)
+            into[...] = tiles[j, :, :, : into.shape[2], : into.shape[3]].swapaxes(0, 1)
         else:
             into = part[:, :, j::n]
-            into[...] = tiles[j, :, : block.rows, : into.shape[2]]
-    finish(problem, part, bias)
+            into[...] = tiles[j, :, : into.shape[1], : into.shape[2]]

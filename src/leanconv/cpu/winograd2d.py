@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.blocks import Block, PaddedInput, blocks, finish, product_cost, shared_limits
 from leanconv.cpu.im2col import Im2col
-from leanconv.cpu.layers import LayerAlgorithm
+from leanconv.cpu.layers import LayerAlgorithm, parts, product_cost, shared_limits
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.winograd_matrices import Matrices, matrices, outputs_2d, why_not_2d
@@ -52,18 +51,16 @@ def convolve(problem: ConvProblem, m: int, x: np.ndarray, w: np.ndarray, bias: n
     transforms = matrices(m, 3)
     at, _, bt = (matrix.astype(x.dtype) for matrix in transforms.arrays())
     across = ceil_div(problem.q, m)
-    padded = PaddedInput(problem, x, across * m + 2)
     pixel_bytes = ceil_div(transforms.alpha**2, m * m) * 3 * (problem.c + problem.k) * item_bytes(problem.dtype)
     filters = transform_filters(problem, w, transforms)
-    for block in blocks(problem, pixel_bytes, budget=8 << 20):
-        down = ceil_div(block.rows, m)
-        data = padded.load(Block(block.first, block.last, block.top, block.top + down * m))
-        sums = _multiply(problem, filters, both_sides(bt, _tiles(problem, data, transforms, down, across)))
+    for padded, part in parts(problem, x, y, bias, pixel_bytes, 8 << 20, across * m + 2, tile_rows=m):
+        down = (padded.shape[2 if problem.layout == "NCHW" else 1] - 2) // m
+        sums = _multiply(problem, filters, both_sides(bt, _tiles(problem, padded, transforms, down, across)))
         tiles = both_sides(at, sums)
         # An Inf, a NaN or a huge number would spread from its pixel over the tile: then do without transforms.
         if not np.isfinite(tiles.sum()):
             return Im2col().compute(problem, x, w, bias)
-        _store(problem, block, tiles, bias, y)
+        _store(problem, tiles, part)
     return y
 
 
@@ -114,18 +111,17 @@ def _multiply(problem: ConvProblem, filters: np.ndarray, data: np.ndarray) -> np
     return sums.reshape(*data.shape[:3], problem.k)
 
 
-def _store(problem: ConvProblem, block: Block, tiles: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+def _store(problem: ConvProblem, tiles: np.ndarray, part: np.ndarray) -> None:
     """Interleave the m × m outputs of the tiles, leaving out what lies beyond the image."""
-    m, images = tiles.shape[0], block.images
-    down, across = ceil_div(block.rows, m), ceil_div(problem.q, m)
-    nchw, part = problem.layout == "NCHW", block.of(problem, y)
+    nchw, m, images = problem.layout == "NCHW", tiles.shape[0], part.shape[0]
+    height = part.shape[2 if nchw else 1]
+    down, across = ceil_div(height, m), ceil_div(problem.q, m)
     if nchw:
         tiles = tiles.reshape(m, m, problem.k, images, down, across).swapaxes(2, 3)
     else:
         tiles = tiles.reshape(m, m, images, down, across, problem.k)
-    for i in range(min(m, block.rows)):
+    for i in range(min(m, height)):
         for j in range(min(m, problem.q)):
             into = part[:, :, i::m, j::m] if nchw else part[:, i::m, j::m]
             rows, columns = into.shape[2:] if nchw else into.shape[1:3]
             into[...] = tiles[i, j, :, :, :rows, :columns] if nchw else tiles[i, j, :, :rows, :columns]
-    finish(problem, part, bias)

@@ -46,6 +46,5 @@ class BoundedCache(dict[Key, Value]):
         self[key] = value
 
     def clear(self) -> None:
-        """Drop everything."""
         super().clear()
         self._older = {}

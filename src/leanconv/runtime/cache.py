@@ -25,8 +25,7 @@ from leanconv.runtime import env
 from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.errors import warn_once
-from leanconv.runtime.files import read_bytes, read_json, whole
-from leanconv.runtime.process_lock import process_lock
+from leanconv.runtime.files import process_lock, read_bytes, read_json, whole
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
@@ -167,11 +166,12 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     Raises CompileError where NVRTC refuses the source, CudaUnavailableError where NVRTC is not installed.
     """
     name = key(launch, arch)
-    code = load(name)
+    code, folder = load(name), directory()
     if code is not None:
-        _mark_used(name)
+        if folder is not None:
+            with suppress(OSError):  # another user's folder, or a read-only one
+                os.utime(folder / f"{name}{SUFFIX}")
         return code
-    folder = directory()
     # of several processes that start at once, as for several GPUs, one compiles it
     with nullcontext(False) if folder is None else process_lock(folder.parent / "locks", int(name[:15], 16)) as waited:
         code = load(name) if waited else None
@@ -194,13 +194,6 @@ def _compile(launch: Launch, arch: str) -> Compiled:
         raise
 
 
-def _mark_used(name: str) -> None:
-    folder = directory()
-    if folder is not None:
-        with suppress(OSError):  # another user's folder, or a read-only one
-            os.utime(folder / f"{name}{SUFFIX}")
-
-
 #: Names of `store`'s files, finished, and unfinished as `files.whole` names them. NOTE: the user chooses the folder, so
 #: nothing else in it is ours to count or remove.
 _FINISHED, _UNFINISHED = (re.compile(name) for name in (rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}", r"\.[0-9a-f]{64}\..+"))
@@ -208,23 +201,18 @@ _FINISHED, _UNFINISHED = (re.compile(name) for name in (rf"[0-9a-f]{{64}}{re.esc
 _ABANDONED_S = 3600
 
 
-def _entries() -> list[tuple[Path, int]]:
-    """The store's files and their bytes, without what other processes are writing just now."""
+def _entries() -> list[tuple[int, Path, int]]:
+    """When the store's files were used, and their bytes, without what other processes are writing just now."""
     base = env.cache_dir()
     entries = []
-    try:
+    with suppress(OSError):  # no folder, or none of ours
         for path in (base / "kernels").iterdir() if base else ():
             finished = _FINISHED.fullmatch(path.name)
-            if not finished and not _UNFINISHED.fullmatch(path.name):
-                continue
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            if finished or time.time() - status.st_mtime > _ABANDONED_S:
-                entries.append((path, status.st_size))
-    except OSError:
-        pass  # no folder, or none of ours
+            if finished or _UNFINISHED.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    if finished or time.time() - status.st_mtime > _ABANDONED_S:
+                        entries.append((status.st_mtime_ns, path, status.st_size))
     return entries
 
 
@@ -236,7 +224,7 @@ def size() -> tuple[int, int]:
 def clear() -> tuple[int, int]:
     """Remove every stored kernel; returns their number and bytes."""
     entries = _entries()
-    for path, _ in entries:
+    for _, path, _ in entries:
         path.unlink(missing_ok=True)
     return _totals(entries)
 
@@ -246,23 +234,17 @@ def shrink(limit: int) -> int:
 
     Returns the bytes removed. A process that has loaded a kernel does not need its file any more.
     """
-    entries = _entries()
-    excess = sum(size for _, size in entries)
-    if excess <= limit:
-        return 0
-    removed, excess = 0, excess - limit * 3 // 4
-    used = []
-    for path, size in entries:
-        with suppress(FileNotFoundError):
-            used.append((path.stat().st_mtime_ns, path, size))
-    for _, path, size in sorted(used):
-        if removed >= excess:
+    entries, removed = _entries(), 0
+    _, total = _totals(entries)
+    for _, path, size in sorted(entries) if total > limit else ():
+        if removed >= total - limit * 3 // 4:
             break
         path.unlink(missing_ok=True)
         removed += size
     return removed
 
 
-def _totals(entries: list[tuple[Path, int]]) -> tuple[int, int]:
+def _totals(entries: list[tuple[int, Path, int]]) -> tuple[int, int]:
     """The number of finished kernels, and the bytes of all entries."""
-    return sum(_FINISHED.fullmatch(path.name) is not None for path, _ in entries), sum(size for _, size in entries)
+    finished = sum(_FINISHED.fullmatch(path.name) is not None for _, path, _ in entries)
+    return finished, sum(size for _, _, size in entries)

@@ -157,5 +157,4 @@ def _compile_source(text: str, symbol: str, arch: str) -> Compiled:
 
 
 def compile_launch(launch: Launch, arch: str) -> Compiled:
-    """Compile a launch for ``arch`` (``sm_90a``)."""
     return compile_source(source(launch), launch.symbol, arch)

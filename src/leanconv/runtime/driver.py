@@ -116,7 +116,6 @@ class Driver:
         return ctypes.CFUNCTYPE(c_int)(pointer)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Call a function and return its error code."""
         return int(getattr(self, name)(*arguments))
 
     def check(self, name: str, *arguments: Any) -> None:

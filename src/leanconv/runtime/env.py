@@ -41,14 +41,10 @@ def cache_dir() -> Path | None:
     None, with a warning at the first time, where the user has no home: neither HOME nor an entry in the list of users.
     """
     # NOTE: platformdirs gives a folder called "~" below the current one there
-    named = os.environ.get("LEANCONV_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        if named:
-            return Path(named).expanduser()
-        return (Path(base) if base else Path.home() / ".cache") / "leanconv"
+        return _folder("LEANCONV_CACHE_DIR", "XDG_CACHE_HOME", ".cache")
     except RuntimeError as error:
-        folder = named or "~/.cache"
+        folder = os.environ.get("LEANCONV_CACHE_DIR") or "~/.cache"
         warn_once(
             folder,
             f"compiled kernels cannot be kept: {folder} is in a home folder, and this user has none ({error}); every "
@@ -57,18 +53,22 @@ def cache_dir() -> Path | None:
         return None
 
 
+def _folder(own: str, base: str, usual: str) -> Path:
+    """The folder that the variable ``own`` names, else leanconv's in the one that ``base`` names or the usual one."""
+    if named := os.environ.get(own):
+        return Path(named).expanduser()
+    root = os.environ.get(base)
+    return (Path(root) if root else Path.home() / usual) / "leanconv"
+
+
 def cache_disabled() -> bool:
     """Whether LEANCONV_NO_CACHE is set to anything but an empty string or 0."""
     return os.environ.get("LEANCONV_NO_CACHE", "0") not in ("", "0")
 
 
-def _limit_of_cache(text: str) -> int:
-    return parse_bytes("LEANCONV_CACHE_LIMIT", text)
-
-
 def cache_limit() -> int:
     """Bytes that the folder of compiled kernels may take; what LEANCONV_CACHE_LIMIT says, if it is such a number."""
-    return _or_usual("LEANCONV_CACHE_LIMIT", _limit_of_cache, "1GiB")
+    return _or_usual("LEANCONV_CACHE_LIMIT", partial(parse_bytes, "LEANCONV_CACHE_LIMIT"), "1GiB")
 
 
 def _or_usual(name: str, parse: Callable[[str], T], usual: str) -> T:
@@ -81,16 +81,11 @@ def _or_usual(name: str, parse: Callable[[str], T], usual: str) -> T:
 
 
 def mistakes() -> list[str]:
-    """What is wrong with the values of variables."""
     found = []
-    for name, parse in (
-        ("LEANCONV_CACHE_LIMIT", _limit_of_cache),
-        ("LEANCONV_TUNING", _known_mode),
-        ("LEANCONV_WORKSPACE_LIMIT", lambda text: parse_bytes("LEANCONV_WORKSPACE_LIMIT", text)),
-    ):
+    for name in ("LEANCONV_CACHE_LIMIT", "LEANCONV_TUNING", "LEANCONV_WORKSPACE_LIMIT"):
         try:
             if text := os.environ.get(name):
-                parse(text)
+                _known_mode(text) if name == "LEANCONV_TUNING" else parse_bytes(name, text)
         except ValueError as error:
             found.append(str(error))
     return found
@@ -127,12 +122,8 @@ def tuning_mode() -> str:
 def tuning_dir() -> Path | None:
     """The folder that LEANCONV_TUNING_DIR names, else the user's data folder; None for a user who has no home."""
     # NOTE: the first choice of a process needs it, and importing platformdirs takes longer than choosing
-    named = os.environ.get("LEANCONV_TUNING_DIR")
-    base = os.environ.get("XDG_DATA_HOME")
     try:
-        if named:
-            return Path(named).expanduser()
-        return (Path(base) if base else Path.home() / ".local" / "share") / "leanconv"
+        return _folder("LEANCONV_TUNING_DIR", "XDG_DATA_HOME", ".local/share")
     except RuntimeError:
         return None
 

@@ -24,7 +24,7 @@ from leanconv.runtime import cache
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError, driver
 from leanconv.runtime.kernels import Kernel, Kernels
-from leanconv.runtime.tensor_map import Encoder, Slot
+from leanconv.runtime.tensor_map import Slot, encoder
 from leanconv.runtime.threads import side_by_side
 
 #: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
@@ -155,7 +155,7 @@ class ArgumentBlock:
         self,
         launches: Sequence[tuple[int, Launch]],
         roles: Sequence[str],
-        encoders: Mapping[TensorMap, Encoder],
+        encoders: Mapping[TensorMap, Callable[[int], bytes]],
         early: bool,
     ) -> None:
         each = [argument for _, launch in launches for argument in launch.arguments]
@@ -224,7 +224,7 @@ def make_launcher(
     handlers that call in between get another block.
     """
     arguments = [argument for _, launch in launches for argument in launch.arguments]
-    encoders = {argument: Encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
+    encoders = {argument: encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
     early = start_early is not None
     blocks = [ArgumentBlock(launches, roles, encoders, early)]
     starts = (start, start_early or start)
@@ -413,6 +413,18 @@ def open_device(index: int) -> Device:
             opened = _devices.get(index) or CudaDevice(index)
             _devices[index] = opened
     return opened
+
+
+def why_no_gpu(index: int = 0) -> str | None:
+    """Why GPU number ``index`` cannot be used: no driver, too old a driver, no GPU, too old a GPU. None where it can.
+
+    Opens the GPU. Raises CudaError where that fails for another reason.
+    """
+    try:
+        open_device(index)
+    except CudaUnavailableError as error:
+        return str(error)
+    return None
 
 
 @contextmanager

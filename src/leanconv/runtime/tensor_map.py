@@ -6,9 +6,8 @@ Encoding takes the host about a microsecond and does not wait. It reads neither 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache, partial
 
 from leanconv.plan import TensorMap
 from leanconv.runtime.driver import driver
@@ -22,6 +21,8 @@ _ELEMENTS = {
 }  # fmt: skip
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+#: maps of one array's kind that are kept
+KEPT = 64
 _NO_INTERLEAVE = 0
 _FILL_ZEROS = 0
 
@@ -57,30 +58,9 @@ def encode(spec: TensorMap, pointer: int) -> bytes:
     return encoded.raw
 
 
-class Encoder:
-    """The maps of one ``spec`` by pointer: encoded at the first use of a pointer, the ``limit`` last used kept.
-
-    Any number of threads may call it at once.
-    """
-
-    def __init__(self, spec: TensorMap, limit: int = 64, encode: Callable[[TensorMap, int], bytes] = encode) -> None:
-        self.spec, self.limit, self._encode = spec, limit, encode
-        self._maps: OrderedDict[int, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __call__(self, pointer: int) -> bytes:
-        """The map of the array at ``pointer``; raises what ``encode`` does."""
-        with self._lock:
-            encoded = self._maps.get(pointer)
-            if encoded is not None:
-                self._maps.move_to_end(pointer)
-                return encoded
-        encoded = self._encode(self.spec, pointer)
-        with self._lock:
-            self._maps[pointer] = encoded
-            while len(self._maps) > self.limit:
-                self._maps.popitem(last=False)
-        return encoded
+def encoder(spec: TensorMap) -> Callable[[int], bytes]:
+    """The maps of ``spec`` by pointer: encoded at the first use of a pointer, the `KEPT` last used kept."""
+    return lru_cache(maxsize=KEPT)(partial(encode, spec))
 
 
 class Slot:
@@ -90,7 +70,7 @@ class Slot:
     block of arguments it serves one call at a time.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Callable[[int], bytes]) -> None:
         self._encoder = encoder
         self._memory = aligned(BYTES, ALIGNMENT)
         self._pointer = -1

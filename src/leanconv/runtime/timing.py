@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 #: Launches shorter than this are timed in batches, so that the events' own cost (about 2 µs) disappears.
@@ -157,7 +158,7 @@ class _Gpu:
     def __init__(self, stream: int) -> None:
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._driver, self._check = driver, partial(_checked, driver)
         self._check(driver.cuInit(0))
         if not int(self._check(driver.cuCtxGetCurrent())):
             device = self._check(driver.cuDeviceGet(0))
@@ -168,9 +169,6 @@ class _Gpu:
     def __del__(self) -> None:
         for event in getattr(self, "_events", []):
             self._driver.cuEventDestroy(event)
-
-    def _check(self, result: tuple[Any, ...]) -> Any:
-        return _checked(self._driver, result)
 
     def synchronize(self) -> None:
         self._check(self._driver.cuStreamSynchronize(self._stream))
@@ -185,7 +183,6 @@ class _Gpu:
         return float(self._check(self._driver.cuEventElapsedTime(begin, end))) * 1e3
 
     def cache_bytes(self) -> int:
-        """Bytes of the L2 cache."""
         driver = self._driver
         device = self._check(driver.cuCtxGetDevice())
         attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
@@ -224,38 +221,31 @@ _MOST_RETRIES = 4
 
 
 class GpuClock:
-    """A `Clock` on the default stream of a GPU, whose context is current as long as it is open."""
+    """A `Clock` on the default stream of a GPU."""
 
-    def __init__(self, index: int) -> None:
-        from cuda.bindings import driver
-
-        self._driver = driver
-        _checked(driver, driver.cuInit(0))
-        context = _checked(driver, driver.cuDevicePrimaryCtxRetain(_checked(driver, driver.cuDeviceGet(index))))
-        _checked(driver, driver.cuCtxPushCurrent(context))
-        self._gpu = _Gpu(0)
-        self._flusher = self._gpu.flusher()
-        self._flush = self._flusher.__enter__()
-        #: `flusher` overwrites twice the cache
-        self.cache_bytes = self._gpu.cache_bytes()
-        self._flush_us = self._gpu.elapsed(lambda: _repeat(self._flush, 8)) / 8
+    def __init__(self, gpu: _Gpu, flush: Callable[[], None]) -> None:
+        self._gpu, self._flush = gpu, flush
+        #: ``flush`` overwrites twice the cache
+        self.cache_bytes = gpu.cache_bytes()
+        self._flush_us = gpu.elapsed(lambda: _repeat(flush, 8)) / 8
         #: microseconds that the host took to submit a call
         self._host_us = 10.0
 
     @classmethod
     @contextmanager
     def opened(cls, index: int) -> Iterator[GpuClock]:
-        """A clock, closed at the end."""
-        clock = cls(index)
-        try:
-            yield clock
-        finally:
-            clock.close()
+        """A clock; the GPU's context is current until the end."""
+        from cuda.bindings import driver
 
-    def close(self) -> None:
-        """Give the memory back, and the context that was current before."""
-        self._flusher.__exit__(None, None, None)
-        _checked(self._driver, self._driver.cuCtxPopCurrent())
+        _checked(driver, driver.cuInit(0))
+        context = _checked(driver, driver.cuDevicePrimaryCtxRetain(_checked(driver, driver.cuDeviceGet(index))))
+        _checked(driver, driver.cuCtxPushCurrent(context))
+        try:
+            gpu = _Gpu(0)
+            with gpu.flusher() as flush:
+                yield cls(gpu, flush)
+        finally:
+            _checked(driver, driver.cuCtxPopCurrent())
 
     def warm_up(self, call: Callable[[], Any]) -> None:
         begin = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import Any
@@ -79,23 +80,45 @@ def _tensor(shape: tuple[int, ...], problem: ConvProblem, seed: int) -> Any:
 
 
 def _call(problem: ConvProblem, seed: int) -> Callable[[], Any]:
+    plain = replace(problem, layout="NCHW")
+    first, second = (_tensor(operand.shape, problem, seed + 100 * i) for i, operand in enumerate(plain.operands[:2]))
+    bias = _tensor((problem.k, 1, 1, 1), problem, 200).flatten() if problem.bias else None
+    return call_of(problem, first, second, bias)
+
+
+def call_of(problem: ConvProblem, first: Any, second: Any, bias: Any = None) -> Callable[[], Any]:
+    """PyTorch's convolution, or the gradient of it that is asked for, on the two tensors (n, c, h, w) that are read.
+
+    The memory order of ``problem`` is theirs. Of a gradient ``problem.bias`` asks for the bias's too.
+    """
     top, bottom, left, right = problem.padding
     even = (top, left) == (bottom, right)
-    x = _tensor((problem.n, problem.c, problem.h, problem.w), problem, seed)
-    w = _tensor((problem.k, problem.group_c, problem.r, problem.s), problem, 100 + seed)
-    bias = _tensor((problem.k, 1, 1, 1), problem, 200).flatten() if problem.bias else None
     inside = (top, left) if even else (0, 0)
+
+    def padded(image: Any) -> Any:
+        return image if even else pad(image, (left, right, top, bottom))
+
     if problem.op == "fprop":
 
         def forward() -> Any:
-            image = x if even else pad(x, (left, right, top, bottom))
-            y = conv2d(image, w, bias, problem.stride, inside, problem.dilation, problem.groups)
+            y = conv2d(padded(first), second, bias, problem.stride, inside, problem.dilation, problem.groups)
             return torch.relu_(y) if problem.activation else y
 
         return forward
-    grad = _tensor((problem.n, problem.k, problem.p, problem.q), problem, 300 + seed)
-    image = x if even else pad(x, (left, right, top, bottom))
+    absent = torch.empty(
+        replace(problem, layout="NCHW").y_shape, dtype=first.dtype, device=first.device,
+        memory_format=torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format,
+    )  # fmt: skip
+    grad, x, w = (first, absent, second) if problem.op == "dgrad" else (second, first, absent)
+    x = padded(x)
     layer = (problem.stride, inside, problem.dilation, False, (0, 0), problem.groups)
     sizes = [problem.k] if problem.bias else None
     wanted = (problem.op == "dgrad", problem.op == "wgrad", problem.bias)
-    return lambda: torch.ops.aten.convolution_backward(grad, image, w, sizes, *layer, wanted)
+
+    def backward() -> Any:
+        dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, w, sizes, *layer, wanted)
+        if problem.op == "wgrad":
+            return dw
+        return dx if even else dx[:, :, top : top + problem.h, left : left + problem.w]
+
+    return backward

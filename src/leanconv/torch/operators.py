@@ -15,6 +15,7 @@ Python kernels takes 59 µs for a call where this takes 11 (no kernel at all, on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -81,15 +82,7 @@ def requested_of(
 # What autograd keeps, and the derivatives. They serve the operators and the plain way
 
 
-def _set_up_conv2d(ctx: Any, inputs: Any, output: Any) -> None:
-    x, w, _, requested = inputs
-    needed = ctx.needs_input_grad
-    ctx.save_for_backward(x if needed[1] else None, w if needed[0] else None)
-    ctx.about = x.shape, w.shape, requested
-
-
-def _set_up_gradient(ctx: Any, inputs: Any, output: Any) -> None:
-    """Of the input, which may have a bias, or of the filters: the second array may be x or w."""
+def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
     first, second, *_, requested = inputs
     needed = ctx.needs_input_grad
     ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
@@ -174,21 +167,16 @@ def _run(*given: Any) -> Any:
     return lookup.run(requested, *arrays)
 
 
+_options = attrgetter("stride", "padding", "dilation", "groups", "precision", "batch_invariant")
+
+
 def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, which takes options one by one, with one argument for all of them, the last."""
 
     def spread(*given: Any) -> Any:
         *tensors, requested = given
         shape = () if requested.shape is None else (requested.shape,)
-        options = (
-            requested.stride,
-            requested.padding,
-            requested.dilation,
-            requested.groups,
-            requested.precision,
-            requested.batch_invariant,
-        )
-        return function(*tensors, *shape, *options)
+        return function(*tensors, *shape, *_options(requested))
 
     return spread
 
@@ -214,7 +202,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, first: Any, second: Any, third: Any, requested: Any) -> Any:
-        _set_up_conv2d(ctx, (first, second, third, requested), None)
+        _set_up(ctx, (first, second, requested), None)
         return lookup.run(requested, first, second, third)
 
     @staticmethod
@@ -232,7 +220,7 @@ class InputGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
-        _set_up_gradient(ctx, given, None)
+        _set_up(ctx, given, None)
         return _run(*given)
 
     @staticmethod
@@ -252,16 +240,17 @@ class FilterGradient(InputGradient):
 # only there. PyTorch then inspects the signature of ``forward`` in each call: 68 µs in place of 11
 
 
-def _transformed(name: str, kind: Any, set_up: Callable[..., None], rule: Callable[..., Any]) -> Any:
-    """``kind``, of the function ``name``, inside transforms of torch.func; ``rule`` is its vmap."""
+def _transformed(name: str) -> Any:
+    """What computes the function ``name`` inside transforms of torch.func."""
+    kind = _PLAIN[name]
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        set_up(ctx, inputs, output)
+        _set_up(ctx, inputs, output)
         ctx.save_for_forward(*inputs[:2])
         ctx.requested, ctx.output_shape = inputs[-1], output.shape
 
     def over_a_batch(info: Any, axes: Any, *given: Any) -> Any:
-        return vmap.mapped(rule, info, axes, *given, _RECORDED)
+        return vmap.mapped(vmap.RULES[name], info, axes, *given, _RECORDED)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Of a sum of products: one factor's tangent by the other factor, each; and the bias's."""
@@ -344,15 +333,12 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation:
     return _like(x, shape)
 
 
-def _fake_input(grad: Any, w: Any, bias: Any, input_shape: Any, *options: Any) -> Any:
-    return _like(grad, input_shape)
-
-
-def _fake_weight(x: Any, grad: Any, weight_shape: Any, *options: Any) -> Any:
-    return _like(x, weight_shape)
-
-
-for _name, _fake in (("conv2d", _fake_conv2d), ("conv2d_input", _fake_input), ("conv2d_weight", _fake_weight)):
+_FAKES: dict[str, Callable[..., Any]] = {
+    "conv2d": _fake_conv2d,
+    "conv2d_input": lambda grad, w, bias, input_shape, *options: _like(grad, input_shape),
+    "conv2d_weight": lambda x, grad, weight_shape, *options: _like(x, weight_shape),
+}
+for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
 
 
@@ -364,13 +350,13 @@ def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
     return *inputs[:at], requested_of(name, tuple(inputs[at]), *inputs[at + 1 :])
 
 
-def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., Any]) -> None:
+def _autograd(name: str, backward: Callable[..., Any]) -> None:
     """The operators have their options one by one, the plain way as one."""
     # what of the operator's inputs has no gradient beside the one for all options
     more = (None,) * (5 if name == "conv2d" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        set_up(ctx, _requested(name, inputs), output)
+        _set_up(ctx, _requested(name, inputs), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
         return *backward(ctx, grad, _OPERATORS), *more
@@ -378,9 +364,9 @@ def _autograd(name: str, set_up: Callable[..., None], backward: Callable[..., An
     torch.library.register_autograd(f"leanconv::{name}", backward_of, setup_context=setup_context, lib=_library)
 
 
-_autograd("conv2d", _set_up_conv2d, _conv2d_backward)
-_autograd("conv2d_input", _set_up_gradient, _input_backward)
-_autograd("conv2d_weight", _set_up_gradient, _weight_backward)
+_autograd("conv2d", _conv2d_backward)
+_autograd("conv2d_input", _input_backward)
+_autograd("conv2d_weight", _weight_backward)
 
 
 # Autocast: as PyTorch's convolutions, in the lower precision
@@ -416,22 +402,17 @@ for _name in _SCHEMAS:
 
 
 _PLAIN: dict[str, Any] = {"conv2d": Convolution, "conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
-_SET_UPS: dict[str, Callable[..., None]] = {
-    "conv2d": _set_up_conv2d,
-    "conv2d_input": _set_up_gradient,
-    "conv2d_weight": _set_up_gradient,
-}
-_TRANSFORMED = {name: _transformed(name, _PLAIN[name], _SET_UPS[name], vmap.RULES[name]) for name in _SCHEMAS}
+_TRANSFORMED = {name: _transformed(name) for name in _SCHEMAS}
 
 
-def _register_vmap(name: str, rule: Callable[..., Any]) -> None:
+def _register_vmap(name: str) -> None:
     def of_operator(info: Any, axes: Any, *inputs: Any) -> Any:
-        return vmap.mapped(rule, info, axes, *_requested(name, inputs), _OPERATORS)
+        return vmap.mapped(vmap.RULES[name], info, axes, *_requested(name, inputs), _OPERATORS)
 
     torch.library.register_vmap(f"leanconv::{name}", of_operator, lib=_library)
 
 
 # from PyTorch 2.5 on
 if hasattr(torch.library, "register_vmap"):
-    for _name, _rule in vmap.RULES.items():
-        _register_vmap(_name, _rule)
+    for _name in _SCHEMAS:
+        _register_vmap(_name)

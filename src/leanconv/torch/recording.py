@@ -26,12 +26,7 @@ from leanconv.tuning import search
 
 
 def warm_up(
-    model: torch.nn.Module,
-    example: Any,
-    *,
-    backward: bool | None = None,
-    tune: bool = False,
-    progress: bool = True,
+    model: torch.nn.Module, example: Any, *, backward: bool | None = None, tune: bool = False, progress: bool = True
 ) -> PrecompileResult:
     """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
 
@@ -63,15 +58,10 @@ def warm_up(
     if tune:
         for limit, problems in problems_of(model, example, backward=backward).items():
             search.tune(problems, device=f"cuda:{index}", workspace_limit=limit, peers=True, progress=progress)
-    found = _record(_Recorder("fp32", index), model, example, backward)
-    # the patched convolution allows gradients of filters a workspace, with which other kernels are chosen
-    by_limit: dict[int | None, list[ConvProblem]] = {None: found.problems}
-    for problem in found.patched:
-        by_limit.setdefault(patch.workspace(problem), []).append(problem)
+    found = _by_limit(_record(_Recorder("fp32", index), model, example, backward)) or {None: []}
     done = [
         precompile(problems, device=f"cuda:{index}", workspace_limit=limit, progress=progress)
-        for limit, problems in by_limit.items()
-        if problems or not found.patched
+        for limit, problems in found.items()
     ]
     kernels, compiled = sum(each.kernels for each in done), sum(each.compiled for each in done)
     return PrecompileResult(sum(each.problems for each in done), kernels, compiled, sum(each.seconds for each in done))
@@ -84,7 +74,11 @@ def problems_of(
 
     The model may be on the CPU. Arguments are those of `warm_up`, and ``precision`` that of `enable`.
     """
-    found = _record(_Every(precision, None), model, example, backward)
+    return _by_limit(_record(_Every(precision, None), model, example, backward))
+
+
+def _by_limit(found: _Recorder) -> dict[int | None, list[ConvProblem]]:
+    """The patched convolution allows gradients of filters a workspace, with which other kernels are chosen."""
     by_limit: dict[int | None, list[ConvProblem]] = {}
     for problem in dict.fromkeys(found.patched):
         by_limit.setdefault(patch.workspace(problem), []).append(problem)

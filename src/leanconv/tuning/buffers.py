@@ -31,7 +31,6 @@ def terms_of(problem: Problem) -> int:
 
 
 def bytes_of(operand: Operand) -> int:
-    """Bytes of an operand."""
     return prod(operand.shape) * DTYPES[operand.dtype].bytes
 
 
@@ -76,13 +75,10 @@ class Buffers:
             pointers[operand.role] = self._allocate(bytes_of(operand))
             if not operand.written or getattr(self._problem, "accumulate", False):
                 scale = 1.0 if place == 0 else max(1, terms_of(self._problem)) ** -0.5
-                self._fill(pointers[operand.role], bytes_of(operand), random_block(operand.dtype, scale, place))
+                raw, nbytes = random_block(operand.dtype, scale, place).view(np.uint8), bytes_of(operand)
+                for at in range(0, nbytes, len(raw)):
+                    self._device.upload(pointers[operand.role] + at, raw[: nbytes - at])
         return pointers
-
-    def _fill(self, pointer: int, nbytes: int, block: np.ndarray) -> None:
-        raw = block.view(np.uint8)
-        for at in range(0, nbytes, len(raw)):
-            self._device.upload(pointer + at, raw[: nbytes - at])
 
     def calls(self, run: Executable, count: int) -> list[Callable[[], None]]:
         """So many calls, each on the next set."""
@@ -94,11 +90,10 @@ class Buffers:
         """What a call writes into the first set, or pieces of it, as float64. The output was poisoned before."""
         parts: list[np.ndarray] = []
         for operand, at, size in self._pieces:
-            if not getattr(self._problem, "accumulate", False):
-                self._device.upload(self.sets[0][operand.role] + at, np.full(size, 0xFF, np.uint8))
-            else:
-                block = random_block(operand.dtype, 1.0, 9).view(np.uint8)
-                self._device.upload(self.sets[0][operand.role] + at, np.resize(block, size))
+            before = np.full(size, 0xFF, np.uint8)
+            if getattr(self._problem, "accumulate", False):
+                before = np.resize(random_block(operand.dtype, 1.0, 9).view(np.uint8), size)
+            self._device.upload(self.sets[0][operand.role] + at, before)
         self.calls(run, 1)[0]()
         for operand, at, size in self._pieces:
             raw = np.empty(size, np.uint8)
@@ -107,7 +102,6 @@ class Buffers:
         return np.concatenate(parts)
 
     def free(self) -> None:
-        """Give the memory back."""
         while self._memory:
             self._device.free(self._memory.pop())
 

@@ -1,4 +1,5 @@
-"""The search: time the candidates of problems, check their values, keep all times in a table."""
+"""The search: time the candidates of problems, check their values, keep all times in a table; and the recorder of
+problems of calls that no table has, which are timed afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 
 from leanconv import options, words
-from leanconv.call import lookup
+from leanconv.call import bind, lookup
 from leanconv.call.choose import Candidate, from_table
 from leanconv.call.precompile import checked_problems
 from leanconv.perf import tables
@@ -26,8 +27,7 @@ from leanconv.runtime.launch import Device
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Clock, GpuClock
 from leanconv.tuning.buffers import Buffers, buffers
-from leanconv.tuning.candidates import MOST, candidates_of
-from leanconv.tuning.trials import Check, Compiler, Running, Skipped, Work, key_of
+from leanconv.tuning.trials import MOST, Check, Compiler, Running, Skipped, Work, candidates_of, key_of
 
 #: A winner is this much quicker than what was chosen before, which keeps its place otherwise.
 DISPLACES = 0.98
@@ -76,7 +76,6 @@ class TuningResult:
 
     @property
     def timed(self) -> int:
-        """Candidates that were timed."""
         return sum(each.timed for each in self.problems)
 
     def __str__(self) -> str:
@@ -283,7 +282,8 @@ class Search:
         able = [each for each in entry.timed if each.us is not None and self._is_current(work, each)]
         if not able:
             kind = WrongResultError if self._wrong else CudaError
-            raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {_reasons(entry)}")
+            reasons = dict.fromkeys(f"{each.algorithm}: {each.why}" for each in entry.timed if each.why)
+            raise kind(f"no candidate is left for {words.format_problem(work.problem)}: {'; '.join(reasons)}")
         best = min(able, key=lambda each: each.us or inf)
         before = entry.winners.get(tables.limit_key(self._limit))
         keys = [before.key if before else None, key_of(work.candidates[0])]
@@ -333,5 +333,73 @@ class Search:
             yield work.timed(work.new[i], each.us, len(each.samples))
 
 
-def _reasons(entry: Entry) -> str:
-    return "; ".join(dict.fromkeys(f"{each.algorithm}: {each.why}" for each in entry.timed if each.why))
+@dataclass
+class Recording:
+    """What `record_tuning` gives: the problems so far and, after the block, what tuning them gave."""
+
+    #: problem, number of its GPU, limit of workspace; in the order of their first calls
+    met: dict[tuple[Problem, int, int | None], None] = field(default_factory=dict)
+    #: one for each GPU and limit
+    results: list[TuningResult] = field(default_factory=list)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(dict.fromkeys(problem for problem, _, _ in self.met))
+
+    def __call__(self, problem: Problem, index: int, algorithm: str, limit: int | None) -> None:
+        """A call on a GPU was bound."""
+        if algorithm == "auto" and is_tuned(problem):
+            self.met[problem, index, limit] = None
+
+
+@contextmanager
+def record_tuning(
+    path: Path | str | None = None, *, mode: str | None = None, peers: bool | None = None, progress: bool = True
+) -> Iterator[Recording]:
+    """Record the problem of every call on a GPU in this block, and time afterwards those that no table has.
+
+    Nothing is timed inside a call. At the end of the block `tune` times what is new, for each GPU and each limit of
+    workspace of the calls. Calls after the block choose by the table. An exception ends the block without timing.
+
+    Args:
+        path: the folder of the tables, which this process reads first from now on; by default the user's.
+        mode, peers, progress: as for `tune`. In mode ``"frozen"`` nothing is timed, so a program may keep the block for
+            good.
+
+    Yields:
+        Recording: ``problems``, and after the block ``results``.
+
+    Raises:
+        What `tune` raises, at the end.
+
+    >>> import leanconv
+    >>> with leanconv.record_tuning() as recorded:  # doctest: +SKIP
+    ...     model(images)
+    >>> print(*recorded.results)  # doctest: +SKIP
+    """
+    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
+    if path is not None:
+        tables.use(Path(path))
+    recorded = Recording()
+    # ready calls are bound again, from what is compiled, so that they are recorded
+    lookup.forget()
+    bind.listeners.append(recorded)
+    try:
+        yield recorded
+    finally:
+        bind.listeners.remove(recorded)
+    groups: dict[tuple[int, int | None], list[Problem]] = {}
+    for problem, index, limit in recorded.met:
+        groups.setdefault((index, limit), []).append(problem)
+    for (index, limit), problems in groups.items():
+        recorded.results.append(
+            tune(
+                problems,
+                device=f"cuda:{index}",
+                workspace_limit=limit,
+                path=path,
+                mode=mode,
+                peers=peers,
+                progress=progress,
+            )
+        )

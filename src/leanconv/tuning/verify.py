@@ -97,14 +97,12 @@ def verify(
         works: list[tuple[str, Timed, Work | str]] = []
         for key, limit, winner in winners(table):
             found = todays(key, limit, winner, target, source)
-            work = found if isinstance(found, str) else _work(key, found, device, compiler)
-            works.append((key, winner, work))
+            if isinstance(found, str):
+                works.append((key, winner, found))
+            else:
+                works.append((key, winner, Work(words.parse_problem(key), [found], Entry(), device, compiler)))
         for key, winner, work in works:
             yield Verdict(key, winner, work) if isinstance(work, str) else _verdict(key, winner, work, device, clock)
-
-
-def _work(key: str, candidate: Candidate, device: Device, compiler: Compiler) -> Work:
-    return Work(words.parse_problem(key), [candidate], Entry(), device, compiler)
 
 
 def _verdict(key: str, winner: Timed, work: Work, device: Device, clock: Clock) -> Verdict:

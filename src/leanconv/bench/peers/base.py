@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -88,6 +89,27 @@ def missing_module(name: str) -> str | None:
         import_module(name)
     except ImportError as error:
         return f"Python module {name!r} cannot be imported ({error})"
+    return None
+
+
+def open_library(names: Sequence[str], wheel: str) -> ctypes.CDLL:
+    """The first C library of ``names`` that is found, else that of NVIDIA's ``wheel``."""
+    for name in names:
+        with suppress(OSError):
+            return ctypes.CDLL(name)
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    return ctypes.CDLL(load_nvidia_dynamic_lib(wheel).abs_path)
+
+
+def missing_library(load: Callable[[], Any], what: str) -> str | None:
+    """A sentence when PyTorch sees no GPU, or ``load`` fails to open the library that ``what`` describes."""
+    if reason := missing_cuda_torch():
+        return reason
+    try:
+        load()
+    except Exception as error:
+        return f"{what} cannot be loaded ({error})"
     return None
 
 

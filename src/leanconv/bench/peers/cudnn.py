@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from leanconv.bench.operands import Operands
-from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
+from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_library, open_library
 from leanconv.options import Layout, Op
 from leanconv.problem import ConvProblem, Problem
 
@@ -45,6 +45,7 @@ OPERATIONS: dict[Op, _Operation] = {
 }  # fmt: skip
 #: cudnnTensorFormat_t of the layouts that it has.
 LAYOUTS: dict[Layout, int] = {"NCHW": 0, "NHWC": 1}
+_DESCRIPTORS = (("Tensor", "x"), ("Filter", "w"), ("Tensor", "y"), ("Convolution", "convolution"))
 _FLOAT = 0
 _CROSS_CORRELATION = 1
 _FMA_MATH = 3
@@ -60,16 +61,7 @@ def _library() -> ctypes.CDLL:
     import torch
 
     torch.backends.cudnn.version()
-    for name in ("libcudnn.so.9", "libcudnn.so.8", "libcudnn.so"):
-        try:
-            library = ctypes.CDLL(name)
-            break
-        except OSError:
-            continue
-    else:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
-
-        library = ctypes.CDLL(load_nvidia_dynamic_lib("cudnn").abs_path)
+    library = open_library(("libcudnn.so.9", "libcudnn.so.8", "libcudnn.so"), "cudnn")
     library.cudnnGetErrorString.restype = ctypes.c_char_p
     library.cudnnGetVersion.restype = c_size_t
     return library
@@ -90,7 +82,7 @@ class _Layer:
         self.operation = OPERATIONS[problem.op]
         self.handle, self.x, self.w, self.y, self.convolution = (c_void_p() for _ in range(5))
         _do("cudnnCreate", byref(self.handle))
-        for kind, name in (("Tensor", "x"), ("Filter", "w"), ("Tensor", "y"), ("Convolution", "convolution")):
+        for kind, name in _DESCRIPTORS:
             _do(f"cudnnCreate{kind}Descriptor", byref(getattr(self, name)))
         code = LAYOUTS[layout]
         n, c, h, w, k, p, q = problem.n, problem.c, problem.h, problem.w, problem.k, problem.p, problem.q
@@ -123,8 +115,7 @@ class _Layer:
         _do(f"cudnnConvolution{named.function}", self.handle, byref(one), *arguments)
 
     def close(self) -> None:
-        """Give handle and descriptors back."""
-        for kind, name in (("Tensor", "x"), ("Filter", "w"), ("Tensor", "y"), ("Convolution", "convolution")):
+        for kind, name in _DESCRIPTORS:
             _do(f"cudnnDestroy{kind}Descriptor", getattr(self, name))
         _do("cudnnDestroy", self.handle)
 
@@ -143,14 +134,7 @@ class CudnnPeer(Peer):
     needs_gpu = True
 
     def absent(self) -> str | None:
-        reason = missing_cuda_torch()
-        if reason:
-            return reason
-        try:
-            _library()
-        except Exception as error:
-            return f"the cuDNN library cannot be loaded ({error})"
-        return None
+        return missing_library(_library, "the cuDNN library")
 
     def versions(self) -> dict[str, str]:
         return {"cudnn": str(_library().cudnnGetVersion())}

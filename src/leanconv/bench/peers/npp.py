@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.bench.operands import Operands, with_border
-from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch
+from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_library, open_library
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import FilterProblem, Problem
 
@@ -53,14 +53,7 @@ def _library() -> ctypes.CDLL:
     names = ["libnppif.so.13", "libnppif.so.12", "libnppif.so"]
     for root in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         names += sorted(glob.glob(f"{root}/lib64/libnppif.so*")) if root else []
-    for name in names:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    from cuda.pathfinder import load_nvidia_dynamic_lib
-
-    return ctypes.CDLL(load_nvidia_dynamic_lib("nppif").abs_path)
+    return open_library(names, "nppif")
 
 
 def _context() -> _StreamContext:
@@ -86,14 +79,9 @@ class NppPeer(Peer):
     needs_gpu = True
 
     def absent(self) -> str | None:
-        reason = missing_cuda_torch()
-        if reason:
+        if reason := missing_library(_library, "libnppif, NPP's filter library,"):
             return reason
-        try:
-            library = _library()
-        except Exception as error:
-            return f"libnppif, NPP's filter library, cannot be loaded ({error})"
-        return None if hasattr(library, "nppiFilter_32f_C1R_Ctx") else "its libnppif lacks nppiFilter_32f_C1R_Ctx"
+        return None if hasattr(_library(), "nppiFilter_32f_C1R_Ctx") else "its libnppif lacks nppiFilter_32f_C1R_Ctx"
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "filter2d"

@@ -17,8 +17,8 @@ from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.kernels import ALGORITHMS
-from leanconv.kernels.contract import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
-from leanconv.plan import Launch, Plan, Target
+from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.plan import Launch, Plan
 from leanconv.problem import Problem
 from leanconv.runtime import cache, launch
 from leanconv.runtime.threads import side_by_side
@@ -61,7 +61,7 @@ class LeanconvPeer(Peer):
         for algorithm in self._algorithms(gpu):
             if problem.kind != algorithm.solves:
                 continue
-            reasons = algorithm.reasons(problem, _target(gpu))
+            reasons = algorithm.reasons(problem, launch.open_device(0).target if gpu else None)
             if reasons:
                 yield Unable(f"leanconv {algorithm.stem}", "; ".join(reasons))
                 continue
@@ -71,10 +71,6 @@ class LeanconvPeer(Peer):
                 layout = getattr(problem, "layout", None)
                 call = _call(problem, operands, algorithm, operands.output(layout))
                 yield Candidate("leanconv", algorithm.stem, call, layout, None, on_gpu=False, note="CPU")
-
-
-def _target(gpu: bool) -> Target | None:
-    return launch.open_device(0).target if gpu else None
 
 
 def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
@@ -99,23 +95,15 @@ def plans_of(algorithm: GpuAlgorithm, problem: Problem) -> dict[int | None, Plan
     return found
 
 
-def config_of(algorithm: GpuAlgorithm, problem: Problem) -> Config:
-    """The configuration that a call takes on the first GPU."""
-    config = _choice(algorithm, problem).config
-    assert config is not None
-    return config
-
-
-def plan_of(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
-    """What a call runs on the first GPU."""
-    return _choice(algorithm, problem).plan(problem, launch.open_device(0).target)
-
-
-def _choice(algorithm: GpuAlgorithm, problem: Problem) -> Choice:
-    """What is chosen for a call of the algorithm, of this strategy even where a call takes another."""
+def choice_of(algorithm: GpuAlgorithm, problem: Problem) -> Choice:
+    """What is chosen for a call on the first GPU, of this strategy even where a call takes another."""
     target = launch.open_device(0).target
     chosen = choose(problem, target, algorithm.stem)
     return chosen if chosen.algorithm is algorithm else consider(algorithm, problem, target, algorithm.stem)
+
+
+def plan_of(algorithm: GpuAlgorithm, problem: Problem) -> Plan:
+    return choice_of(algorithm, problem).plan(problem, launch.open_device(0).target)
 
 
 def compile_ahead(plans: Iterable[Plan]) -> None:
@@ -137,37 +125,25 @@ def compile_ahead(plans: Iterable[Plan]) -> None:
 
 def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> Iterator[Candidate]:
     plans = plans_of(algorithm, problem)
+    layout = getattr(problem, "layout", None)
     for limit in plans:
         name = algorithm.stem if limit is not None or len(plans) == 1 else f"{algorithm.stem} split-K"
-        yield from _with_limit(name, limit, algorithm, problem, operands)
-
-
-def _with_limit(
-    name: str, limit: int | None, algorithm: GpuAlgorithm, problem: Problem, operands: Operands
-) -> Iterator[Candidate]:
-    call = bind.load(problem, 0, algorithm.stem, limit)
-    assert call.choice.config is not None
-    compiled = call.device.compiled(call.plan)
-    layout = getattr(problem, "layout", None)
-    y = operands.output(layout)
-    candidate = Candidate(
-        "leanconv",
-        name,
-        _call(problem, operands, algorithm, y, limit),
-        layout,
-        call.plan.workspace_bytes,
-        arithmetic=algorithm.arithmetic(problem),
-        out=y,
-        registers=max(code.registers for code in compiled),
-        spill_bytes=sum(code.spill_bytes for code in compiled),
-        note=", ".join(_notes(algorithm, call.choice)),
-        prepared_bytes=call.plan.prepared_bytes,
-    )
-    yield candidate
-    if call.plan.prepare:
-        given = _call(problem, operands, algorithm, y, limit, prepared=True)
-        note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
-        yield replace(candidate, engine="leanconv:prepared", call=given, note=note)
+        loaded = bind.load(problem, 0, algorithm.stem, limit)
+        compiled, plan = loaded.device.compiled(loaded.plan), loaded.plan
+        y = operands.output(layout)
+        candidate = Candidate(
+            "leanconv", name, _call(problem, operands, algorithm, y, limit), layout, plan.workspace_bytes,
+            arithmetic=algorithm.arithmetic(problem), out=y, registers=max(code.registers for code in compiled),
+            spill_bytes=sum(code.spill_bytes for code in compiled),
+            note=", ".join(_notes(algorithm, loaded.choice)), prepared_bytes=plan.prepared_bytes,
+        )  # fmt: skip
+        yield candidate
+        if plan.prepare:
+            given = _call(problem, operands, algorithm, y, limit, prepared=True)
+            note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
+            candidate = replace(candidate, engine="leanconv:prepared", call=given, note=note)
+            yield candidate
+        del candidate, y  # their memory is given back before the next ones are made
 
 
 def _notes(algorithm: Algorithm, choice: Choice) -> Iterator[str]:
@@ -187,9 +163,7 @@ def _call(
         if operands.gpu:
             # PyTorch tensors have the shape of NCHW whatever the order in memory
             x, w, out = (as_nchw(array, problem.layout) for array in (x, w, y))
-        if prepared:
-            w = leanconv.prepare_weights(w)
-
+        w = leanconv.prepare_weights(w) if prepared else w
         layer = (problem.stride, problem.padding, problem.dilation, problem.groups)
         how: Any = {
             "layout": problem.layout, "algorithm": algorithm.stem, "precision": problem.precision, "out": out,
@@ -210,5 +184,5 @@ def _call(
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
         return lambda: algorithm.run(problem, image, kernel)
-    assert algorithm is choose(problem, _target(gpu=True)).algorithm, "filter2d runs another algorithm"
+    assert algorithm is choose(problem, launch.open_device(0).target).algorithm, "filter2d runs another algorithm"
     return lambda: leanconv.filter2d(image, kernel, border=problem.border, anchor=problem.anchor, out=y)

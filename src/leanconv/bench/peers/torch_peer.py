@@ -32,45 +32,10 @@ def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
 
 def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
     """F.conv2d, or a gradient of it, on tensors whose memory order is ``layout``, and so is the output's."""
-    import torch
-    from torch.nn.functional import conv2d, pad
+    from leanconv.torch.measured_time import call_of
 
-    top, bottom, left, right = problem.padding
-    even = top == bottom and left == right
-    x, w = as_nchw(x, layout), as_nchw(w, layout)
-    if problem.op != "fprop":
-        return _gradient(problem, x, w, layout)
-    inside = (top, left) if even else (0, 0)
-
-    def call() -> Any:
-        image = x if even else pad(x, (left, right, top, bottom))
-        y = conv2d(image, w, bias, problem.stride, inside, problem.dilation, problem.groups)
-        return in_order(torch.relu_(y) if problem.activation == "relu" else y, layout)
-
-    return call
-
-
-def _gradient(problem: ConvProblem, x: Any, w: Any, layout: Layout) -> Callable[[], Any]:
-    """PyTorch's backward pass, of which one result is asked for; ``x`` and ``w`` are what the operation reads."""
-    import torch
-
-    absent = torch.empty(replace(problem, layout=layout).y_shape, dtype=x.dtype, device=x.device)
-    absent = as_nchw(absent, layout)
-    grad, x, w = (x, absent, w) if problem.op == "dgrad" else (w, x, absent)
-    wanted = (problem.op == "dgrad", problem.op == "wgrad", False)
-    top, bottom, left, right = problem.padding
-    even = (top, left) == (bottom, right)
-    layer = (problem.stride, (top, left) if even else (0, 0), problem.dilation, False, (0, 0), problem.groups)
-    if not even:
-        x = torch.nn.functional.pad(x, (left, right, top, bottom))
-
-    def call() -> Any:
-        dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, w, None, *layer, wanted)
-        if problem.op == "wgrad":
-            return in_order(dw, layout)
-        return in_order(dx if even else dx[:, :, top : top + problem.h, left : left + problem.w], layout)
-
-    return call
+    call = call_of(replace(problem, layout=layout, bias=False), as_nchw(x, layout), as_nchw(w, layout), bias)
+    return lambda: in_order(call(), layout)
 
 
 def _filter(problem: FilterProblem, image: Any, kernel: Any) -> Callable[[], Any] | str:

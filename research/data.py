@@ -18,14 +18,6 @@ ONE_WAY = "constant"
 DECADES = ("12 decades", "12 decades, sparse")
 
 
-def sample(shape: Sequence[int], kind: str, random: np.random.Generator) -> np.ndarray:
-    """Dense float32 data: ``"zero-mean"`` (normal), ``"positive"`` (uniform in [0, 1)) or ``"in [1, 2]"``."""
-    if kind == "zero-mean":
-        return random.standard_normal(shape, np.float32)
-    uniform = random.random(shape, np.float32)
-    return 1 + uniform if kind == "in [1, 2]" else uniform
-
-
 def draw(problem: ConvProblem, kind: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Pixels and filters of ``problem``; of a gradient, what takes their places.
 
