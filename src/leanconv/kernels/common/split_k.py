@@ -23,17 +23,14 @@ MANY_WEIGHTS = 32768
 
 
 def weights_of(problem: ConvProblem) -> int:
-    """Elements of the gradient."""
     return problem.k * problem.group_c * problem.r * problem.s
 
 
 def workspace_bytes(problem: ConvProblem, split_k: int) -> int:
-    """Bytes of the partial sums."""
     return 4 * split_k * weights_of(problem) if split_k > 1 else 0
 
 
 def most_partial_sums(problem: ConvProblem, workspace: float) -> float:
-    """How many partial sums so many bytes hold."""
     return workspace // (4 * weights_of(problem)) if workspace < inf else inf
 
 
@@ -75,7 +72,6 @@ class SplitK(TimedAlgorithm):
     """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit."""
 
     precision = "fp32"
-    solves = "conv2d"
 
     def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:
         return workspace_bytes(problem, config.split_k)

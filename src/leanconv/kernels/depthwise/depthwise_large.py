@@ -50,7 +50,6 @@ class LargeConfig(Config):
 
     @property
     def output_planes(self) -> int:
-        """Images times filters of a block."""
         return self.images * self.filters
 
 
@@ -190,13 +189,8 @@ class DepthwiseLarge(DepthwiseStrategy):
     def constants(self, problem: ConvProblem, config: LargeConfig) -> Constants:
         segment, tap_pitch, filter_pitch = filter_pitches(problem)
         row, plane = _result_pitches(config)
-        return (
-            ("segment", problem.s if config.fixed else segment),
-            ("tap_pitch", tap_pitch),
-            ("filter_pitch", filter_pitch),
-            ("result_pitch", row),
-            ("result_plane", plane),
-        )
+        filters = ("segment", problem.s if config.fixed else segment), ("tap_pitch", tap_pitch)
+        return *filters, ("filter_pitch", filter_pitch), ("result_pitch", row), ("result_plane", plane)
 
     def cycles(self, problem: ConvProblem, config: LargeConfig, target: Target) -> float:
         """That of the memory, or of the busiest multiprocessor.
@@ -245,7 +239,6 @@ def _config(
 
 
 def _resident(problem: ConvProblem, config: LargeConfig, shared: int, target: Target) -> int:
-    """Blocks that a multiprocessor holds."""
     # the compiler needs a few more in NHWC, and for other architectures than the one that has been measured
     more = 8 * (target.capability != 90) + 16 * (problem.layout == "NHWC")
     registers = registers_needed(problem, config.columns, config.fixed) + more

@@ -46,7 +46,6 @@ class Direct(TimedAlgorithm):
     name = "direct"
     paper = "the baseline of S. Lu et al., im2win (2023)"
     precision = "ieee"
-    solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return limits(problem, "fprop", dtypes=(*GPU_LAYERS, *INTEGER_LAYERS))

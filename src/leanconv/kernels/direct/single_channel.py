@@ -103,7 +103,6 @@ class SingleChannel(TimedAlgorithm):
     name = "single_channel"
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), special case"
     precision = "ieee"
-    solves = "conv2d"
     direct_order = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:

@@ -10,12 +10,12 @@ from typing import Literal
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
-from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
+from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, RingConfig, SplitGemm, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, ROW, SPLITS, pixel_map
 from leanconv.kernels.contract import by_time, ceil_div, variant
-from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles
-from leanconv.plan import Argument, Launch, Pointer, Target, TensorMap
+from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles, overlapped
+from leanconv.plan import Argument, Constants, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 
@@ -52,7 +52,6 @@ class TensorConfig(RingConfig):
 
     @property
     def pixels(self) -> int:
-        """Output pixels of a tile."""
         return 64 * self.warpgroups
 
     @property
@@ -216,10 +215,7 @@ def _producer_cycles(config: TensorConfig, copy_cycles: float) -> float:
 
 def _channel_block(problem: ConvProblem) -> int:
     """The channel block of columns: few zeros, and few taps to find for the lanes that copy."""
-    return min(
-        (32, 16, 8, 4, 2, 1),
-        key=lambda block: stages_of(problem, block) * (1 + TAP_COST / block),
-    )
+    return min((32, 16, 8, 4, 2, 1), key=lambda block: stages_of(problem, block) * (1 + TAP_COST / block))
 
 
 @lru_cache(maxsize=256)
@@ -288,7 +284,6 @@ def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
 
 
 def clusters_at_once(split: int, target: Target) -> int:
-    """Clusters that run at once."""
     return max(1, int(target.multiprocessors * (1 if split == 2 else GpuSpeeds.of(target).even_clusters)) // split)
 
 
@@ -327,9 +322,7 @@ def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) ->
 
 
 def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
-    """Tiles of a launch."""
-    problem = phase.problem
-    pixels = phase.pixels
+    problem, pixels = phase.problem, phase.pixels
     if config.linear and problem.layout == "NCHW":
         pixels = problem.n * ceil_div(problem.p * problem.q, config.box_width) * config.box_width
     return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
@@ -402,10 +395,10 @@ class TensorGemm(SplitGemm[TensorConfig]):
             walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
             time += phase.times * walk
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + speeds.lesser * min(time, memory) + 3 * launch_cycles(target)
+        return overlapped(time, memory, speeds.lesser) + 3 * launch_cycles(target)
 
     def main_launch(
-        self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
         source: Argument = x
@@ -414,15 +407,6 @@ class TensorGemm(SplitGemm[TensorConfig]):
             if config.row_pixels:
                 encoded = row_map(phase.problem, config.row_pixels)
             source = replace(encoded, role=problem.operands[0].role)
-        tiles = _tiles(phase, config)
-        return Launch(
-            header="kernels/hopper_fp32/tensor_gemm.cuh",
-            function="leanconv::tensor_gemm",
-            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
-            tuning=config.tuning(),
-            arguments=(source, Pointer("prepared"), *rest),
-            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            cluster=config.split,
-        )
+        arguments = (source, Pointer("prepared"), *rest)
+        grid = grid_of(_tiles(phase, config), config.split, target, problem.batch_invariant)
+        return self.launch(config, known, arguments, grid, config.shared_bytes, config.tuning())

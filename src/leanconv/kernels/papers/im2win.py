@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from leanconv.kernels.common.layers import conv_arguments, images_outermost, limits, view_constants
 from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import fma_cycles, launch_cycles
@@ -47,11 +45,7 @@ def transform(problem: ConvProblem) -> Launch:
         function="leanconv::im2win_transform",
         problem=window_constants(problem),
         tuning=(("threads", threads), ("elements", elements)),
-        arguments=(
-            Pointer("x"),
-            Pointer("workspace", written=True),
-            Number("long long", "batch", problem.n),
-        ),
+        arguments=(Pointer("x"), Pointer("workspace", written=True), Number("long long", "batch", problem.n)),
         grid=ceil_div(tensor_elements(problem), elements * threads),
         block=threads,
     )
@@ -63,7 +57,6 @@ class Im2win(TimedAlgorithm):
     name = "im2win"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
     by_name_only = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
@@ -87,19 +80,9 @@ class Im2win(TimedAlgorithm):
             for config, speed in with_splits(problem, tiles(problem, target, along=True, wide=wide), reduction, target)
         )
 
-    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
-        return config.order
-
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         shared = config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
         pixels = problem.n * problem.p * problem.q
-        product = tile_launch(
-            "kernels/papers/im2win.cuh",
-            window_constants(problem),
-            config,
-            problem,
-            pixels,
-            shared,
-            conv_arguments(problem, "workspace"),
-        )
+        arguments = conv_arguments(problem, "workspace")
+        product = tile_launch(self, window_constants(problem), config, problem, pixels, shared, arguments)
         return Plan((transform(problem), product), self.workspace_bytes(problem, config))

@@ -10,7 +10,7 @@ from leanconv.kernels.cost import fma_cycles
 from leanconv.kernels.direct.direct import DirectConfig
 from leanconv.kernels.papers.im2win import tensor_elements, tensor_limits, transform, window_constants
 from leanconv.kernels.simt.im2win_fused import PAPER
-from leanconv.plan import Launch, Plan, Target
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -20,7 +20,6 @@ class Im2winBasic(GpuAlgorithm):
     name = "im2win_basic"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
     by_name_only = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
@@ -36,13 +35,6 @@ class Im2winBasic(GpuAlgorithm):
         yield DirectConfig()
 
     def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
-        product = Launch(
-            header="kernels/papers/im2win_basic.cuh",
-            function="leanconv::im2win_basic",
-            problem=window_constants(problem),
-            tuning=config.constants(),
-            arguments=conv_arguments(problem, "workspace"),
-            grid=ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads),
-            block=config.threads,
-        )
+        grid = ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads)
+        product = self.launch(config, window_constants(problem), conv_arguments(problem, "workspace"), grid)
         return Plan((transform(problem), product), self.workspace_bytes(problem, config))
