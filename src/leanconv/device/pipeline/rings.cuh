@@ -18,10 +18,8 @@ struct RingPlace {
     }
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Where the CTAs of a cluster synchronise: consumers and producers arrive from different places in the code.
 __device__ __forceinline__ void meet_in_cluster() { cluster_barrier(); }
-#endif
 
 // The linear index of output pixels: as they lie in memory; linear pixels of NCHW with each image rounded up to whole boxes.
 // Pairs have one too, where Problem::q counts pairs.

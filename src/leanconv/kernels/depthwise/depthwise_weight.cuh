@@ -216,22 +216,13 @@ __device__ __forceinline__ void store_filters(typename Problem::element* __restr
     if constexpr (split == 1) {
 #pragma unroll 1
         for (int at = threadIdx.x; at < sums; at += Tuning::threads) store(at, shared[at]);
-    }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (split > 1) {
+    } else {
         cluster_barrier();
 #pragma unroll 1
-        for (int at = rank * Tuning::threads + threadIdx.x; at < sums; at += split * Tuning::threads) {
-            float total = cluster_load(shared + at, 0);
-#pragma unroll
-            for (int other = 1; other < split; ++other) total += cluster_load(shared + at, other);
-            store(at, total);
-        }
+        for (int at = rank * Tuning::threads + threadIdx.x; at < sums; at += split * Tuning::threads)
+            store(at, cluster_sum<split>(shared + at));
         cluster_barrier();
     }
-#else
-    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
-#endif
 }
 
 // The Tuning::split blocks of a cluster share one tile of filters. With split-K so do Tuning::split_k blocks, and `dw` is the

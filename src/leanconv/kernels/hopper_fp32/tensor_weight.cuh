@@ -202,11 +202,7 @@ __device__ __forceinline__ void store_tile(float* dw, const float (&sums)[count]
         const int first = static_cast<int>(cluster_rank()) * share;
         float total[share];
 #pragma unroll
-        for (int i = 0; i < share; ++i) {
-            total[i] = cluster_load(mine + (first + i) * threads, 0);
-#pragma unroll
-            for (int other = 1; other < Tuning::split; ++other) total[i] += cluster_load(mine + (first + i) * threads, other);
-        }
+        for (int i = 0; i < share; ++i) total[i] = cluster_sum<Tuning::split>(mine + (first + i) * threads);
         meet_in_cluster();
         store_weights<Problem, Tuning>(dw, total, first, tile, row, t);
     }
