@@ -12,8 +12,7 @@
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void bias_gradient(const typename Problem::element* __restrict__ dy,
-                                              typename Problem::element* __restrict__ bias, long long batch) {
+__device__ __forceinline__ void bias_gradient(ElementsIn<Problem> dy, ElementsOut<Problem> bias, long long batch) {
     constexpr int split = Tuning::split, channels = Tuning::channels, workers = Tuning::threads / channels;
     constexpr int image = Problem::p * Problem::q;
     static_assert((workers & (workers - 1)) == 0, "threads are added in pairs");

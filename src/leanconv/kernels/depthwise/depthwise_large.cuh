@@ -226,10 +226,8 @@ __device__ __forceinline__ void store_results(const float* results, const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_large(const typename Problem::element* __restrict__ x,
-                                               const typename Problem::element* __restrict__ w,
-                                               const typename Problem::element* __restrict__ bias,
-                                               typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void depthwise_large(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                                ElementsOut<Problem> y, long long batch) {
     using Tile = LargeTile<Problem, Tuning>;
     constexpr int columns = Tuning::columns, taps = Problem::r * Problem::s;
     float* const tile = reinterpret_cast<float*>(shared_memory());

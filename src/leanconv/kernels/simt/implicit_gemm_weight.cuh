@@ -64,8 +64,7 @@ __device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count]
 
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class Result>
-__device__ __forceinline__ void implicit_gemm_weight(const typename Problem::element* __restrict__ x,
-                                                     const typename Problem::element* __restrict__ dy,
+__device__ __forceinline__ void implicit_gemm_weight(ElementsIn<Problem> x, ElementsIn<Problem> dy,
                                                      Result* __restrict__ dw, long long batch) {
     using Filters = GradientLoader<Problem, Tuning>;
     using Windows = WindowLoader<Problem, Tuning>;
