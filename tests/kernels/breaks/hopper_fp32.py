@@ -131,7 +131,7 @@ BREAKS = (
            WRONG, "same-nhwc", "odd-nchw", taps=3),
     weight("rows have no zeros between them", "ReductionPixels::row_pitch", "{{Tuning::row_pitch => Problem::w}}",
            WRONG, "odd-nchw", taps=3),
-    weight("pixels behind the 64 are not copied", "copy_dy_columns", "{{StagePixels<Problem, Tuning>::count => 2}}",
+    weight("pixels behind the 64 are not copied", "copy_dy_columns", "{{Pixels::count => 2}}",
            RACE | WRONG, "odd-nchw", taps=3),
     split_k("all partial sums in one place", "tensor_weight", "dw {{+ _ * _}}", RACE | WRONG, "many-pixels-nhwc"),
     split_k("each warp adds the first partial sum", "sum_split_k", "int _ = {{_ => 0}};", WRONG, "many-pixels-nhwc"),

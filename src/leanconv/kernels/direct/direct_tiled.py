@@ -289,10 +289,8 @@ MOST_CANDIDATES, MOST_WASTE = 10, 2
 FEW_FILTERS = 4
 
 
-@lru_cache(maxsize=64)
-def _smallest(problem: ConvProblem) -> DirectTiledConfig:
-    tile, thread = CANDIDATES[0]
-    return DirectTiledConfig(*tile, 1, *thread, 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False)
+#: The configuration that takes least shared memory.
+SMALLEST = DirectTiledConfig(16, 8, 4, 1, 4, 4, 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False)
 
 
 def channels(problem: ConvProblem) -> tuple[int, ...]:
@@ -410,7 +408,7 @@ class DirectTiled(TimedAlgorithm):
         reasons = layers.limits(problem, "fprop", "dgrad", dtypes=GPU_LAYERS) + layers.images_outermost(problem)
         if problem.op == "dgrad" and problem.stride != (1, 1):
             reasons.append(f"op='dgrad' with stride={problem.stride}: it computes gradients of layers of unit stride")
-        if not reasons and (needed := 4 * layout(problem, _smallest(problem)).floats) > target.shared_per_block:
+        if not reasons and (needed := 4 * layout(problem, SMALLEST).floats) > target.shared_per_block:
             reasons.append(
                 f"filters of {problem.r}x{problem.s} with stride={problem.stride} and dilation={problem.dilation}: the "
                 f"smallest tile takes {needed} bytes of shared memory, and a block has {target.shared_per_block}"

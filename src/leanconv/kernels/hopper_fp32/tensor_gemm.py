@@ -208,11 +208,6 @@ def resident_of(problem: ConvProblem, pixels: int) -> Resident | None:
     return Resident(images * channel_pixels, 8 // gcd(channel_pixels, 8), stages)
 
 
-def _producer_cycles(config: TensorConfig, copy_cycles: float) -> float:
-    """Cycles for copying a stage of columns, which overlaps the products."""
-    return copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
-
-
 def _channel_block(problem: ConvProblem) -> int:
     """The channel block of columns: few zeros, and few taps to find for the lanes that copy."""
     return min((32, 16, 8, 4, 2, 1), key=lambda block: stages_of(problem, block) * (1 + TAP_COST / block))
@@ -343,27 +338,24 @@ class TensorGemm(SplitGemm[TensorConfig]):
         phases = distinct_phases(problem)
         if not phases:
             return []
-        products = 1 if problem.precision == "tf32" else 3
+        products, whole = 1 if problem.precision == "tf32" else 3, len(phases) == 1 and phases[0].whole
         ways: list[tuple[Way, int]] = [("columns", _channel_block(phases[0].problem))]
         if all(_in_rows(phase.problem) for phase in phases):
             ways = [("rows", ROW)]
-        elif len(phases) == 1 and phases[0].whole and is_linear(phases[0].problem):
+        elif whole and is_linear(phases[0].problem):
             ways.insert(0, ("linear", ROW))
         tiles = TILES if products == 3 else ONE_PRODUCT
+        by_row = whole and products == 1 and ways[0][0] == "rows"
         found = [
             _config(tile, way, channel_block, products, shared, row_pixels)
             for way, channel_block in ways
             for tile in tiles
-            for row_pixels in sorted({0, self._row_pixels(phases, way, 64 * tile[0]) if products == 1 else 0})
+            for row_pixels in sorted({0, row_pixels_of(phases[0].problem, 64 * tile[0]) if by_row else 0})
         ]
-        if len(phases) == 1 and phases[0].whole:
+        if whole:
             images = [(tile, resident_of(phases[0].problem, 64 * tile[0])) for tile in tiles]
             found += [_config(tile, "resident", ROW, products, shared, 0, each) for tile, each in images if each]
         return [config for config in found if config]
-
-    def _row_pixels(self, phases: list[PartialConvolution], way: Way, pixels: int) -> int:
-        """Pixels of a copy that serves a row of taps, or 0."""
-        return row_pixels_of(phases[0].problem, pixels) if way == "rows" and len(phases) == 1 and phases[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         phases = distinct_phases(problem)
@@ -389,7 +381,9 @@ class TensorGemm(SplitGemm[TensorConfig]):
                 blocks = DEPTH / ROW / (phase.problem.r * phase.problem.s)
                 of_stage = max(of_stage, blocks * config.pixel_stage_bytes / speeds.resident_bytes)
             elif not (config.rows or config.linear):
-                of_stage = max(of_stage, _producer_cycles(config, speeds.copy_cycles))
+                # copying a stage of columns overlaps the products
+                copied = speeds.copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
+                of_stage = max(of_stage, copied)
             tiles = _tiles(phase, config)
             of_tile = speeds.tile_cycles + _store_cycles(phase.problem, config, target)
             walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)

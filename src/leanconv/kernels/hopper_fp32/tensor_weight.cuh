@@ -320,7 +320,7 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
         split_dy<Problem, Tuning>(tile, rings, range, batch, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
-        copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);
+        WeightProducer<Problem, Tuning>{tile, rings, batch, thread}.copy_operands(x, dy, range);
     }
     if constexpr (Tuning::split > 1) {
         // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.

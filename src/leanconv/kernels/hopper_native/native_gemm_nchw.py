@@ -169,17 +169,12 @@ class NchwSpeeds(Speeds):
     not_hidden: float
 
 
-def _single(problem: ConvProblem) -> list[PartialConvolution]:
-    """The convolutions of a call. Where each output reads the pixel of its own place alone, an image is one row."""
-    return [_as_row(phase) for phase in single_phases(problem)]
-
-
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
-    """One for all of them that are equal."""
     return [_as_row(phase) for phase in distinct_phases(problem)]
 
 
 def _as_row(phase: PartialConvolution) -> PartialConvolution:
+    """Where each output reads the pixel of its own place alone, an image is one row."""
     problem = phase.problem
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
     if not (pointwise and phase.whole):
@@ -353,7 +348,7 @@ class NativeGemmNchw(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        for phase in _single(problem):
+        for phase in map(_as_row, single_phases(problem)):
             prepare.append(_pack_launch(problem, phase, config, first))
             launches.append(self._launch(problem, phase, config, first, target))
             first += _filter_bytes(phase.problem, config.filters) // item_bytes(problem.dtype)
