@@ -56,7 +56,6 @@ struct LargeTile {
     static __host__ __device__ constexpr int first(int strip) {
         return Tuning::fixed ? strip * columns * Problem::stride_w - Problem::pad_left : lead;
     }
-    // Whether the tile holds column `at`.
     static __host__ __device__ constexpr bool holds(int at) { return !Tuning::fixed || (at >= 0 && at < Problem::w); }
 };
 
