@@ -316,7 +316,10 @@ C = TypeVar("C", bound=SplitConfig)
 
 
 class SplitGemm(TimedAlgorithm, Generic[C]):
-    """Direct convolution and its input's gradient with packed filters: each phase of a gradient has its own."""
+    """Direct convolution and its input's gradient with packed filters: each phase of a gradient has its own.
+
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; at precision tf32 ``hi·hi`` alone.
+    """
 
     paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
     precision = "fp32"

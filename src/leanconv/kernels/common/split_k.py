@@ -69,7 +69,8 @@ def sum_cycles(problem: ConvProblem, split_k: int, target: Target) -> float:
 
 
 class SplitK(TimedAlgorithm):
-    """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit."""
+    """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit. Sums
+    over the blocks of a cluster, or split-K through a workspace, in fixed order, no atomics."""
 
     precision = "fp32"
 

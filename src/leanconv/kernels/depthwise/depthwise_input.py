@@ -83,8 +83,7 @@ def registers_needed(problem: ConvProblem, columns: int) -> int:
 
 
 class DepthwiseInput(TimedAlgorithm):
-    """Rows of dy pass through registers once; FP32 FMAs in direct order, no workspace. Any stride, several filters a
-    channel."""
+    """Rows of dy pass through registers once; FP32 FMAs in direct order. Any stride, several filters a channel."""
 
     name = "depthwise_input"
     paper = PAPER

@@ -82,8 +82,7 @@ def registers_needed(problem: ConvProblem, columns: int) -> int:
 
 
 class DepthwiseWeight(split_k.SplitK):
-    """Rows of x and dy pass through registers once; FP32 FMAs, sums over threads, warps and the blocks of a cluster in
-    fixed order, no atomics, no workspace."""
+    """Rows of x and dy pass through registers once; FP32 FMAs."""
 
     name = "depthwise_weight"
     paper = PAPER

@@ -38,10 +38,7 @@ class DirectSpeeds(Speeds):
 
 
 class Direct(TimedAlgorithm):
-    """One thread, one output, everything from global memory: every shape and element type, no workspace.
-
-    Slow, except where there is little to share: depthwise layers in NCHW and NHWC.
-    """
+    """One thread, one output. Slow, except where there is little to share: depthwise layers in NCHW and NHWC."""
 
     name = "direct"
     paper = "the baseline of S. Lu et al., im2win (2023)"

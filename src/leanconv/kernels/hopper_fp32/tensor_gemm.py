@@ -324,10 +324,7 @@ def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
 
 
 class TensorGemm(SplitGemm[TensorConfig]):
-    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16.
-
-    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; with ``tf32`` precision ``hi·hi`` alone.
-    """
+    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16."""
 
     name = "tensor_gemm"
 

@@ -258,10 +258,7 @@ def _config(
 
 
 class WeightGradient(TimedAlgorithm):
-    """The filters' gradient as a matrix product on tensor cores, each float32 split into two float16 on its way.
-
-    ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; for tf32 ``hi·hi`` alone.
-    """
+    """The filters' gradient as a matrix product on tensor cores, with products as those of `SplitGemm`."""
 
     name = "tensor_weight"
     paper = SplitGemm.paper
@@ -272,8 +269,7 @@ class WeightGradient(TimedAlgorithm):
 
 
 class TensorWeight(WeightGradient, split_k.SplitK):
-    """Stages of 64 neighbouring pixels. Sums over the blocks of a cluster, or split-K through a workspace, in fixed
-    order, no atomics."""
+    """Stages of 64 neighbouring pixels."""
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*limits(problem, "wgrad"), *wgmma_limits(target), *few_channels(problem, LEAST_CHANNELS)]

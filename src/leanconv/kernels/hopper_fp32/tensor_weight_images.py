@@ -69,8 +69,7 @@ class ImageSpeeds(Speeds):
 
 
 class TensorWeightImages(WeightGradient):
-    """For small and many images: a stage is one pixel of 64 images, so neighbouring taps share x and dy, and padding is
-    left out. All blocks have equal shares of all tiles; split-K through a workspace."""
+    """For small and many images: a stage is one pixel of 64 images, and padding is left out; split-K by a workspace."""
 
     strategy = "images"
 

@@ -186,10 +186,7 @@ def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> T
 
 
 class NativeGemm16bit(TimedAlgorithm):
-    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC.
-
-    Nothing is prepared but the rearranged filters of a gradient.
-    """
+    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
 
     name = "native_gemm"
     strategy = "16bit"

@@ -262,11 +262,7 @@ def count_limits(problem: ConvProblem, image: int, resident: int) -> list[str]:
 
 
 class NativeGemmNchw(TimedAlgorithm):
-    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW.
-
-    Each pixel that a tile reads is loaded once for all taps, and transposed to channels-last on its way to shared
-    memory.
-    """
+    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
     name = "native_gemm_nchw"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"

@@ -48,10 +48,7 @@ class Tf32Speeds(NativeSpeeds):
 
 
 class NativeGemmTf32(NativeGemm16bit):
-    """Direct convolution and its input's gradient on tensor cores, float32 rounded to TF32, summed in float32; NHWC.
-
-    Prepared are the filters, rounded; those of a gradient are rearranged before.
-    """
+    """`NativeGemm16bit` for float32 rounded to TF32; filters are rounded, and rearranged before for a gradient."""
 
     name = "native_gemm"
     strategy = "tf32"

@@ -111,9 +111,7 @@ class WindowWeightConfig(Config):
 
 
 class NativeWeightNchw(split_k.SplitK):
-    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW. Pixels are transposed to
-    channels-last in shared memory once, and reused by all taps; sums over the blocks of a cluster, or split-K through
-    a workspace, in fixed order, no atomics."""
+    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
     name = "native_weight_nchw"
     paper = native_gemm_nchw.NativeGemmNchw.paper

@@ -97,10 +97,7 @@ def _config(tile: Tile, rows: bool, channel_block: int, products: int) -> WarpCo
 
 
 class TensorGemmSync(SplitGemm[WarpConfig]):
-    """Direct convolution and its input's gradient on tensor cores by ``mma.sync``, each float32 split into two float16.
-
-    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; at precision tf32 ``hi·hi`` alone.
-    """
+    """Direct convolution and its input's gradient by ``mma.sync``, each float32 split into two float16."""
 
     name = "tensor_gemm_sync"
     # with registers for three CTAs or four, tiles of 96 filters spill on sm_100a and sm_120

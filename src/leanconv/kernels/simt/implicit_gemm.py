@@ -92,10 +92,7 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
 
 
 class ImplicitGemm(TimedAlgorithm):
-    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type.
-
-    For the gradient the filters are rearranged first (`Plan.prepare`).
-    """
+    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type."""
 
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"

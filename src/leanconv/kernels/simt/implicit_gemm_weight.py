@@ -77,8 +77,7 @@ class WeightSpeeds(Speeds):
 
 
 class ImplicitGemmWeight(split_k.SplitK):
-    """Filters x weights, summed over all output pixels by FP32 FMAs; sums over the blocks of a cluster, or split-K
-    through a workspace, in fixed order, no atomics. Every shape, layout and element type."""
+    """Filters x weights, summed over all output pixels by FP32 FMAs. Every shape, layout and element type."""
 
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
