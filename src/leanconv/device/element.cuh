@@ -64,6 +64,10 @@ __device__ __forceinline__ T from_sum(Sum value) {
     else return from_float<T>(value);
 }
 
+// A kernel's operands, and what it writes, which overlaps with none of them.
+template <class Problem> using ElementsIn = const typename Problem::element* __restrict__;
+template <class Problem> using ElementsOut = typename Problem::element* __restrict__;
+
 // Bytes of an element.
 // NOTE: an int, for what is multiplied with it shall stay of 32 bits.
 template <class Problem> constexpr int item = static_cast<int>(sizeof(typename Problem::element));

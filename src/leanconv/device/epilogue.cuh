@@ -3,8 +3,23 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
+#include <device/ptx/sync.cuh>
 
 namespace leanconv {
+
+// The sum that the `split` blocks of a cluster have at `shared`, each in its own shared memory, added in the order of ranks.
+template <int split, class Sum>
+__device__ __forceinline__ Sum cluster_sum(const Sum* shared) {
+    const auto load = [&](int rank) {
+        const float word = cluster_load(reinterpret_cast<const float*>(shared), rank);
+        if constexpr (integer<Sum>) return __float_as_int(word);
+        else return word;
+    };
+    Sum sum = load(0);
+#pragma unroll
+    for (int rank = 1; rank < split; ++rank) sum += load(rank);
+    return sum;
+}
 
 // A result before its rounding: bias and activation; `held` is what the output holds, where results are added to it.
 template <class Problem, class Sum>

@@ -8,6 +8,15 @@ using int64 = long long;
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int gcd(int a, int b) { return b == 0 ? a : gcd(b, a % b); }
 
+// Whether one of `outputs` neighbouring outputs of an axis reads place `at` of the window that they share.
+__host__ __device__ constexpr bool reads_place(int at, int outputs, int taps, int stride, int dilation) {
+    for (int tap = 0; tap < taps; ++tap) {
+        const int from = at - tap * dilation;
+        if (from >= 0 && from % stride == 0 && from / stride < outputs) return true;
+    }
+    return false;
+}
+
 template <bool condition, class A, class B> struct Select { using type = A; };
 template <class A, class B> struct Select<false, A, B> { using type = B; };
 

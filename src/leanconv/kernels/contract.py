@@ -25,6 +25,16 @@ class Config:
         """The fields as compile-time constants, in the order of their declaration."""
         return tuple((field.name, getattr(self, field.name)) for field in fields(self))
 
+    @property
+    def order(self) -> Hashable:
+        """What of it the bits of a result depend on, by default all (`GpuAlgorithm.order_of_sums`)."""
+        return self
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return getattr(self, "split", 1)
+
 
 C = TypeVar("C", bound=Config)
 
@@ -52,7 +62,7 @@ class Algorithm(ABC):
     #: the precision level it keeps
     precision: ClassVar[Precision]
     #: the kind of problem it solves: ``conv2d`` or ``filter2d``
-    solves: ClassVar[str]
+    solves: ClassVar[str] = "conv2d"
     #: what a paper describes and others beat: runs by name, never by ``auto``
     by_name_only: ClassVar[bool] = False
     #: whether each output is one chain of multiply-adds, in direct order, whatever the configuration
@@ -120,24 +130,20 @@ class GpuAlgorithm(Algorithm):
         """What of ``config`` the bits of an image's result depend on, for ``batch_invariant``.
 
         Configurations of equal order give an image equal bits, in any batch. None: the bits depend on the batch. By
-        default it is all of the configuration, of an algorithm of `direct_order` nothing.
+        default it is the configuration's `order`, of an algorithm of `direct_order` nothing.
         """
-        return () if self.direct_order else config
+        return () if self.direct_order else config.order
 
     def launch(
-        self,
-        config: Any,
-        problem: Constants,
-        arguments: tuple[Argument, ...],
-        grid: int,
-        shared_bytes: int = 0,
-        cluster: int = 1,
-    ) -> Launch:
-        """The launch of the kernel that has the name of this module; ``config`` has the threads of a block."""
+        self, config: Any, problem: Constants, arguments: tuple[Argument, ...], grid: int, shared_bytes: int = 0,
+        tuning: Constants = (),
+    ) -> Launch:  # fmt: skip
+        """The launch of the kernel that has the name of this module. ``config`` has the threads of a block; ``tuning``
+        are the constants of ``Tuning``, by default its fields."""
         _, family, stem = type(self).__module__.rsplit(".", 2)
         return Launch(
-            f"kernels/{family}/{stem}.cuh", f"leanconv::{stem}", problem, config.constants(), arguments, grid,
-            config.threads, shared_bytes, getattr(config, "min_blocks", 1), cluster,
+            f"kernels/{family}/{stem}.cuh", f"leanconv::{stem}", problem, tuning or config.constants(), arguments, grid,
+            config.threads, shared_bytes, getattr(config, "min_blocks", 1), config.cluster,
         )  # fmt: skip
 
     def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
@@ -190,6 +196,11 @@ class CpuAlgorithm(Algorithm):
         A layer applies ``bias`` (or None) and activation; a filter, over x of shape (batch, h, w), takes ``value`` and
         ``delta``.
         """
+
+
+def named(of: Any, names: str) -> Constants:
+    """Attributes of a problem or a configuration as constants of the same names."""
+    return tuple((name, getattr(of, name)) for name in names.split())
 
 
 def ceil_div(a: int, b: int) -> int:

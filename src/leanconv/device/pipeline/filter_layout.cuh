@@ -54,7 +54,6 @@ __device__ __forceinline__ int states_order(int state, int n_tile) {
     return (own * n_tiles + n_tile) * 2 + sharer;
 }
 
-// A state of a segment of filters.
 __device__ __forceinline__ float filter_state(const float (&row)[3], int state) {
     // NOTE: halves before the sum, as the sum may be more than a float holds.
     const float outer = 0.5f * row[0] + 0.5f * row[2], inner = 0.5f * row[1];

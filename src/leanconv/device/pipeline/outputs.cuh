@@ -108,7 +108,6 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
     }
 }
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // clusters of blocks
 // A thread's sums, by groups of 16 filters.
 template <int n_tiles, int count>
 __device__ __forceinline__ const float (&as_n16(const float (&sums)[n_tiles][count]))[n_tiles * count / 8][8] {
@@ -131,12 +130,8 @@ struct SharedSums {
 #pragma unroll
         for (int i = 0; i < n16; ++i)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-                const float* const at = mine + ((first + i) * 8 + j) * threads + thread;
-                sums[i][j] = cluster_load(at, 0);
-#pragma unroll
-                for (int other = 1; other < Tuning::split; ++other) sums[i][j] += cluster_load(at, other);
-            }
+            for (int j = 0; j < 8; ++j)
+                sums[i][j] = cluster_sum<Tuning::split>(mine + ((first + i) * 8 + j) * threads + thread);
     }
 };
 
@@ -161,6 +156,5 @@ __device__ __forceinline__ void store_tile(const float (&sums)[n16][8], bool sha
         store_sums<Problem, Tuning>(share.sums, share.first, prepared, bias, y, batch, tiles, tile, row, t, apart);
     }
 }
-#endif
 
 }  // namespace leanconv

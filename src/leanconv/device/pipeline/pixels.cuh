@@ -148,7 +148,6 @@ struct LinearCopies {
     }
 };
 
-// The images that a tile's pixels belong to.
 template <class Problem, class Tuning>
 struct TileImages {
     using Rings = TensorRings<Problem, Tuning>;

@@ -18,10 +18,8 @@ struct RingPlace {
     }
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // Where the CTAs of a cluster synchronise: consumers and producers arrive from different places in the code.
 __device__ __forceinline__ void meet_in_cluster() { cluster_barrier(); }
-#endif
 
 // The linear index of output pixels: as they lie in memory; linear pixels of NCHW with each image rounded up to whole boxes.
 // Pairs have one too, where Problem::q counts pairs.
@@ -100,7 +98,6 @@ struct TensorTiles {
     static __device__ __forceinline__ Offset<Problem> tiles_of(Offset<Problem> count) {
         return (count + (pixels * multicast - 1)) / (pixels * multicast) * multicast;
     }
-    // The output row of a tile.
     __device__ __forceinline__ int row(Offset<Problem> tile) const {
         const int i = static_cast<int>((Problem::groups == 1 ? tile / F::tiles : tile / F::tiles % of_pixels) / of_row);
         return (Problem::p - 1) / 2 + (i % 2 == 1 ? (i + 1) / 2 : -(i / 2));
@@ -219,7 +216,6 @@ struct TileWalk {
         if (split > 1 && tile >= left) take_share();
         else find_stages();
     }
-    // Finds the stages of the tile.
     __device__ __forceinline__ void find_stages() {
         if constexpr (one_row) {
             const int row = tiles.row(place());
@@ -233,7 +229,6 @@ struct TileWalk {
         const Offset<Problem> first = tile / multicast;
         return (first / F::tiles * multicast + tile % multicast) * F::tiles + first % F::tiles;
     }
-    // Whether the cluster shares a tile.
     __device__ __forceinline__ bool shares_tile() const { return split > 1 && left + blockIdx.x / split < count; }
     __device__ __forceinline__ bool is_last() const {
         return split == 1 ? tile + step >= count : shared_tile || (tile + step >= left && !shares_tile());

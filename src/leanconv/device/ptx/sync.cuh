@@ -32,8 +32,11 @@ __device__ __forceinline__ int zero_after(unsigned value) {
     return zero;
 }
 
-// Clusters of thread blocks and their distributed shared memory, from compute capability 9.0 on.
-
+// Clusters of thread blocks and their distributed shared memory: defined from compute capability 9.0 on. Code for older ones may
+// name them where it is discarded.
+__device__ __forceinline__ unsigned cluster_rank();
+__device__ __forceinline__ void cluster_barrier();
+__device__ __forceinline__ float cluster_load(const float* shared, unsigned rank);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // %cluster_ctarank: the number of this block in its cluster (Launch.cluster of the host half).
 __device__ __forceinline__ unsigned cluster_rank() {

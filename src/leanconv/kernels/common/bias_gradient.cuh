@@ -12,8 +12,7 @@
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void bias_gradient(const typename Problem::element* __restrict__ dy,
-                                              typename Problem::element* __restrict__ bias, long long batch) {
+__device__ __forceinline__ void bias_gradient(ElementsIn<Problem> dy, ElementsOut<Problem> bias, long long batch) {
     constexpr int split = Tuning::split, channels = Tuning::channels, workers = Tuning::threads / channels;
     constexpr int image = Problem::p * Problem::q;
     static_assert((workers & (workers - 1)) == 0, "threads are added in pairs");
@@ -40,9 +39,7 @@ __device__ __forceinline__ void bias_gradient(const typename Problem::element* _
     const bool stores = static_cast<int>(threadIdx.x) < channels && k < Problem::k && rank == 0;
     if constexpr (split == 1) {
         if (stores) bias[k] = from_float<typename Problem::element>(shared[own]);
-    }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (split > 1) {
+    } else {
         cluster_barrier();
         if (stores) {
             total = shared[own];
@@ -52,9 +49,6 @@ __device__ __forceinline__ void bias_gradient(const typename Problem::element* _
         }
         cluster_barrier();
     }
-#else
-    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
-#endif
 }
 
 }  // namespace leanconv

@@ -15,7 +15,6 @@ THREADS, CHANNELS, SPLIT = 512, 8, 8
 
 
 def without_bias(problem: ConvProblem) -> ConvProblem:
-    """The gradient of the filters alone."""
     return replace(problem, bias=False)
 
 
@@ -29,11 +28,7 @@ def with_bias(plan: Plan, problem: ConvProblem, target: Target) -> Plan:
         function="leanconv::bias_gradient",
         problem=conv_constants(without_bias(problem)),
         tuning=(("threads", THREADS), ("channels", channels), ("split", split)),
-        arguments=(
-            Pointer("dy", element),
-            Pointer("bias", element, written=True),
-            Number("long long", "batch", problem.n),
-        ),
+        arguments=(Pointer("dy", element), Pointer("bias", element, True), Number("long long", "batch", problem.n)),
         grid=ceil_div(problem.k, channels) * split,
         block=THREADS,
         shared_bytes=4 * THREADS,

@@ -37,8 +37,7 @@ struct TapPhases {
 // so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
 // neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void gradient_filters(const typename Problem::element* __restrict__ w,
-                                                 typename Problem::element* __restrict__ prepared) {
+__device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, ElementsOut<Problem> prepared) {
     constexpr int taps = Problem::r * Problem::s, size = Problem::group_c * taps;
     constexpr int side = Tuning::side, rows = Tuning::threads / side, pitch = side + 1;
     constexpr int tiles_k = ceil_div(Problem::group_k, side), tiles_e = ceil_div(size, side);
@@ -108,7 +107,7 @@ __device__ __forceinline__ bool is_unwritten(int64 at, long long batch) {
 
 // Writes zeros to the pixels that no convolution writes; a thread an element.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void gradient_zeros(typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void gradient_zeros(ElementsOut<Problem> y, long long batch) {
     const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (at >= batch * Problem::c * (Problem::h * Problem::w)) return;
     if (is_unwritten<Problem>(at, batch)) y[at] = from_float<typename Problem::element>(0.0f);
@@ -116,8 +115,7 @@ __device__ __forceinline__ void gradient_zeros(typename Problem::element* __rest
 
 // The same with the bias of a transposed layer, a number for each channel.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void gradient_zeros(const typename Problem::element* __restrict__ bias,
-                                               typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void gradient_zeros(ElementsIn<Problem> bias, ElementsOut<Problem> y, long long batch) {
     constexpr int image = Problem::h * Problem::w;
     const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (at >= batch * Problem::c * image) return;

@@ -17,7 +17,7 @@ from math import gcd
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common.layers import OutputView, conv_constants
-from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.contract import ceil_div, named
 from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
@@ -55,7 +55,6 @@ class PartialConvolution:
 
     @property
     def reduction(self) -> int:
-        """Products of one output."""
         return self.problem.group_c * self.problem.r * self.problem.s
 
 
@@ -107,6 +106,7 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
             dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
             below = rows.outputs - problem.p - rows.padding + (rows.taps - 1) * dilation[0]
             right = columns.outputs - problem.q - columns.padding + (columns.taps - 1) * dilation[1]
+            padding = (rows.padding, below, columns.padding, right)
             convolution = replace(
                 problem,
                 op="fprop",
@@ -117,20 +117,20 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
                 r=rows.taps,
                 s=columns.taps,
                 stride=(1, 1),
-                padding=(rows.padding, below, columns.padding, right),
+                padding=padding,
                 dilation=dilation,
             )
             taps_before = rows.taps_before * problem.s + rows.count * rows.taps * columns.taps_before
             view = OutputView(
                 problem.h,
                 problem.w,
-                first_p=rows.first,
-                first_q=columns.first,
-                step_p=sh,
-                step_q=sw,
-                phases=(rows.count, columns.count),
-                phase_step=problem.dilation,
-                first_weight=first_weight + taps_before * problem.k * problem.group_c,
+                rows.first,
+                columns.first,
+                sh,
+                sw,
+                (rows.count, columns.count),
+                problem.dilation,
+                first_weight + taps_before * problem.k * problem.group_c,
             )
             convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin)))
     return convolutions
@@ -184,17 +184,10 @@ def _single(
     """A phase of ``group`` as a convolution of its own."""
     view, whole = group.view, group.problem
     weights = whole.k * whole.group_c * whole.r * whole.s
-    return PartialConvolution(
-        replace(whole, padding=padding),
-        replace(
-            view,
-            first_p=first[0],
-            first_q=first[1],
-            phases=(1, 1),
-            first_weight=view.first_weight + number * weights,
-        ),
-        (group.first_taps[0] + number // view.phases[1], group.first_taps[1] + number % view.phases[1]),
-    )
+    first_weight = view.first_weight + number * weights
+    single = replace(view, first_p=first[0], first_q=first[1], phases=(1, 1), first_weight=first_weight)
+    taps = (group.first_taps[0] + number // view.phases[1], group.first_taps[1] + number % view.phases[1])
+    return PartialConvolution(replace(whole, padding=padding), single, taps)
 
 
 def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
@@ -226,11 +219,7 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
         function="leanconv::gradient_filters",
         problem=(
             ("element", element),
-            ("groups", problem.groups),
-            ("group_c", problem.group_c),
-            ("group_k", problem.group_k),
-            ("r", problem.r),
-            ("s", problem.s),
+            *named(problem, "groups group_c group_k r s"),
             ("apart_h", problem.stride[0] // gcd(problem.stride[0], problem.dilation[0])),
             ("apart_w", problem.stride[1] // gcd(problem.stride[1], problem.dilation[1])),
             ("nhwc", problem.layout == "NHWC"),
@@ -245,25 +234,25 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
     )
 
 
-def zero_launch(problem: ConvProblem) -> Launch | None:
-    """The launch that writes zeros, or the bias, to the pixels that no phase has; None where there are none."""
+def zero_launches(problem: ConvProblem) -> tuple[Launch, ...]:
+    """The launch that writes zeros, or the bias, to the pixels that no phase has; none where there are none, or where
+    ``problem`` is no gradient, or one that is added."""
     axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
-    if all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes):
-        return None
+    whole = all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes)
+    if problem.op != "dgrad" or problem.accumulate or whole:
+        return ()
     inverses = [
         pow(dilation // gcd(stride, dilation), -1, stride // gcd(stride, dilation)) for _, stride, dilation in axes
     ]
     element = DTYPES[problem.dtype].ctype
-    return Launch(
+    bias = [Pointer("bias", element)] if problem.bias else []
+    launch = Launch(
         header="kernels/common/input_gradient.cuh",
         function="leanconv::gradient_zeros",
         problem=(*conv_constants(problem), ("inverse_h", inverses[0]), ("inverse_w", inverses[1])),
         tuning=(("threads", THREADS),),
-        arguments=(
-            *([Pointer("bias", element)] if problem.bias else []),
-            Pointer("dx", element, written=True),
-            Number("long long", "batch", problem.n),
-        ),
+        arguments=(*bias, Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
         grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),
         block=THREADS,
     )
+    return (launch,)

@@ -8,12 +8,13 @@ from functools import lru_cache
 from math import gcd
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes, none_of, result_of, weights_of
+from leanconv.kernels.contract import named
 from leanconv.options import Layout
-from leanconv.plan import Argument, Constants, Number, Pointer, Target
+from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: The element types of kernels that know no other.
-FLOAT32 = ("float32",)
+FLOAT32, FLOATS_16BIT = ("float32",), ("float16", "bfloat16")
 #: What a problem's operation computes.
 _COMPUTES = {"fprop": "the forward pass", "dgrad": "the gradient of the input", "wgrad": "the gradient of the filters"}
 
@@ -51,6 +52,14 @@ def overwrites(problem: ConvProblem) -> list[str]:
     return ["accumulate=True: its results are stored, not added to what the output holds"] if problem.accumulate else []
 
 
+def few_channels(problem: ConvProblem, least: int) -> list[str]:
+    """Why kernels that multiply ``least`` channels at once cannot run ``problem``."""
+    few = min(problem.group_c, problem.group_k)
+    if problem.groups == 1 or few >= least:
+        return []
+    return [f"groups={problem.groups} leaves {few} channels in a group, fewer than {least}"]
+
+
 def wgmma_limits(target: Target) -> list[str]:
     """Why kernels that multiply by wgmma cannot run on ``target``."""
     if target.warpgroup_products:
@@ -64,6 +73,12 @@ def has_wide_tensors(problem: ConvProblem) -> bool:
     x, y = problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * problem.p * problem.q
     # an int counts pixels and elements, those of the last tile included
     return max(x, y, weights) >= min(2**32 // item_bytes(problem.dtype), 2**31 - 2**16)
+
+
+@lru_cache(maxsize=64)
+def forward_of(problem: ConvProblem) -> ConvProblem:
+    """The forward convolution that computes ``problem``: of a gradient with the filters reversed."""
+    return problem.as_forward() if problem.op == "dgrad" else problem
 
 
 def copy_layout(problem: ConvProblem) -> Layout:
@@ -98,9 +113,7 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("filter", DTYPES[weights_of(problem.dtype)].ctype),
         ("result", DTYPES[result_of(problem.dtype)].ctype),
         ("sum", accumulator(problem.dtype).ctype),
-        *((name, getattr(problem, name)) for name in ("c", "h", "w", "k", "r", "s", "p", "q", "groups")),
-        ("group_c", problem.group_c),
-        ("group_k", problem.group_k),
+        *named(problem, "c h w k r s p q groups group_c group_k"),
         ("stride_h", problem.stride[0]),
         ("stride_w", problem.stride[1]),
         ("pad_top", top),
@@ -110,9 +123,8 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("padded", leaves_image(problem)),
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
-        ("bias", problem.bias),
+        *named(problem, "bias accumulate"),
         ("relu", problem.activation == "relu"),
-        ("accumulate", problem.accumulate),
         ("wide", has_wide_tensors(problem)),
         ("vector_store", innermost[problem.layout] % 4 == 0),
     )
@@ -167,13 +179,18 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     constants["padded"] = constants["padded"] or dict(conv_constants(last))["padded"]
     return (
         *constants.items(),
-        *((name, getattr(view, name)) for name in ("out_h", "out_w", "first_p", "first_q", "step_p", "step_q")),
+        *named(view, "out_h out_w first_p first_q step_p step_q first_weight"),
         ("phases_h", view.phases[0]),
         ("phases_w", view.phases[1]),
         ("phase_step_h", view.phase_step[0]),
         ("phase_step_w", view.phase_step[1]),
-        ("first_weight", view.first_weight),
     )
+
+
+def prepared_plan(prepare: Sequence[Launch], launches: Sequence[Launch], prepared_bytes: int) -> Plan:
+    """A plan whose launches, those of ``prepare`` first, are started early."""
+    chain, first = in_chain((*prepare, *launches)), len(prepare)
+    return Plan(chain[first:], prepare=chain[:first], prepared_bytes=prepared_bytes)
 
 
 def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str = "w") -> tuple[Argument, ...]:

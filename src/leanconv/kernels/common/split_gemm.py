@@ -14,9 +14,9 @@ from typing import ClassVar, Generic, TypeVar
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
-from leanconv.kernels.common.layers import limits
+from leanconv.kernels.common.layers import few_channels, has_wide_tensors, limits, prepared_plan, view_constants
 from leanconv.kernels.common.tensor_core_gemm import ROW
-from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div, named
 from leanconv.plan import Constants, Launch, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
@@ -83,8 +83,11 @@ class SplitConfig(Config):
         return tuple((dict((name, getattr(self, name)) for name in usual) | dict(own)).items())
 
     @property
+    def cluster(self) -> int:
+        return max(self.split, self.multicast)
+
+    @property
     def filters(self) -> int:
-        """Filters of a CTA tile."""
         return self.mma_n * self.n_tiles
 
     @property
@@ -123,7 +126,6 @@ class RingConfig(SplitConfig):
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of both rings."""
         return self.pixel_stages * self.pixel_stage_bytes + self.filter_stages * self.filter_stage_bytes
 
     @property
@@ -134,7 +136,6 @@ class RingConfig(SplitConfig):
 
 
 def blocks_of_tap(problem: ConvProblem, channel_block: int) -> int:
-    """Channel blocks of a tap."""
     return ceil_div(problem.group_c, channel_block)
 
 
@@ -241,7 +242,7 @@ def filter_launches(
     copied = 4 * ceil_div(elements + 4 * ceil_div(elements, 32) if problem.layout == "NHWC" else elements, 4)
     constants: Constants = (
         ("filter", DTYPES[problem.dtype].ctype),
-        *((name, getattr(problem, name)) for name in ("k", "r", "s", "groups", "group_c", "group_k")),
+        *named(problem, "k r s groups group_c group_k"),
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         ("by_element", _by_element(problem)),
@@ -254,8 +255,8 @@ def filter_launches(
         ("mirrored", bool(mirrored)),
         *mirrored,
     )
-    named = ("mma_n", "n_tiles", "products", "rows", "channel_block", "states", "row_pixels", "spacing")
-    tuning: Constants = (*((name, getattr(config, name)) for name in named), ("output_rows", 1), ("small", False))
+    known = named(config, "mma_n n_tiles products rows channel_block states row_pixels spacing")
+    tuning: Constants = (*known, ("output_rows", 1), ("small", False))
     written = Pointer("prepared", written=True)
     arguments = (written,) if first_weight is not None else (Pointer("w", DTYPES[problem.dtype].ctype), written)
     side_by_side = problem.layout == ("CHWN" if mirrored else "NHWC") or (
@@ -315,11 +316,13 @@ C = TypeVar("C", bound=SplitConfig)
 
 
 class SplitGemm(TimedAlgorithm, Generic[C]):
-    """Direct convolution and its input's gradient with packed filters: each phase of a gradient has its own."""
+    """Direct convolution and its input's gradient with packed filters: each phase of a gradient has its own.
+
+    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; at precision tf32 ``hi·hi`` alone.
+    """
 
     paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
     precision = "fp32"
-    solves = "conv2d"
     #: CTAs on a multiprocessor, of each packing launch, that registers must suffice for. Few filters are one wave of
     #: the second launch, whose CTAs wait for memory most of the time.
     preparing_blocks: ClassVar[tuple[int, int]] = (1, 4)
@@ -334,15 +337,13 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
 
     @abstractmethod
     def main_launch(
-        self, problem: ConvProblem, phase: PartialConvolution, config: C, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: C, known: Constants, target: Target
     ) -> Launch:
-        """The launch that computes a phase of ``problem`` with packed filters from float ``first`` on."""
+        """The launch that computes a phase of ``problem``; ``known`` is its ``Problem``."""
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*limits(problem, "fprop", "dgrad"), *self.target_limits(target)]
-        least = min(problem.group_c, problem.group_k)
-        if problem.groups > 1 and least < LEAST_CHANNELS:
-            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        reasons += few_channels(problem, LEAST_CHANNELS)
         read = problem.group_k if problem.op == "dgrad" else problem.group_c
         if read > MOST_CHANNELS:
             reasons.append(f"a filter has {read} channels, more than {MOST_CHANNELS}")
@@ -367,9 +368,9 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
 
     def plan(self, problem: ConvProblem, config: C, target: Target) -> Plan:
         prepare, launches, unprepared, validated = [], [], [], []
-        gradient, phases, first = problem.op == "dgrad", single_phases(problem), _first(problem)
+        phases, first, wide = single_phases(problem), _first(problem), has_wide_tensors(problem)
         mirrored = _is_mirrored(problem)
-        rearranged = gradient and not mirrored
+        rearranged = problem.op == "dgrad" and not mirrored
         if rearranged and phases:
             prepare.append(input_gradient.filter_launch(problem))
             unprepared.append(prepare[0])
@@ -378,21 +379,17 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
             taps = input_gradient.mirrored_taps(problem, phase) if mirrored else ()
             own = filter_launches(phase.problem, config, first, source, self.preparing_blocks, taps)
             prepare += own
-            main = self.main_launch(problem, phase, config, first, target)
+            constants = (*view_constants(phase.problem, phase.view, wide), ("first_prepared", first))
+            main = self.main_launch(problem, phase, config, constants, target)
             launches.append(main)
             validates = _can_validate(config, own, main)
             unprepared += own[:1] if validates else own
             validated.append(validating(main, own[0]) if validates else main)
             first += prepared_floats(phase.problem, config)[1]
-        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
-        last = [zeros] if zeros else []
-        chain = in_chain((*prepare, *launches, *last))
-        return Plan(
-            chain[len(prepare) :],
-            prepare=chain[: len(prepare)],
-            prepared_bytes=self.prepared_bytes(problem),
-            unprepared=in_chain((*unprepared, *validated, *last)) if validated != launches else (),
-        )
+        last = input_gradient.zero_launches(problem)
+        plan = prepared_plan(prepare, (*launches, *last), self.prepared_bytes(problem))
+        both = in_chain((*unprepared, *validated, *last)) if validated != launches else ()
+        return replace(plan, unprepared=both)
 
 
 def _first(problem: ConvProblem) -> int:

@@ -10,7 +10,7 @@ namespace leanconv {
 // A block has 32 weights, one a lane, or `width` times as many where there are many. Each warp adds every `sum_warps`-th of
 // their partial sums, then the first warp what all have added.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void sum_split_k(const float* __restrict__ workspace, typename Problem::element* __restrict__ dw) {
+__device__ __forceinline__ void sum_split_k(const float* __restrict__ workspace, ElementsOut<Problem> dw) {
     constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
     constexpr int warps = Tuning::sum_warps, width = Tuning::width;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

@@ -23,17 +23,14 @@ MANY_WEIGHTS = 32768
 
 
 def weights_of(problem: ConvProblem) -> int:
-    """Elements of the gradient."""
     return problem.k * problem.group_c * problem.r * problem.s
 
 
 def workspace_bytes(problem: ConvProblem, split_k: int) -> int:
-    """Bytes of the partial sums."""
     return 4 * split_k * weights_of(problem) if split_k > 1 else 0
 
 
 def most_partial_sums(problem: ConvProblem, workspace: float) -> float:
-    """How many partial sums so many bytes hold."""
     return workspace // (4 * weights_of(problem)) if workspace < inf else inf
 
 
@@ -72,10 +69,10 @@ def sum_cycles(problem: ConvProblem, split_k: int, target: Target) -> float:
 
 
 class SplitK(TimedAlgorithm):
-    """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit."""
+    """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit. Sums
+    over the blocks of a cluster, or split-K through a workspace, in fixed order, no atomics."""
 
     precision = "fp32"
-    solves = "conv2d"
 
     def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:
         return workspace_bytes(problem, config.split_k)

@@ -65,10 +65,8 @@ struct DepthwiseInputShape {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_input(const typename Problem::element* __restrict__ dy,
-                                                const typename Problem::element* __restrict__ w,
-                                                const typename Problem::element* __restrict__ bias,
-                                                typename Problem::element* __restrict__ dx, long long batch) {
+__device__ __forceinline__ void depthwise_input(ElementsIn<Problem> dy, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                                ElementsOut<Problem> dx, long long batch) {
     using Shape = DepthwiseInputShape<Problem, Tuning>;
     using T = typename Problem::element;
     constexpr int columns = Shape::columns, live = Shape::live, span = Shape::span, taps = Shape::taps;
@@ -235,9 +233,8 @@ __device__ __forceinline__ void depthwise_input(const typename Problem::element*
 
 // Without a bias.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_input(const typename Problem::element* __restrict__ dy,
-                                                const typename Problem::element* __restrict__ w,
-                                                typename Problem::element* __restrict__ dx, long long batch) {
+__device__ __forceinline__ void depthwise_input(ElementsIn<Problem> dy, ElementsIn<Problem> w, ElementsOut<Problem> dx,
+                                                long long batch) {
     depthwise_input<Problem, Tuning>(dy, w, nullptr, dx, batch);
 }
 

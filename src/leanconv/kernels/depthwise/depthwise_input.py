@@ -83,13 +83,11 @@ def registers_needed(problem: ConvProblem, columns: int) -> int:
 
 
 class DepthwiseInput(TimedAlgorithm):
-    """Rows of dy pass through registers once; FP32 FMAs in direct order, no workspace. Any stride, several filters a
-    channel."""
+    """Rows of dy pass through registers once; FP32 FMAs in direct order. Any stride, several filters a channel."""
 
     name = "depthwise_input"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
     direct_order = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
@@ -121,14 +119,10 @@ class DepthwiseInput(TimedAlgorithm):
         return by_time((cycles, config) for config, cycles in found.items())
 
     def plan(self, problem: ConvProblem, config: DepthwiseInputConfig, target: Target) -> Plan:
-        constants = (
-            *conv_constants(problem),
-            ("row_groups", row_groups(problem)),
-            ("filter_pitch", _shared_bytes(problem, 1) // 4),
-        )
-        shared = _shared_bytes(problem, config.channels)
-        launch = self.launch(config, constants, gradient_arguments(problem), _blocks(problem, config), shared)
-        return Plan((launch,))
+        sizes = ("row_groups", row_groups(problem)), ("filter_pitch", _shared_bytes(problem, 1) // 4)
+        arguments, shared = gradient_arguments(problem), _shared_bytes(problem, config.channels)
+        constants, blocks = (*conv_constants(problem), *sizes), _blocks(problem, config)
+        return Plan((self.launch(config, constants, arguments, blocks, shared),))
 
 
 def _shared_bytes(problem: ConvProblem, channels: int) -> int:

@@ -56,7 +56,6 @@ struct LargeTile {
     static __host__ __device__ constexpr int first(int strip) {
         return Tuning::fixed ? strip * columns * Problem::stride_w - Problem::pad_left : lead;
     }
-    // Whether the tile holds column `at`.
     static __host__ __device__ constexpr bool holds(int at) { return !Tuning::fixed || (at >= 0 && at < Problem::w); }
 };
 
@@ -226,10 +225,8 @@ __device__ __forceinline__ void store_results(const float* results, const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_large(const typename Problem::element* __restrict__ x,
-                                               const typename Problem::element* __restrict__ w,
-                                               const typename Problem::element* __restrict__ bias,
-                                               typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void depthwise_large(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                                ElementsOut<Problem> y, long long batch) {
     using Tile = LargeTile<Problem, Tuning>;
     constexpr int columns = Tuning::columns, taps = Problem::r * Problem::s;
     float* const tile = reinterpret_cast<float*>(shared_memory());

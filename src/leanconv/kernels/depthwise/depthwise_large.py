@@ -50,7 +50,6 @@ class LargeConfig(Config):
 
     @property
     def output_planes(self) -> int:
-        """Images times filters of a block."""
         return self.images * self.filters
 
 
@@ -92,14 +91,6 @@ def tile_rows(problem: ConvProblem, rows: int) -> int:
     return max(1, *(read(first) for first in {0, last, *near} if 0 <= first <= last))
 
 
-def row_width(problem: ConvProblem, columns: int, fixed: bool) -> int:
-    """Columns of a tile for ``columns`` outputs of a row; it begins at a multiple of four."""
-    if fixed:
-        return problem.w
-    lead = -problem.padding[2] % 4
-    return lead + (columns - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
-
-
 def pitches(problem: ConvProblem, columns: int, tile_h: int, planes: int, fixed: bool) -> tuple[int, int]:
     """Distances of rows and of images' channels, in floats, for which float4 loads of eight lanes have no bank
     conflict, in a tile of ``columns`` outputs of a row.
@@ -107,7 +98,9 @@ def pitches(problem: ConvProblem, columns: int, tile_h: int, planes: int, fixed:
     Lanes are numbered along output planes, then strips, then rows; with ``fixed`` along planes, then rows. In float4
     and modulo eight, planes lie a share of 8 / planes apart, times an odd number, and what follows an odd number.
     """
-    row = ceil_div(row_width(problem, columns, fixed), 4)
+    lead = -problem.padding[2] % 4  # a row begins at a multiple of four
+    reach = (columns - 1) * problem.stride[1] + (problem.s - 1) * problem.dilation[1] + 1
+    row = ceil_div(problem.w if fixed else lead + reach, 4)
     stride = problem.stride[0]
     if stride % 2:
         # the distance of a row's first strip from the last one's successor; odd numbers are their own inverses
@@ -190,13 +183,8 @@ class DepthwiseLarge(DepthwiseStrategy):
     def constants(self, problem: ConvProblem, config: LargeConfig) -> Constants:
         segment, tap_pitch, filter_pitch = filter_pitches(problem)
         row, plane = _result_pitches(config)
-        return (
-            ("segment", problem.s if config.fixed else segment),
-            ("tap_pitch", tap_pitch),
-            ("filter_pitch", filter_pitch),
-            ("result_pitch", row),
-            ("result_plane", plane),
-        )
+        filters = ("segment", problem.s if config.fixed else segment), ("tap_pitch", tap_pitch)
+        return *filters, ("filter_pitch", filter_pitch), ("result_pitch", row), ("result_plane", plane)
 
     def cycles(self, problem: ConvProblem, config: LargeConfig, target: Target) -> float:
         """That of the memory, or of the busiest multiprocessor.
@@ -245,7 +233,6 @@ def _config(
 
 
 def _resident(problem: ConvProblem, config: LargeConfig, shared: int, target: Target) -> int:
-    """Blocks that a multiprocessor holds."""
     # the compiler needs a few more in NHWC, and for other architectures than the one that has been measured
     more = 8 * (target.capability != 90) + 16 * (problem.layout == "NHWC")
     registers = registers_needed(problem, config.columns, config.fixed) + more

@@ -32,10 +32,8 @@ struct RowShape {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_row(const typename Problem::element* __restrict__ x,
-                                              const typename Problem::element* __restrict__ w,
-                                              const typename Problem::element* __restrict__ bias,
-                                              typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                              ElementsOut<Problem> y, long long batch) {
     using Shape = RowShape<Problem, Tuning>;
     using T = typename Problem::element;
     constexpr int vectors = Tuning::vectors, loads = Shape::loads, taps = Problem::s;

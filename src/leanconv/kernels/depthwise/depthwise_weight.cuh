@@ -62,9 +62,8 @@ __device__ __forceinline__ void load_strip(WindowPixels<Strip, T>& strip, const 
 // all strips, bands and images.
 // NOTE: `most_rows` is an argument. Where the compiler knew how many steps a walk has it unrolled them all, 270 kB of code.
 template <class Problem, class Tuning, class Window = DepthwiseWindow<Problem, Tuning::columns>>
-__device__ __forceinline__ void walk_strips(float* totals, const typename Problem::element* __restrict__ x,
-                                            const typename Problem::element* __restrict__ dy, int k, int worker,
-                                            int workers, long long batch, int most_rows) {
+__device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x, ElementsIn<Problem> dy, int k,
+                                            int worker, int workers, long long batch, int most_rows) {
     using T = typename Problem::element;
     constexpr int columns = Window::columns, span = Window::span, stride = Problem::stride_h;
     // Rows of dy that an iteration takes, windows of x that are here or in flight, and steps that rows are brought to the
@@ -177,9 +176,8 @@ __device__ __forceinline__ void walk_strips(float* totals, const typename Proble
 // Tuning::channels filters its weights, and thread t has written the places t, t + threads, ... itself. The block is the
 // `rank`-th of those that share its filters.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void sum_block(float* shared, const typename Problem::element* __restrict__ x,
-                                          const typename Problem::element* __restrict__ dy, int first_k, int rank,
-                                          long long batch, int rows) {
+__device__ __forceinline__ void sum_block(float* shared, ElementsIn<Problem> x, ElementsIn<Problem> dy, int first_k,
+                                          int rank, long long batch, int rows) {
     constexpr int channels = Tuning::channels, taps = Problem::r * Problem::s, warps = Tuning::threads / 32, sums = channels * taps;
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
     static_assert(channels <= 32 && 32 % channels == 0 && Tuning::threads % 32 == 0, "a warp has whole tiles of filters");
@@ -219,8 +217,7 @@ __device__ __forceinline__ void sum_block(float* shared, const typename Problem:
 
 // Stores the gradient of the block's filters, the sums over the blocks of its cluster.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void store_filters(typename Problem::element* __restrict__ dw, const float* shared, int first_k,
-                                              int rank) {
+__device__ __forceinline__ void store_filters(ElementsOut<Problem> dw, const float* shared, int first_k, int rank) {
     constexpr int split = Tuning::split, taps = Problem::r * Problem::s, sums = Tuning::channels * taps;
     const auto store = [&](int at, float value) {
         typename Problem::element* const to = dw + static_cast<int64>(first_k) * taps + at;
@@ -230,22 +227,13 @@ __device__ __forceinline__ void store_filters(typename Problem::element* __restr
     if constexpr (split == 1) {
 #pragma unroll 1
         for (int at = threadIdx.x; at < sums; at += Tuning::threads) store(at, shared[at]);
-    }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (split > 1) {
+    } else {
         cluster_barrier();
 #pragma unroll 1
-        for (int at = rank * Tuning::threads + threadIdx.x; at < sums; at += split * Tuning::threads) {
-            float total = cluster_load(shared + at, 0);
-#pragma unroll
-            for (int other = 1; other < split; ++other) total += cluster_load(shared + at, other);
-            store(at, total);
-        }
+        for (int at = rank * Tuning::threads + threadIdx.x; at < sums; at += split * Tuning::threads)
+            store(at, cluster_sum<split>(shared + at));
         cluster_barrier();
     }
-#else
-    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
-#endif
 }
 
 // The Tuning::split blocks of a cluster share one tile of filters. With split-K so do Tuning::split_k blocks, and `dw` is the
@@ -253,9 +241,8 @@ __device__ __forceinline__ void store_filters(typename Problem::element* __restr
 // the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
 // multiprocessors busy at most where 8 blocks share a filter.
 template <class Problem, class Tuning, class Result>
-__device__ __forceinline__ void depthwise_weight(const typename Problem::element* __restrict__ x,
-                                                 const typename Problem::element* __restrict__ dy,
-                                                 Result* __restrict__ dw, long long batch, int rows) {
+__device__ __forceinline__ void depthwise_weight(ElementsIn<Problem> x, ElementsIn<Problem> dy, Result* __restrict__ dw,
+                                                 long long batch, int rows) {
     constexpr int taps = Problem::r * Problem::s, shares = Tuning::split * Tuning::split_k;
     static_assert(Tuning::split == 1 || Tuning::split_k == 1, "blocks share a filter through a cluster, or a workspace");
     const int first_k = static_cast<int>(blockIdx.x) / shares * Tuning::channels;

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import inf
 
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments
-from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.contract import Config, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, blocks_that_fit, clusters_at_once, launch_cycles
 from leanconv.kernels.depthwise.strategy import (
     MOST_REGISTERS,
@@ -81,14 +81,12 @@ def registers_needed(problem: ConvProblem, columns: int) -> int:
     return problem.r * problem.s + rows_of_dy + 2 * window(problem, columns) + 40
 
 
-class DepthwiseWeight(TimedAlgorithm):
-    """Rows of x and dy pass through registers once; FP32 FMAs, sums over threads, warps and the blocks of a cluster in
-    fixed order, no atomics, no workspace."""
+class DepthwiseWeight(split_k.SplitK):
+    """Rows of x and dy pass through registers once; FP32 FMAs."""
 
     name = "depthwise_weight"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*depthwise_limits(problem, "wgrad"), *tap_limits(problem)]
@@ -98,12 +96,6 @@ class DepthwiseWeight(TimedAlgorithm):
                 f"overlaps {live_rows(problem)} rows, too many for the registers of a thread"
             )
         return reasons
-
-    def workspace_bytes(self, problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
-        return split_k.workspace_bytes(problem, config.split_k)
-
-    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, DepthwiseWeightConfig]]:
-        return self.within(problem, target)
 
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
@@ -121,8 +113,8 @@ class DepthwiseWeight(TimedAlgorithm):
         arguments = (x, dy, split_k.destination(problem, config.split_k), batch, rows)
         grid = ceil_div(problem.k, config.channels) * config.split * config.split_k
         constants = (*conv_constants(problem), ("unrolled", UNROLLED))
-        first = self.launch(config, constants, arguments, grid, _shared_bytes(problem, config.threads), config.split)
-        first = replace(first, tuning=tuple(each for each in first.tuning if each[0] != "rows"))
+        tuning = tuple(each for each in config.constants() if each[0] != "rows")
+        first = self.launch(config, constants, arguments, grid, _shared_bytes(problem, config.threads), tuning)
         return split_k.with_sums(first, problem, config.split_k, SUM_WARPS)
 
 
@@ -173,7 +165,6 @@ def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> 
 
 
 def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
-    """Strips of all images."""
     return problem.n * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
 
 

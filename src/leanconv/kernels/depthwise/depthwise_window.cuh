@@ -32,19 +32,13 @@ struct DepthwiseShape : DepthwiseWindow<Problem, Tuning::columns> {
     // Whether some output of a band reads its input row `at`, of so many.
     static constexpr int height = (Tuning::rows - 1) * Problem::stride_h + (Problem::r - 1) * Problem::dilation_h + 1;
     __host__ __device__ static constexpr bool read_row(int at) {
-        for (int r = 0; r < Problem::r; ++r) {
-            const int from = at - r * Problem::dilation_h;
-            if (from >= 0 && from % Problem::stride_h == 0 && from / Problem::stride_h < Tuning::rows) return true;
-        }
-        return false;
+        return reads_place(at, Tuning::rows, Problem::r, Problem::stride_h, Problem::dilation_h);
     }
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_window(const typename Problem::element* __restrict__ x,
-                                          const typename Problem::element* __restrict__ w,
-                                          const typename Problem::element* __restrict__ bias,
-                                          typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                                 ElementsOut<Problem> y, long long batch) {
     using Shape = DepthwiseShape<Problem, Tuning>;
     using T = typename Problem::element;
     constexpr int columns = Shape::columns, span = Shape::span, taps = Shape::taps;

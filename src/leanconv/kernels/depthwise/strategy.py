@@ -83,7 +83,6 @@ class DepthwiseStrategy(TimedAlgorithm):
     name = "depthwise"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
     direct_order = True
 
     @abstractmethod
@@ -103,7 +102,6 @@ class DepthwiseStrategy(TimedAlgorithm):
         """Blocks of a launch."""
 
     def shared_bytes(self, problem: ConvProblem, config: Any) -> int:
-        """Bytes of a block's shared memory."""
         return 0
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:

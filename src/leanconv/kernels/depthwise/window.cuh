@@ -29,11 +29,7 @@ struct DepthwiseWindow {
 
     // Whether some output reads pixel `at` of the window.
     __host__ __device__ static constexpr bool read(int at) {
-        for (int s = 0; s < Problem::s; ++s) {
-            const int from = at - s * Problem::dilation_w;
-            if (from >= 0 && from % Problem::stride_w == 0 && from / Problem::stride_w < columns) return true;
-        }
-        return false;
+        return reads_place(at, columns, Problem::s, Problem::stride_w, Problem::dilation_w);
     }
 };
 

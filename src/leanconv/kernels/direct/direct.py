@@ -38,15 +38,11 @@ class DirectSpeeds(Speeds):
 
 
 class Direct(TimedAlgorithm):
-    """One thread, one output, everything from global memory: every shape and element type, no workspace.
-
-    Slow, except where there is little to share: depthwise layers in NCHW and NHWC.
-    """
+    """One thread, one output. Slow, except where there is little to share: depthwise layers in NCHW and NHWC."""
 
     name = "direct"
     paper = "the baseline of S. Lu et al., im2win (2023)"
     precision = "ieee"
-    solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return limits(problem, "fprop", dtypes=(*GPU_LAYERS, *INTEGER_LAYERS))

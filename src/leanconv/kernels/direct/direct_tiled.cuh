@@ -209,10 +209,8 @@ __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][
 
 // Block b: filters b % tiles_k of a group, then groups, tiles along a row, bands of rows, images.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void direct_tiled(const typename Problem::element* __restrict__ x,
-                                             const typename Problem::element* __restrict__ w,
-                                             const typename Problem::element* __restrict__ bias,
-                                             typename Problem::element* __restrict__ y, long long) {
+__device__ __forceinline__ void direct_tiled(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                             ElementsOut<Problem> y, long long) {
     using Tile = DirectTile<Problem, Tuning>;
     constexpr int stages = Tuning::stages, walk = Tuning::walk;
     constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);

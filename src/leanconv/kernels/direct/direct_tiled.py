@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from leanconv.dtypes import GPU_LAYERS, item_bytes
-from leanconv.kernels.common.layers import conv_arguments, conv_constants, has_wide_tensors, images_outermost, limits
+from leanconv.kernels.common import layers
+from leanconv.kernels.common.layers import conv_arguments, conv_constants, forward_of, has_wide_tensors
 from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, busy_cycles, fma_cycles, overlapped
 from leanconv.plan import Plan, Target
@@ -49,7 +50,6 @@ class DirectTiledConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return self.tile_k * self.tile_w * self.tile_h // (self.thread_k * self.thread_pixels)
 
 
@@ -91,12 +91,6 @@ class Layout(NamedTuple):
     filter_pitch: int
     exchange: int
     floats: int
-
-
-@lru_cache(maxsize=64)
-def forward_of(problem: ConvProblem) -> ConvProblem:
-    """The convolution that computes the problem; of a gradient with the filters reversed."""
-    return problem.as_forward() if problem.op == "dgrad" else problem
 
 
 def shift(problem: ConvProblem, vector: bool) -> int:
@@ -295,11 +289,8 @@ MOST_CANDIDATES, MOST_WASTE = 10, 2
 FEW_FILTERS = 4
 
 
-@lru_cache(maxsize=64)
-def _smallest(problem: ConvProblem) -> DirectTiledConfig:
-    """The configuration that takes least shared memory."""
-    tile, thread = CANDIDATES[0]
-    return DirectTiledConfig(*tile, 1, *thread, 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False)
+#: The configuration that takes least shared memory.
+SMALLEST = DirectTiledConfig(16, 8, 4, 1, 4, 4, 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False)
 
 
 def channels(problem: ConvProblem) -> tuple[int, ...]:
@@ -398,7 +389,6 @@ def cycles(problem: ConvProblem, config: DirectTiledConfig, target: Target) -> f
 
 
 def blocks_of(forward: ConvProblem, config: DirectTiledConfig) -> int:
-    """Blocks of a launch."""
     tiles = forward.n * forward.groups * ceil_div(forward.group_k, config.tile_k) * ceil_div(forward.q, config.tile_w)
     return tiles * ceil_div(ceil_div(forward.p, config.tile_h), config.walk)
 
@@ -410,18 +400,15 @@ class DirectTiled(TimedAlgorithm):
     name = "direct_tiled"
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017)"
     precision = "ieee"
-    solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*limits(problem, "fprop", "dgrad", dtypes=GPU_LAYERS), *images_outermost(problem)]
+        reasons = layers.limits(problem, "fprop", "dgrad", dtypes=GPU_LAYERS) + layers.images_outermost(problem)
         if problem.op == "dgrad" and problem.stride != (1, 1):
-            reasons.append(
-                f"op='dgrad' with stride={problem.stride}: it computes the gradient of layers of unit stride"
-            )
-        if not reasons and (needed := 4 * layout(problem, _smallest(problem)).floats) > target.shared_per_block:
+            reasons.append(f"op='dgrad' with stride={problem.stride}: it computes gradients of layers of unit stride")
+        if not reasons and (needed := 4 * layout(problem, SMALLEST).floats) > target.shared_per_block:
             reasons.append(
                 f"filters of {problem.r}x{problem.s} with stride={problem.stride} and dilation={problem.dilation}: the "
                 f"smallest tile takes {needed} bytes of shared memory, and a block has {target.shared_per_block}"
@@ -438,13 +425,7 @@ class DirectTiled(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: DirectTiledConfig, target: Target) -> Plan:
         forward, (pitch, channel_pitch, filter_pitch, exchange, floats) = forward_of(problem), layout(problem, config)
-        constants = (
-            *conv_constants(forward),
-            ("reversed", problem.op == "dgrad"),
-            ("shift", shift(forward, config.vector)),
-            ("pitch", pitch),
-            ("channel_pitch", channel_pitch),
-            ("filter_pitch", filter_pitch),
-            ("exchange", exchange),
-        )
-        return Plan((self.launch(config, constants, conv_arguments(problem), blocks_of(forward, config), 4 * floats),))
+        more = ("reversed", problem.op == "dgrad"), ("shift", shift(forward, config.vector)), ("exchange", exchange)
+        pitches = ("pitch", pitch), ("channel_pitch", channel_pitch), ("filter_pitch", filter_pitch)
+        constants, blocks = (*conv_constants(forward), *more, *pitches), blocks_of(forward, config)
+        return Plan((self.launch(config, constants, conv_arguments(problem), blocks, 4 * floats),))

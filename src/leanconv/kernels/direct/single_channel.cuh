@@ -71,18 +71,11 @@ struct SingleChannelShape {
 
     // Whether some output reads column `at` of the window; and row `at`, in this step or when it has moved up.
     __host__ __device__ static constexpr bool reads(int at) {
-        for (int s = 0; s < Problem::s; ++s) {
-            const int from = at - s * Problem::dilation_w;
-            if (from >= 0 && from % Problem::stride_w == 0 && from / Problem::stride_w < unit) return true;
-        }
-        return false;
+        return reads_place(at, unit, Problem::s, Problem::stride_w, Problem::dilation_w);
     }
     __host__ __device__ static constexpr bool reads_row(int at) {
         for (; at >= 0; at -= step)
-            for (int r = 0; r < Problem::r; ++r) {
-                const int from = at - r * Problem::dilation_h;
-                if (from >= 0 && from % Problem::stride_h == 0 && from / Problem::stride_h < at_once) return true;
-            }
+            if (reads_place(at, at_once, Problem::r, Problem::stride_h, Problem::dilation_h)) return true;
         return false;
     }
     __host__ __device__ static constexpr bool reads_vector(int number) {
@@ -114,10 +107,8 @@ __device__ __forceinline__ void load_row(float (&to)[Shape::width], const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void single_channel(const typename Problem::element* __restrict__ x,
-                                               const typename Problem::element* __restrict__ w,
-                                               const typename Problem::element* __restrict__ bias,
-                                               typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                               ElementsOut<Problem> y, long long batch) {
     using Shape = SingleChannelShape<Problem, Tuning>;
     using T = typename Problem::element;
     constexpr int unit = Shape::unit, at_once = Shape::at_once, filters = Shape::filters, taps = Shape::taps;

@@ -97,13 +97,11 @@ def as_nchw(problem: ConvProblem) -> ConvProblem:
 
 
 class SingleChannel(TimedAlgorithm):
-    """A rolling window of rows in registers, to which all filters of the channel are applied; FP32 FMAs in direct
-    order, no workspace."""
+    """A rolling window of rows in registers, to which all filters of the channel are applied; FP32 FMAs in order."""
 
     name = "single_channel"
     paper = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on Kepler GPUs (2017), special case"
     precision = "ieee"
-    solves = "conv2d"
     direct_order = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:

@@ -193,7 +193,6 @@ __device__ __forceinline__ float (&all_rows(float (&x)[2][2][4][4]))[4][4][4] {
     return reinterpret_cast<float (&)[4][4][4]>(x);
 }
 
-// Splits a state into operand A.
 template <class Fragments>
 __device__ __forceinline__ void split_state(Fragments& one, const float (&x)[2][4][4], const SplitHeader& header) {
 #pragma unroll

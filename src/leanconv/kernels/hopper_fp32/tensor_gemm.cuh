@@ -78,11 +78,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
         const TapMask<Problem, Tuning> mask(tiles, tile, row);
         if constexpr (F::resident) images.begin(tiles, walk, row);
-        float sums[F::n_tiles][count];
-#pragma unroll
-        for (int n_tile = 0; n_tile < F::n_tiles; ++n_tile)
-#pragma unroll
-            for (int i = 0; i < count; ++i) sums[n_tile][i] = 0.0f;
+        float sums[F::n_tiles][count] = {};
 
         for (int stage = walk.first; stage < walk.end; ++stage) {
             PixelFragments<Problem, Tuning> pixels;

@@ -10,12 +10,12 @@ from typing import Literal
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
-from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
+from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, RingConfig, SplitGemm, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, ROW, SPLITS, pixel_map
 from leanconv.kernels.contract import by_time, ceil_div, variant
-from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles
-from leanconv.plan import Argument, Launch, Pointer, Target, TensorMap
+from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles, overlapped
+from leanconv.plan import Argument, Constants, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 
@@ -52,7 +52,6 @@ class TensorConfig(RingConfig):
 
     @property
     def pixels(self) -> int:
-        """Output pixels of a tile."""
         return 64 * self.warpgroups
 
     @property
@@ -209,17 +208,9 @@ def resident_of(problem: ConvProblem, pixels: int) -> Resident | None:
     return Resident(images * channel_pixels, 8 // gcd(channel_pixels, 8), stages)
 
 
-def _producer_cycles(config: TensorConfig, copy_cycles: float) -> float:
-    """Cycles for copying a stage of columns, which overlaps the products."""
-    return copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
-
-
 def _channel_block(problem: ConvProblem) -> int:
     """The channel block of columns: few zeros, and few taps to find for the lanes that copy."""
-    return min(
-        (32, 16, 8, 4, 2, 1),
-        key=lambda block: stages_of(problem, block) * (1 + TAP_COST / block),
-    )
+    return min((32, 16, 8, 4, 2, 1), key=lambda block: stages_of(problem, block) * (1 + TAP_COST / block))
 
 
 @lru_cache(maxsize=256)
@@ -288,7 +279,6 @@ def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
 
 
 def clusters_at_once(split: int, target: Target) -> int:
-    """Clusters that run at once."""
     return max(1, int(target.multiprocessors * (1 if split == 2 else GpuSpeeds.of(target).even_clusters)) // split)
 
 
@@ -327,19 +317,14 @@ def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) ->
 
 
 def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
-    """Tiles of a launch."""
-    problem = phase.problem
-    pixels = phase.pixels
+    problem, pixels = phase.problem, phase.pixels
     if config.linear and problem.layout == "NCHW":
         pixels = problem.n * ceil_div(problem.p * problem.q, config.box_width) * config.box_width
     return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
 class TensorGemm(SplitGemm[TensorConfig]):
-    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16.
-
-    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; with ``tf32`` precision ``hi·hi`` alone.
-    """
+    """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16."""
 
     name = "tensor_gemm"
 
@@ -350,27 +335,24 @@ class TensorGemm(SplitGemm[TensorConfig]):
         phases = distinct_phases(problem)
         if not phases:
             return []
-        products = 1 if problem.precision == "tf32" else 3
+        products, whole = 1 if problem.precision == "tf32" else 3, len(phases) == 1 and phases[0].whole
         ways: list[tuple[Way, int]] = [("columns", _channel_block(phases[0].problem))]
         if all(_in_rows(phase.problem) for phase in phases):
             ways = [("rows", ROW)]
-        elif len(phases) == 1 and phases[0].whole and is_linear(phases[0].problem):
+        elif whole and is_linear(phases[0].problem):
             ways.insert(0, ("linear", ROW))
         tiles = TILES if products == 3 else ONE_PRODUCT
+        by_row = whole and products == 1 and ways[0][0] == "rows"
         found = [
             _config(tile, way, channel_block, products, shared, row_pixels)
             for way, channel_block in ways
             for tile in tiles
-            for row_pixels in sorted({0, self._row_pixels(phases, way, 64 * tile[0]) if products == 1 else 0})
+            for row_pixels in sorted({0, row_pixels_of(phases[0].problem, 64 * tile[0]) if by_row else 0})
         ]
-        if len(phases) == 1 and phases[0].whole:
+        if whole:
             images = [(tile, resident_of(phases[0].problem, 64 * tile[0])) for tile in tiles]
             found += [_config(tile, "resident", ROW, products, shared, 0, each) for tile, each in images if each]
         return [config for config in found if config]
-
-    def _row_pixels(self, phases: list[PartialConvolution], way: Way, pixels: int) -> int:
-        """Pixels of a copy that serves a row of taps, or 0."""
-        return row_pixels_of(phases[0].problem, pixels) if way == "rows" and len(phases) == 1 and phases[0].whole else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TensorConfig]]:
         phases = distinct_phases(problem)
@@ -396,16 +378,18 @@ class TensorGemm(SplitGemm[TensorConfig]):
                 blocks = DEPTH / ROW / (phase.problem.r * phase.problem.s)
                 of_stage = max(of_stage, blocks * config.pixel_stage_bytes / speeds.resident_bytes)
             elif not (config.rows or config.linear):
-                of_stage = max(of_stage, _producer_cycles(config, speeds.copy_cycles))
+                # copying a stage of columns overlaps the products
+                copied = speeds.copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
+                of_stage = max(of_stage, copied)
             tiles = _tiles(phase, config)
             of_tile = speeds.tile_cycles + _store_cycles(phase.problem, config, target)
             walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
             time += phase.times * walk
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + speeds.lesser * min(time, memory) + 3 * launch_cycles(target)
+        return overlapped(time, memory, speeds.lesser) + 3 * launch_cycles(target)
 
     def main_launch(
-        self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
         source: Argument = x
@@ -414,15 +398,6 @@ class TensorGemm(SplitGemm[TensorConfig]):
             if config.row_pixels:
                 encoded = row_map(phase.problem, config.row_pixels)
             source = replace(encoded, role=problem.operands[0].role)
-        tiles = _tiles(phase, config)
-        return Launch(
-            header="kernels/hopper_fp32/tensor_gemm.cuh",
-            function="leanconv::tensor_gemm",
-            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
-            tuning=config.tuning(),
-            arguments=(source, Pointer("prepared"), *rest),
-            grid=grid_of(tiles, config.split, target, problem.batch_invariant),
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            cluster=config.split,
-        )
+        arguments = (source, Pointer("prepared"), *rest)
+        grid = grid_of(_tiles(phase, config), config.split, target, problem.batch_invariant)
+        return self.launch(config, known, arguments, grid, config.shared_bytes, config.tuning())

@@ -202,11 +202,7 @@ __device__ __forceinline__ void store_tile(float* dw, const float (&sums)[count]
         const int first = static_cast<int>(cluster_rank()) * share;
         float total[share];
 #pragma unroll
-        for (int i = 0; i < share; ++i) {
-            total[i] = cluster_load(mine + (first + i) * threads, 0);
-#pragma unroll
-            for (int other = 1; other < Tuning::split; ++other) total[i] += cluster_load(mine + (first + i) * threads, other);
-        }
+        for (int i = 0; i < share; ++i) total[i] = cluster_sum<Tuning::split>(mine + (first + i) * threads);
         meet_in_cluster();
         store_weights<Problem, Tuning>(dw, total, first, tile, row, t);
     }
@@ -324,7 +320,7 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
         split_dy<Problem, Tuning>(tile, rings, range, batch, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
-        copy_operands<Problem, Tuning>(x, dy, batch, tile, rings, range, thread);
+        WeightProducer<Problem, Tuning>{tile, rings, batch, thread}.copy_operands(x, dy, range);
     }
     if constexpr (Tuning::split > 1) {
         // NOTE: the warps of lanes that copied alone meet again before the barriers that all threads take part in.

@@ -8,12 +8,12 @@ from functools import lru_cache
 from math import inf
 
 from leanconv.kernels.common import split_k
-from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
+from leanconv.kernels.common.layers import conv_constants, few_channels, gradient_arguments, limits, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, ROW, pixel_map
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
-from leanconv.plan import Launch, Plan, Pointer, Target, TensorMap
+from leanconv.plan import Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Filters of one wgmma.
@@ -46,7 +46,6 @@ class ConsumersConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 128 * (self.warpgroups + 2)
 
     @property
@@ -96,12 +95,10 @@ class TensorWeightConfig(ConsumersConfig):
 
     @property
     def filters(self) -> int:
-        """Filters of a tile."""
         return MMA_N * self.n_tiles
 
     @property
     def weights(self) -> int:
-        """Weights of a tile."""
         return self.rows * self.filters * self.taps
 
     @property
@@ -261,29 +258,21 @@ def _config(
 
 
 class WeightGradient(TimedAlgorithm):
-    """The filters' gradient as a matrix product on tensor cores, each float32 split into two float16 on its way.
-
-    ``x dy ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; for tf32 ``hi·hi`` alone.
-    """
+    """The filters' gradient as a matrix product on tensor cores, with products as those of `SplitGemm`."""
 
     name = "tensor_weight"
     paper = SplitGemm.paper
     precision = "fp32"
-    solves = "conv2d"
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
 
 class TensorWeight(WeightGradient, split_k.SplitK):
-    """Stages of 64 neighbouring pixels. Sums over the blocks of a cluster, or split-K through a workspace, in fixed
-    order, no atomics."""
+    """Stages of 64 neighbouring pixels."""
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*limits(problem, "wgrad"), *wgmma_limits(target)]
-        least = min(problem.group_c, problem.group_k)
-        if problem.groups > 1 and least < LEAST_CHANNELS:
-            reasons.append(f"groups={problem.groups} leaves {least} channels in a group, fewer than {LEAST_CHANNELS}")
+        reasons = [*limits(problem, "wgrad"), *wgmma_limits(target), *few_channels(problem, LEAST_CHANNELS)]
         if problem.n * problem.p * problem.q >= 2**31:
             reasons.append(f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more")
         return reasons
@@ -301,22 +290,15 @@ class TensorWeight(WeightGradient, split_k.SplitK):
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
         *_, batch = gradient_arguments(problem)
         pixels = zip(("row_pitch", "x_lead", "dy_lead"), grid_of(problem, config.taps), strict=True)
-        first = Launch(
-            header="kernels/hopper_fp32/tensor_weight.cuh",
-            function="leanconv::tensor_weight",
-            problem=conv_constants(problem),
-            tuning=(*config.constants(), *config.geometry.items(), *pixels),
-            arguments=(
-                x_map(problem, config.taps) if config.x_tma else Pointer("x"),
-                dy_map(problem, config.taps) if config.dy_tma else Pointer("dy"),
-                split_k.destination(problem, config.split_k),
-                batch,
-            ),
-            grid=tiles_of(problem, config) * config.split * config.split_k,
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            cluster=config.split,
+        tuning = (*config.constants(), *config.geometry.items(), *pixels)
+        arguments = (
+            x_map(problem, config.taps) if config.x_tma else Pointer("x"),
+            dy_map(problem, config.taps) if config.dy_tma else Pointer("dy"),
+            split_k.destination(problem, config.split_k),
+            batch,
         )
+        grid = tiles_of(problem, config) * config.split * config.split_k
+        first = self.launch(config, conv_constants(problem), arguments, grid, config.shared_bytes, tuning)
         return split_k.with_sums(first, problem, config.split_k)
 
 
@@ -359,19 +341,16 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]
 
 
 def stages_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
-    """Stages of all pixels."""
     return ceil_div(problem.n * problem.p * grid_of(problem, config.taps)[0], DEPTH)
 
 
 def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
-    """Tiles of the gradient."""
     taps = problem.r * ceil_div(problem.s, config.taps)
     rows = taps * ceil_div(problem.group_c, config.channel_block) * config.channel_block
     return ceil_div(rows, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
 def predicted_cycles(problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
-    """Predicted time in clock cycles."""
     speeds = WeightSpeeds.of(target)
     tile = config.warpgroups, config.n_tiles, config.partials, config.taps > 1
     speed = speeds.tiles[list(TILES).index(tile)][0 if config.x_tma and config.dy_tma else 1]

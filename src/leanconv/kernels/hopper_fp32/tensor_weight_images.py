@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
@@ -11,15 +11,9 @@ from leanconv.kernels.common.split_gemm import DEPTH, LEAST_CHANNELS
 from leanconv.kernels.common.tensor_core_gemm import ROW
 from leanconv.kernels.contract import by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
-from leanconv.kernels.hopper_fp32.tensor_weight import (
-    MMA_N,
-    MOST_SHARING,
-    SHARING_REGISTERS,
-    ConsumersConfig,
-    WeightGradient,
-    sharing_taps,
-)
-from leanconv.plan import Argument, Launch, Plan, Pointer, Target, TensorMap, in_chain
+from leanconv.kernels.hopper_fp32 import tensor_weight
+from leanconv.kernels.hopper_fp32.tensor_weight import MMA_N, ConsumersConfig, WeightGradient
+from leanconv.plan import Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
 #: Images that a layer has at least: with fewer a stage of 64 is mostly zeros.
@@ -75,8 +69,7 @@ class ImageSpeeds(Speeds):
 
 
 class TensorWeightImages(WeightGradient):
-    """For small and many images: a stage is one pixel of 64 images, so neighbouring taps share x and dy, and padding is
-    left out. All blocks have equal shares of all tiles; split-K through a workspace."""
+    """For small and many images: a stage is one pixel of 64 images, and padding is left out; split-K by a workspace."""
 
     strategy = "images"
 
@@ -112,18 +105,18 @@ class TensorWeightImages(WeightGradient):
     def plan(self, problem: ConvProblem, config: TensorWeightImagesConfig, target: Target) -> Plan:
         *_, dw, batch = gradient_arguments(problem)
         tuning = (*config.constants(), *config.geometry.items())
-
-        def launch(name: str, arguments: tuple[Argument, ...], grid: int, block: int, shared_bytes: int) -> Launch:
-            header = "kernels/hopper_fp32/tensor_weight_images.cuh"
-            constants = conv_constants(problem)
-            return Launch(header, f"leanconv::{name}", constants, tuning, arguments, grid, block, shared_bytes)
-
         maps = x_map(problem, config.image_rows), dy_map(problem, config.image_rows)
         arguments = (*maps, Pointer("workspace", written=True), dw, batch)
-        first = launch("tensor_weight_images", arguments, config.blocks, config.threads, config.shared_bytes)
-        grid = tiles_of(problem, config) * (config.slot_bytes // 16 * config.sum_groups // ADDING_THREADS)
-        shared = 16 * ADDING_THREADS if config.sum_groups > 1 else 0
-        second = launch("sum_image_slots", (Pointer("workspace"), dw, batch), grid, ADDING_THREADS, shared)
+        constants = conv_constants(problem)
+        first = self.launch(config, constants, arguments, config.blocks, config.shared_bytes, tuning)
+        second = replace(
+            first,
+            function="leanconv::sum_image_slots",
+            arguments=(Pointer("workspace"), dw, batch),
+            grid=tiles_of(problem, config) * (config.slot_bytes // 16 * config.sum_groups // ADDING_THREADS),
+            block=ADDING_THREADS,
+            shared_bytes=16 * ADDING_THREADS if config.sum_groups > 1 else 0,
+        )
         return Plan(in_chain((first, second)), workspace_bytes=self.workspace_bytes(problem, config))
 
 
@@ -147,7 +140,7 @@ def _images(role: str, shape: tuple[int, int, int, int], rows: int, step: int) -
 def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImagesConfig]:
     products, taps = 1 if problem.precision == "tf32" else 3, _taps(problem)
     rows = min((rows for rows in ROWS if _may_have(problem, rows)), key=lambda rows: units_of(problem, rows))
-    first = TensorWeightImagesConfig(WARPGROUPS, products, *STAGES, *SHARING_REGISTERS, rows, taps)
+    first = TensorWeightImagesConfig(WARPGROUPS, products, *STAGES, *tensor_weight.SHARING_REGISTERS, rows, taps)
     tiles = tiles_of(problem, first)
     units = units_of(problem, rows) * tiles // problem.r
     for segments in (1, 2, 3, 4, 6, 8):
@@ -161,8 +154,8 @@ def _whole(problem: ConvProblem, most_blocks: int) -> Iterator[TensorWeightImage
 def _taps(problem: ConvProblem) -> int:
     """How many taps of a filter's row a tile has: as evenly many as a row has in tiles of up to three, as long as rings
     hold all columns of dy that a column of x is multiplied with."""
-    for most in (MOST_SHARING, 2):
-        taps = sharing_taps(problem, most)
+    for most in (tensor_weight.MOST_SHARING, 2):
+        taps = tensor_weight.sharing_taps(problem, most)
         if (taps - 1) * problem.dilation[1] // problem.stride[1] + 1 <= MOST_COLUMNS:
             return taps
     return 1
@@ -177,7 +170,6 @@ def _slots(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
 
 
 def tiles_of(problem: ConvProblem, config: TensorWeightImagesConfig) -> int:
-    """Tiles of the gradient."""
     channels, filters = ceil_div(problem.group_c, config.rows), ceil_div(problem.group_k, MMA_N)
     return problem.r * ceil_div(problem.s, config.taps) * channels * filters * problem.groups
 

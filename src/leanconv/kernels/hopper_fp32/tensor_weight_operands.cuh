@@ -13,48 +13,6 @@
 
 namespace leanconv {
 
-// One thread's copies of a stage of x by TMA: boxes of 64 pixels and 32 channels of a tap.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_x(const TensorMap& x, long long batch, const WeightTiles<Problem, Tuning>& tile,
-                                       const WeightRings<Problem, Tuning>& rings, int stage, int place) {
-    using Tiles = WeightTiles<Problem, Tuning>;
-    using Rings = WeightRings<Problem, Tuning>;
-    Mbarrier* const full = rings.x_full(place);
-    mbarrier_arrive_expect_tx(full, Rings::x_bytes);
-    const ReductionPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
-    const int h = from.h(), w = from.w();
-    for (int i = 0; i < Tiles::rows / 32; ++i) {
-        // NOTE: boxes past the last repeat it; what is computed from them is never stored.
-        const int next = tile.first_row + 32 * i;
-        const WeightRow<Problem, Tuning> row(next < Tiles::all_rows ? next : Tiles::all_rows - 32);
-        cp_async_bulk_tensor_im2col_shared_global(rings.x(place) + i * Rings::x_box_bytes, x, full,
-                                                  tile.group * Problem::group_c + row.channel, w, h,
-                                                  static_cast<int>(from.n), static_cast<unsigned short>(row.right()),
-                                                  static_cast<unsigned short>(row.down()));
-    }
-}
-
-// And of 64 filters of dy.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_dy(const TensorMap& dy, long long batch, const WeightTiles<Problem, Tuning>& tile,
-                                        const WeightRings<Problem, Tuning>& rings, int stage, int mma_tile, int place) {
-    using Tiles = WeightTiles<Problem, Tuning>;
-    using Rings = WeightRings<Problem, Tuning>;
-    Mbarrier* const full = rings.dy_full(place);
-    mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
-    const int first = tile.group * Problem::group_k + tile.first_filter + mma_tile * Tiles::mma_n;
-    if constexpr (ReductionPixels<Problem, Tuning>::shared) {
-        const ReductionPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
-        for (int i = 0; i < Tiles::mma_n / 32; ++i)
-            cp_async_bulk_tensor_im2col_shared_global(rings.dy(place) + i * Rings::dy_box_bytes, dy, full, first + i * 32,
-                                                      from.column - Tuning::dy_lead, from.p, static_cast<int>(from.n), 0, 0);
-        return;
-    }
-    for (int i = 0; i < Tiles::mma_n / 32; ++i)
-        cp_async_bulk_tensor_shared_global(rings.dy(place) + i * Rings::dy_box_bytes, dy, full, first + i * 32,
-                                           stage * split_depth);
-}
-
 // The two pixels of a stage that a lane copies into columns, 32 apart; and, behind them, one of dy's window.
 template <class Problem, class Tuning>
 struct StagePixels {
@@ -74,91 +32,6 @@ struct StagePixels {
         }
     }
 };
-
-// All threads' copies of a stage of x into columns, 4 bytes each: a warp has a fourth of the rows, a lane two pixels.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_x_columns(const float* x, long long batch, const WeightTiles<Problem, Tuning>& tile,
-                                               const StagePixels<Problem, Tuning>& pixels, unsigned char* to, int thread) {
-    using Tiles = WeightTiles<Problem, Tuning>;
-    using Rings = WeightRings<Problem, Tuning>;
-    constexpr int rows = Tiles::rows / Rings::producer_warps, run = Tiles::channel_block < 16 ? Tiles::channel_block : 16;
-    const InputStrides<Problem> stride(batch);
-    const int first = thread / 32 * rows, lane = thread % 32;
-    int h[2], w[2];
-    const char* from[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        w[i] = pixels.column[i];
-        if (ReductionPixels<Problem, Tuning>::shared) w[i] -= Tuning::x_lead;
-        else w[i] = w[i] * Problem::stride_w - Problem::pad_left;
-        // NOTE: a pixel that does not exist lies above all images, so that zeros are read
-        h[i] = pixels.exists[i] ? pixels.p[i] * Problem::stride_h - Problem::pad_top : -(1 << 30);
-        const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
-        from[i] = reinterpret_cast<const char*>(x + pixels.n[i] * static_cast<int64>(stride.image) +
-                                                place * static_cast<int64>(stride.pixel));
-    }
-    float* const column = reinterpret_cast<float*>(to) + first * Tuning::x_pitch + lane;
-#pragma unroll 1
-    for (int i = 0; i < rows; i += run) {
-        const WeightRow<Problem, Tuning> row(tile.first_row + first + i);
-        const int64 tap = static_cast<int64>(row.down() * Problem::w + row.right()) * static_cast<int64>(stride.pixel);
-        const int64 channel = static_cast<int64>(tile.group * Problem::group_c + row.channel) * static_cast<int64>(stride.channel);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const bool inside = row.tap < Tiles::taps && static_cast<unsigned>(h[half] + row.down()) < Problem::h &&
-                                static_cast<unsigned>(w[half] + row.right()) < Problem::w;
-            const char* const source = from[half] + (tap + channel) * 4;
-#pragma unroll
-            for (int j = 0; j < run; ++j) {
-                const bool known = Problem::group_c % Tiles::channel_block == 0 || row.channel + j < Problem::group_c;
-                cp_async_4(column + (i + j) * Tuning::x_pitch + 32 * half,
-                           source + static_cast<int64>(j) * static_cast<int64>(stride.channel) * 4, inside && known);
-            }
-        }
-    }
-}
-
-// And of 64 filters of dy: a warp has 16. Where images of NCHW have a multiple of four pixels, a lane copies four of every
-// second filter at once, otherwise two pixels of all.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_dy_columns(const float* dy, long long batch, const WeightTiles<Problem, Tuning>& tile,
-                                                const StagePixels<Problem, Tuning>& pixels, int stage, int mma_tile,
-                                                unsigned char* to, int thread) {
-    using Rings = WeightRings<Problem, Tuning>;
-    constexpr bool shared = ReductionPixels<Problem, Tuning>::shared;
-    const OutputStrides<Problem> stride(batch);
-    const int own = thread / 32 * 16, lane = thread % 32;
-    const int first = tile.first_filter + mma_tile * WeightTiles<Problem, Tuning>::mma_n + own;
-    if constexpr (!shared && !Problem::nhwc && !Problem::chwn && Problem::p * Problem::q % 4 == 0) {
-        constexpr int image = Problem::p * Problem::q;
-        const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + lane % 16 * 4;
-        const Offset<Problem> n = number / image;
-        const float* const from = dy + static_cast<int64>(n) * static_cast<int64>(stride.image) + (number - n * image) +
-                                  static_cast<int64>(tile.group * Problem::group_k + first + lane / 16) * image;
-        float* const to_four = reinterpret_cast<float*>(to) + (own + lane / 16) * Tuning::dy_pitch + lane % 16 * 4;
-#pragma unroll
-        for (int j = 0; j < 16; j += 2)
-            cp_async_16(to_four + j * Tuning::dy_pitch, from + static_cast<int64>(j) * image,
-                        number < static_cast<Offset<Problem>>(batch) * image && first + lane / 16 + j < Problem::group_k);
-        return;
-    }
-#pragma unroll
-    for (int half = 0; half < StagePixels<Problem, Tuning>::count; ++half) {
-        // The few pixels behind the 64: eight lanes have them, of every fourth filter.
-        const int step = half == 2 ? 4 : 1, start = half == 2 ? lane / 8 : 0, q = pixels.column[half] - Tuning::dy_lead;
-        const bool exists = pixels.exists[half] && (!shared || static_cast<unsigned>(q) < Problem::q);
-        const int64 place = static_cast<int64>(pixels.p[half]) * Problem::q + q;
-        const int64 filter = tile.group * Problem::group_k + first + start;
-        const float* const from = dy + pixels.n[half] * static_cast<int64>(stride.image) +
-                                  place * static_cast<int64>(stride.pixel) + filter * static_cast<int64>(stride.channel);
-        const int of_window = 32 * half + (half == 2 ? lane % 8 : lane);
-        float* const column = reinterpret_cast<float*>(to) + (own + start) * Tuning::dy_pitch + of_window;
-#pragma unroll
-        for (int j = 0; j < 16; j += step)
-            cp_async_4(column + j * Tuning::dy_pitch, from + static_cast<int64>(j) * static_cast<int64>(stride.channel),
-                       exists && first + start + j < Problem::group_k);
-    }
-}
 
 // The stages that lanes copy: each warp arrives at a stage's barrier when `depth` more groups of copies are under way.
 template <int depth>
@@ -188,66 +61,186 @@ struct Landing {
     }
 };
 
-// The producers. With TMA for both thread 0 copies x, thread 32 dy, and two warps find the codes of the pixels; otherwise all
-// threads copy. `X` and `DY` are tensor maps, or the tensors where lanes copy.
-template <class Problem, class Tuning, class X, class DY>
-__device__ __forceinline__ void copy_operands(const X& x, const DY& dy, long long batch,
-                                              const WeightTiles<Problem, Tuning>& tile,
-                                              const WeightRings<Problem, Tuning>& rings,
-                                              const StageRange<Problem, Tuning>& range, int thread) {
+// A thread of the producers.
+template <class Problem, class Tuning>
+struct WeightProducer {
+    using Tiles = WeightTiles<Problem, Tuning>;
     using Rings = WeightRings<Problem, Tuning>;
-    RingPlace<Tuning::x_stages> x_place;
-    RingPlace<Tuning::dy_stages> dy_place;
-    if constexpr (Rings::idle) {
-        if (thread == 0) {
-            for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
-                mbarrier_wait_parity(rings.x_empty(x_place.stage), x_place.parity ^ 1);
-                copy_x(x, batch, tile, rings, stage, x_place.stage);
+    using Pixels = StagePixels<Problem, Tuning>;
+    static constexpr bool shared = ReductionPixels<Problem, Tuning>::shared;
+    const Tiles& tile;
+    const Rings& rings;
+    long long batch;
+    int thread;
+
+    // One thread's copies of a stage of x by TMA: boxes of 64 pixels and 32 channels of a tap.
+    __device__ __forceinline__ void copy_x(const TensorMap& x, int stage, int place) const {
+        Mbarrier* const full = rings.x_full(place);
+        mbarrier_arrive_expect_tx(full, Rings::x_bytes);
+        const ReductionPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
+        const int h = from.h(), w = from.w();
+        for (int i = 0; i < Tiles::rows / 32; ++i) {
+            // NOTE: boxes past the last repeat it; what is computed from them is never stored.
+            const int next = tile.first_row + 32 * i;
+            const WeightRow<Problem, Tuning> row(next < Tiles::all_rows ? next : Tiles::all_rows - 32);
+            cp_async_bulk_tensor_im2col_shared_global(rings.x(place) + i * Rings::x_box_bytes, x, full,
+                                                      tile.group * Problem::group_c + row.channel, w, h,
+                                                      static_cast<int>(from.n), static_cast<unsigned short>(row.right()),
+                                                      static_cast<unsigned short>(row.down()));
+        }
+    }
+
+    // And of 64 filters of dy.
+    __device__ __forceinline__ void copy_dy(const TensorMap& dy, int stage, int mma_tile, int place) const {
+        Mbarrier* const full = rings.dy_full(place);
+        mbarrier_arrive_expect_tx(full, Rings::dy_bytes);
+        const int first = tile.group * Problem::group_k + tile.first_filter + mma_tile * Tiles::mma_n;
+        if constexpr (shared) {
+            const ReductionPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
+            for (int i = 0; i < Tiles::mma_n / 32; ++i)
+                cp_async_bulk_tensor_im2col_shared_global(rings.dy(place) + i * Rings::dy_box_bytes, dy, full, first + i * 32,
+                                                          from.column - Tuning::dy_lead, from.p, static_cast<int>(from.n), 0, 0);
+            return;
+        }
+        for (int i = 0; i < Tiles::mma_n / 32; ++i)
+            cp_async_bulk_tensor_shared_global(rings.dy(place) + i * Rings::dy_box_bytes, dy, full, first + i * 32,
+                                               stage * split_depth);
+    }
+
+    // All threads' copies of a stage of x into columns, 4 bytes each: a warp has a fourth of the rows, a lane two pixels.
+    __device__ __forceinline__ void copy_x_columns(const float* x, const Pixels& pixels, unsigned char* to) const {
+        constexpr int rows = Tiles::rows / Rings::producer_warps, run = Tiles::channel_block < 16 ? Tiles::channel_block : 16;
+        const InputStrides<Problem> stride(batch);
+        const int first = thread / 32 * rows, lane = thread % 32;
+        int h[2], w[2];
+        const char* from[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            w[i] = pixels.column[i];
+            if (shared) w[i] -= Tuning::x_lead;
+            else w[i] = w[i] * Problem::stride_w - Problem::pad_left;
+            // NOTE: a pixel that does not exist lies above all images, so that zeros are read
+            h[i] = pixels.exists[i] ? pixels.p[i] * Problem::stride_h - Problem::pad_top : -(1 << 30);
+            const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
+            from[i] = reinterpret_cast<const char*>(x + pixels.n[i] * static_cast<int64>(stride.image) +
+                                                    place * static_cast<int64>(stride.pixel));
+        }
+        float* const column = reinterpret_cast<float*>(to) + first * Tuning::x_pitch + lane;
+#pragma unroll 1
+        for (int i = 0; i < rows; i += run) {
+            const WeightRow<Problem, Tuning> row(tile.first_row + first + i);
+            const int64 tap = static_cast<int64>(row.down() * Problem::w + row.right()) * static_cast<int64>(stride.pixel);
+            const int64 of_x = tile.group * Problem::group_c + row.channel, channel = of_x * static_cast<int64>(stride.channel);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const bool inside = row.tap < Tiles::taps && static_cast<unsigned>(h[half] + row.down()) < Problem::h &&
+                                    static_cast<unsigned>(w[half] + row.right()) < Problem::w;
+                const char* const source = from[half] + (tap + channel) * 4;
+#pragma unroll
+                for (int j = 0; j < run; ++j) {
+                    const bool known = Problem::group_c % Tiles::channel_block == 0 || row.channel + j < Problem::group_c;
+                    cp_async_4(column + (i + j) * Tuning::x_pitch + 32 * half,
+                               source + static_cast<int64>(j) * static_cast<int64>(stride.channel) * 4, inside && known);
+                }
             }
-        } else if (thread == 32) {
-            for (int stage = range.first; stage < range.end; ++stage)
+        }
+    }
+
+    // And of 64 filters of dy: a warp has 16. Where images of NCHW have a multiple of four pixels, a lane copies four of every
+    // second filter at once, otherwise two pixels of all.
+    __device__ __forceinline__ void copy_dy_columns(const float* dy, const Pixels& pixels, int stage, int mma_tile,
+                                                    unsigned char* to) const {
+        const OutputStrides<Problem> stride(batch);
+        const int own = thread / 32 * 16, lane = thread % 32;
+        const int first = tile.first_filter + mma_tile * Tiles::mma_n + own;
+        if constexpr (!shared && !Problem::nhwc && !Problem::chwn && Problem::p * Problem::q % 4 == 0) {
+            constexpr int image = Problem::p * Problem::q;
+            const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + lane % 16 * 4;
+            const Offset<Problem> n = number / image;
+            const float* const from = dy + static_cast<int64>(n) * static_cast<int64>(stride.image) + (number - n * image) +
+                                      static_cast<int64>(tile.group * Problem::group_k + first + lane / 16) * image;
+            float* const to_four = reinterpret_cast<float*>(to) + (own + lane / 16) * Tuning::dy_pitch + lane % 16 * 4;
+#pragma unroll
+            for (int j = 0; j < 16; j += 2)
+                cp_async_16(to_four + j * Tuning::dy_pitch, from + static_cast<int64>(j) * image,
+                            number < static_cast<Offset<Problem>>(batch) * image && first + lane / 16 + j < Problem::group_k);
+            return;
+        }
+#pragma unroll
+        for (int half = 0; half < Pixels::count; ++half) {
+            // The few pixels behind the 64: eight lanes have them, of every fourth filter.
+            const int step = half == 2 ? 4 : 1, start = half == 2 ? lane / 8 : 0, q = pixels.column[half] - Tuning::dy_lead;
+            const bool exists = pixels.exists[half] && (!shared || static_cast<unsigned>(q) < Problem::q);
+            const int64 place = static_cast<int64>(pixels.p[half]) * Problem::q + q;
+            const int64 filter = tile.group * Problem::group_k + first + start;
+            const float* const from = dy + pixels.n[half] * static_cast<int64>(stride.image) +
+                                      place * static_cast<int64>(stride.pixel) + filter * static_cast<int64>(stride.channel);
+            const int of_window = 32 * half + (half == 2 ? lane % 8 : lane);
+            float* const column = reinterpret_cast<float*>(to) + (own + start) * Tuning::dy_pitch + of_window;
+#pragma unroll
+            for (int j = 0; j < 16; j += step)
+                cp_async_4(column + j * Tuning::dy_pitch, from + static_cast<int64>(j) * static_cast<int64>(stride.channel),
+                           exists && first + start + j < Problem::group_k);
+        }
+    }
+
+    // The producers. With TMA for both thread 0 copies x, thread 32 dy, and two warps find the codes of the pixels; otherwise all
+    // threads copy. `X` and `DY` are tensor maps, or the tensors where lanes copy.
+    template <class X, class DY>
+    __device__ __forceinline__ void copy_operands(const X& x, const DY& dy, const StageRange<Problem, Tuning>& range) const {
+        RingPlace<Tuning::x_stages> x_place;
+        RingPlace<Tuning::dy_stages> dy_place;
+        if constexpr (Rings::idle) {
+            if (thread == 0) {
+                for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
+                    mbarrier_wait_parity(rings.x_empty(x_place.stage), x_place.parity ^ 1);
+                    copy_x(x, stage, x_place.stage);
+                }
+            } else if (thread == 32) {
+                for (int stage = range.first; stage < range.end; ++stage)
+                    for (int i = 0; i < Tuning::n_tiles; ++i, dy_place.advance()) {
+                        mbarrier_wait_parity(rings.dy_empty(dy_place.stage), dy_place.parity ^ 1);
+                        copy_dy(dy, stage, i, dy_place.stage);
+                    }
+            } else if (thread >= 64) {
+                const int scanner = thread - 64;
+                RingPlace<Rings::code_stages> to;
+#pragma unroll 1
+                for (int stage = range.first; stage < range.end; ++stage, to.advance()) {
+                    find_codes(rings, tile.first_filter, dy_place, stage, batch, to.stage, scanner);
+                    for (int i = 0; i < Tuning::n_tiles; ++i, dy_place.advance())
+                        mbarrier_arrive_warp(rings.dy_empty(dy_place.stage), scanner % 32);
+                }
+            }
+        } else {
+            // NOTE: with more copies under way than this, a wait below could be one for a stage that only they would release.
+            Landing<Tuning::dy_tma || Tuning::x_tma ? 1 : 2> landing;
+#pragma unroll 1
+            for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
+                const Pixels pixels(stage, thread % 32, batch);
+                // NOTE: dy first: x is converted when the factors of its pixels have been found.
+#pragma unroll 1
                 for (int i = 0; i < Tuning::n_tiles; ++i, dy_place.advance()) {
                     mbarrier_wait_parity(rings.dy_empty(dy_place.stage), dy_place.parity ^ 1);
-                    copy_dy(dy, batch, tile, rings, stage, i, dy_place.stage);
+                    if constexpr (Tuning::dy_tma) {
+                        if (thread == 0) copy_dy(dy, stage, i, dy_place.stage);
+                    } else {
+                        copy_dy_columns(dy, pixels, stage, i, rings.dy(dy_place.stage));
+                        landing.commit(rings.dy_full(dy_place.stage));
+                    }
                 }
-        } else if (thread >= 64) {
-            const int scanner = thread - 64;
-            RingPlace<Rings::code_stages> to;
-#pragma unroll 1
-            for (int stage = range.first; stage < range.end; ++stage, to.advance()) {
-                find_codes(rings, tile.first_filter, dy_place, stage, batch, to.stage, scanner);
-                for (int i = 0; i < Tuning::n_tiles; ++i, dy_place.advance())
-                    mbarrier_arrive_warp(rings.dy_empty(dy_place.stage), scanner % 32);
-            }
-        }
-    } else {
-        // NOTE: with more copies under way than this, a wait below could be one for a stage that only they would release.
-        Landing<Tuning::dy_tma || Tuning::x_tma ? 1 : 2> landing;
-#pragma unroll 1
-        for (int stage = range.first; stage < range.end; ++stage, x_place.advance()) {
-            const StagePixels<Problem, Tuning> pixels(stage, thread % 32, batch);
-            // NOTE: dy first: x is converted when the factors of its pixels have been found.
-#pragma unroll 1
-            for (int i = 0; i < Tuning::n_tiles; ++i, dy_place.advance()) {
-                mbarrier_wait_parity(rings.dy_empty(dy_place.stage), dy_place.parity ^ 1);
-                if constexpr (Tuning::dy_tma) {
-                    if (thread == 0) copy_dy(dy, batch, tile, rings, stage, i, dy_place.stage);
+                mbarrier_wait_parity(rings.x_empty(x_place.stage), x_place.parity ^ 1);
+                if constexpr (Tuning::x_tma) {
+                    if (thread == 0) copy_x(x, stage, x_place.stage);
                 } else {
-                    copy_dy_columns(dy, batch, tile, pixels, stage, i, rings.dy(dy_place.stage), thread);
-                    landing.commit(rings.dy_full(dy_place.stage));
+                    copy_x_columns(x, pixels, rings.x(x_place.stage));
+                    landing.commit(rings.x_full(x_place.stage));
                 }
             }
-            mbarrier_wait_parity(rings.x_empty(x_place.stage), x_place.parity ^ 1);
-            if constexpr (Tuning::x_tma) {
-                if (thread == 0) copy_x(x, batch, tile, rings, stage, x_place.stage);
-            } else {
-                copy_x_columns(x, batch, tile, pixels, rings.x(x_place.stage), thread);
-                landing.commit(rings.x_full(x_place.stage));
-            }
+            landing.finish();
         }
-        landing.finish();
     }
-}
+};
 
 // Row of 8 that the lanes of group g have: loads of 16 bytes by a quarter of a warp, and stores of 8 by a half, have no bank
 // conflicts under the swizzle of 128 bytes.

@@ -274,9 +274,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
         const Offset<Problem> tile = walk.place();
         pixels.begin(tiles, tile);
         if constexpr (F::resident) pixel_place.begin(walk);
-        float sums[2][accs][count];
-#pragma unroll
-        for (int i = 0; i < 2 * accs * count; ++i) sums[i / count / accs][i / count % accs][i % count] = 0.0f;
+        float sums[2][accs][count] = {};
 
         if constexpr (F::output_rows == 1) {
             static_assert(F::rest == 0 || !Tuning::one_row, "a tile of one row of outputs has stages that follow each other");

@@ -7,33 +7,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
+from leanconv.kernels.common import split_gemm
 from leanconv.kernels.common.input_gradient import PartialConvolution, single_phases
-from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants, wgmma_limits
-from leanconv.kernels.common.split_gemm import (
-    DEPTH,
-    SEGMENT,
-    RingConfig,
-    SplitGemm,
-    blocks_of_tap,
-    leaves_column,
-    rest_stages,
-    stages_of,
-)
+from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
+from leanconv.kernels.common.split_gemm import DEPTH, SEGMENT, RingConfig, SplitGemm, blocks_of_tap, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, ROW
 from leanconv.kernels.contract import by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
-from leanconv.kernels.hopper_fp32.tensor_gemm import (
-    MOST_IMAGES,
-    SHARED,
-    GemmSpeeds,
-    grid_of,
-    is_linear,
-    linear_map,
-    rounds_of,
-    shares_of,
-    walk_cycles,
-)
-from leanconv.plan import Launch, Pointer, Target, TensorMap
+from leanconv.kernels.hopper_fp32 import tensor_gemm
+from leanconv.kernels.hopper_fp32.tensor_gemm import is_linear, linear_map, walk_cycles
+from leanconv.plan import Constants, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Outputs of a pair, and states of its pixels and of a segment of a filter row.
@@ -85,7 +68,6 @@ class PairConfig(RingConfig):
 
     @property
     def stage_pixels(self) -> int:
-        """Pixels of a stage."""
         return PAIRS // self.box_width * self.column if self.linear else self.copy_pixels
 
 
@@ -118,7 +100,6 @@ class WinogradSpeeds(Speeds):
 
 
 def pairs_of(problem: ConvProblem) -> int:
-    """Pairs in an output row."""
     return ceil_div(problem.q, OUTPUTS)
 
 
@@ -169,7 +150,7 @@ def resident_of(problem: ConvProblem) -> tuple[int, int]:
     if problem.layout != "NCHW" or problem.group_c % ROW or channel_pixels > 256 or image < 1:
         return 0, 0
     images = (image - gcd(PAIRS, image) + PAIRS - 1) // image + 1
-    return (images * channel_pixels, 8 // gcd(channel_pixels, 8)) if images <= MOST_IMAGES else (0, 0)
+    return (images * channel_pixels, 8 // gcd(channel_pixels, 8)) if images <= tensor_gemm.MOST_IMAGES else (0, 0)
 
 
 def _row_blocks(problem: ConvProblem) -> int:
@@ -194,14 +175,13 @@ def stages_of_rows(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def _least_stages(problem: ConvProblem, config: PairConfig) -> int:
-    """The fewest stages of a tile."""
     return min(stages_of_rows(problem)) if config.one_row else stages_of(problem, config.channel_block, STATES)
 
 
 def _in_one_row(problem: ConvProblem) -> bool:
     """Whether tiles of one output row leave out filter rows, and copies can bring their pixels."""
     reach = problem.p - 1 + (problem.r - 1) * problem.dilation[0]
-    if problem.p < 2 or reach > 255 or leaves_column(problem, ROW):
+    if problem.p < 2 or reach > 255 or split_gemm.leaves_column(problem, ROW):
         return False
     if min(stages_of_rows(problem)) == stages_of(problem, ROW, STATES):
         return False
@@ -291,7 +271,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             ]
         return [reason for phase in phases for reason in linear_map(phase.problem, 2 * BOX_WIDTHS[0] + 8).why_not()]
 
-    def candidates(self, problem: ConvProblem, shared: int = SHARED) -> list[PairConfig]:
+    def candidates(self, problem: ConvProblem, shared: int = tensor_gemm.SHARED) -> list[PairConfig]:
         phases = single_phases(problem)
         products = 1 if problem.precision == "tf32" else 3
         copy_pixels = max((copy_pixels_of(phase.problem) for phase in phases), default=PAIRS)
@@ -324,7 +304,6 @@ class TensorWinograd(SplitGemm[PairConfig]):
         return ceil_div(problem.n * pairs_of(problem), PAIRS * config.multicast) * config.multicast
 
     def _tiles(self, phase: PartialConvolution, config: PairConfig) -> int:
-        """Tiles of a launch."""
         problem = phase.problem
         of_filters = ceil_div(problem.group_k, config.filters) * problem.groups
         if config.one_row:
@@ -349,7 +328,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         if not phases or config.output_rows > 1 or config.filters * PAIRS * OUTPUTS * 4 > config.ring_bytes:
             return
         work = [(self._tiles(phase, config), _least_stages(phase.problem, config)) for phase in phases]
-        for split in shares_of(work, target, phases[0].problem.batch_invariant):
+        for split in tensor_gemm.shares_of(work, target, phases[0].problem.batch_invariant):
             if config.filters // (32 if config.linear else 16) % split == 0:
                 yield variant(config, split=split)
 
@@ -362,7 +341,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         for phase in phases:
             tiles, stages = self._tiles(phase, config), stages_of(phase.problem, config.channel_block, STATES)
             of_stage = 2 * PAIRS * OUTPUTS * SEGMENT * config.filters * DEPTH / speed
-            of_stage *= 1 - (1 - speeds.rest) * rest_stages(phase.problem, config) / stages
+            of_stage *= 1 - (1 - speeds.rest) * split_gemm.rest_stages(phase.problem, config) / stages
             of_tile = speeds.tile_cycles
             if config.output_rows > 1:
                 # only one output row reads the first row of pixels, and the last
@@ -397,36 +376,26 @@ class TensorWinograd(SplitGemm[PairConfig]):
             return walk_cycles(tiles, rows[0], of_stage, of_tile, config.split, target, batch_invariant)
         of_row = self._tiles_of_row(problem, config) * ceil_div(problem.group_k, config.filters)
         grid = self._grid(tiles, config, target, batch_invariant)
-        rounds = ceil_div(tiles, grid) if config.split == 1 else rounds_of(tiles, config.split, target)[0]
+        rounds = ceil_div(tiles, grid) if config.split == 1 else tensor_gemm.rounds_of(tiles, config.split, target)[0]
         time = sum(rows[i * grid // of_row % len(rows)] * of_stage + of_tile for i in range(rounds))
         if config.split == 1:
-            return time + GemmSpeeds.of(target).first_cycles
+            return time + tensor_gemm.GemmSpeeds.of(target).first_cycles
         left = rows[min(rounds * grid, tiles - 1) // of_row % len(rows)]
         return time + walk_cycles(tiles - rounds * grid, left, of_stage, of_tile, config.split, target, batch_invariant)
 
     def _grid(self, tiles: int, config: PairConfig, target: Target, batch_invariant: bool) -> int:
-        """CTAs of a launch."""
         if config.split > 1:
-            return grid_of(tiles, config.split, target, batch_invariant)
+            return tensor_gemm.grid_of(tiles, config.split, target, batch_invariant)
         return min(tiles, target.multiprocessors // config.multicast * config.multicast)
 
     def main_launch(
-        self, problem: ConvProblem, phase: PartialConvolution, config: PairConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: PairConfig, known: Constants, target: Target
     ) -> Launch:
         _, _, *rest = conv_arguments(problem)
-        tiles = self._tiles(phase, config)
         if config.linear:
             encoded = linear_map(phase.problem, channel_pixels_of(phase.problem) if config.spacing else config.column)
         else:
             encoded = pair_map(phase.problem, config.output_rows, config.one_row)
-        return Launch(
-            header="kernels/hopper_fp32/tensor_winograd.cuh",
-            function="leanconv::tensor_winograd",
-            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
-            tuning=config.tuning(),
-            arguments=(replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest),
-            grid=self._grid(tiles, config, target, problem.batch_invariant),
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            cluster=max(config.split, config.multicast),
-        )
+        arguments = (replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest)
+        grid = self._grid(self._tiles(phase, config), config, target, problem.batch_invariant)
+        return self.launch(config, known, arguments, grid, config.shared_bytes, config.tuning())

@@ -146,9 +146,6 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
     }
 }
 
-// NOTE: one place for all threads of the cluster: consumers and producer come to it on ways of their own.
-__device__ __forceinline__ void synchronise_cluster() { cluster_barrier(); }
-
 // `count` sums of each of a warpgroup's MMA tiles along M to the output: filters from k on.
 template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][count], const typename Problem::result* bias,
@@ -179,10 +176,10 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][
         barrier_sync(1, Ring::threads);  // the stages of this CTA have been read
 #pragma unroll
         for (int i = 0; i < Ring::sums; ++i) own[i * Ring::threads + threadIdx.x] = sums[i / count][i % count];
-        synchronise_cluster();
+        meet_in_cluster();
         float share[Tuning::m_tiles][count / Tuning::split];
         add_shares<Tuning::split, Ring::threads>(share, own);
-        synchronise_cluster();
+        meet_in_cluster();
         const int own_k = first_k + static_cast<int>(cluster_rank()) * (Tuning::filters / Tuning::split);
         store_rows<Problem, Tuning>(share, bias, y, tiles, ring, first_pixel, group, own_k);
     }
@@ -250,8 +247,8 @@ __device__ __forceinline__ void run_roles(const TensorMap& x, const TensorMap& w
         if constexpr (Tuning::split > 1) {
             // NOTE: the warp of the thread that copied converges before the barriers that all threads take part in.
             __syncwarp();
-            synchronise_cluster();
-            synchronise_cluster();
+            meet_in_cluster();
+            meet_in_cluster();
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();

@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import ClassVar, cast
 
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.common import input_gradient
+from leanconv.kernels.common import input_gradient, layers
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, SPLITS, pixel_map
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -58,22 +58,18 @@ class NativeConfig(Config):
 
     @property
     def pixels(self) -> int:
-        """Output pixels of a tile."""
         return 64 * self.warpgroups * self.m_tiles
 
     @property
     def sums(self) -> int:
-        """Sums of a consumer's thread."""
         return self.m_tiles * self.filters // 2
 
     @property
     def depth(self) -> int:
-        """Reduction elements of a stage."""
         return self.channel_block * self.stage_blocks
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage."""
         return self.item * self.depth * (self.pixels + self.filters)
 
     @property
@@ -83,7 +79,6 @@ class NativeConfig(Config):
 
     @property
     def ring_bytes(self) -> int:
-        """Bytes of all stages."""
         return self.stages * self.stage_bytes
 
     @property
@@ -168,7 +163,6 @@ def _stages(problem: ConvProblem, config: NativeConfig) -> int:
 
 
 def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
-    """Tiles of a launch."""
     problem = phase.problem
     return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
@@ -192,17 +186,13 @@ def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> T
 
 
 class NativeGemm16bit(TimedAlgorithm):
-    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC.
-
-    Nothing is prepared but the rearranged filters of a gradient.
-    """
+    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
 
     name = "native_gemm"
     strategy = "16bit"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
     precision: ClassVar[Precision] = "fp32"
-    solves = "conv2d"
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    dtypes: ClassVar[tuple[str, ...]] = layers.FLOATS_16BIT
     kind: ClassVar[type[NativeConfig]] = NativeConfig
     tiles: ClassVar[tuple[Tile, ...]] = TILES
     speeds: ClassVar[type[NativeSpeeds]] = NativeSpeeds
@@ -266,37 +256,27 @@ class NativeGemm16bit(TimedAlgorithm):
             launch = rounds * (each + speeds.tile) + speeds.first + (speeds.split if config.split > 1 else 0)
             time += phase.times * launch
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + min(time, memory) * speeds.not_hidden + launch_cycles(target)
+        return overlapped(time, memory, speeds.not_hidden) + launch_cycles(target)
 
     def order_of_sums(self, problem: ConvProblem, config: NativeConfig) -> Hashable:
         block = config.channel_block
         return (block, config.split, config.stage_blocks) if config.split > 1 else block
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
-        gradient, wide, phases = problem.op == "dgrad", has_wide_tensors(problem), single_phases(problem)
-        launches = [self._launch(problem, phase, config, wide, target) for phase in phases]
-        zeros = input_gradient.zero_launch(problem) if gradient and not problem.accumulate else None
+        phases = single_phases(problem)
+        launches = [self._launch(problem, phase, config, target) for phase in phases]
         return Plan(
-            (*launches, *([zeros] if zeros else [])),
-            prepare=(input_gradient.filter_launch(problem),) if gradient and phases else (),
+            (*launches, *input_gradient.zero_launches(problem)),
+            prepare=(input_gradient.filter_launch(problem),) if problem.op == "dgrad" and phases else (),
             prepared_bytes=self.prepared_bytes(problem),
         )
 
-    def _launch(
-        self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, wide: bool, target: Target
-    ) -> Launch:
-        """The launch that computes a phase of ``problem``."""
+    def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, target: Target) -> Launch:
+        x = replace(pixel_map(phase.problem, config.pixels, config.channel_block), role=problem.operands[0].role)
         filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem) else "w")
-        x = pixel_map(phase.problem, config.pixels, config.channel_block)
+        constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
+        tuning = (*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes))
         tiles = _tiles(phase, config)
-        return Launch(
-            header=f"kernels/hopper_native/{self.stem}.cuh",
-            function=f"leanconv::{self.stem}",
-            problem=view_constants(phase.problem, phase.view, wide),
-            tuning=(*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes)),
-            arguments=(replace(x, role=problem.operands[0].role), filters, *conv_arguments(problem)[2:]),
-            grid=tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors),
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            cluster=config.split,
-        )
+        grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
+        arguments = (x, filters, *conv_arguments(problem)[2:])
+        return self.launch(config, constants, arguments, grid, config.shared_bytes, tuning)

@@ -6,16 +6,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
-from typing import ClassVar
 
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.kernels.common import input_gradient
+from leanconv.kernels.common import input_gradient, layers
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
-from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, prepared_plan, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles
-from leanconv.options import Precision
-from leanconv.plan import Constants, Launch, Plan, Pointer, Target, TensorMap, in_chain
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.plan import Constants, Launch, Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Channels of one wgmma.
@@ -111,21 +109,22 @@ class NchwConfig(Config):
     by_tma: bool = False
 
     @property
+    def order(self) -> Hashable:
+        return self.channel_block
+
+    @property
     def threads(self) -> int:
-        """Threads of a CTA: the consumers, and the producers."""
         return 128 * (self.warpgroups + self.producers)
 
     @property
     def pixels(self) -> int:
-        """Pixels of a tile."""
         return 64 * self.warpgroups * self.m_tiles
 
     @property
     def filter_stage_bytes(self) -> int:
-        """Bytes of a stage of filters."""
         return 2 * self.channel_block * self.filters
 
-    def order(self, problem: ConvProblem) -> LinearOrder:
+    def pixel_order(self, problem: ConvProblem) -> LinearOrder:
         """The linear order of pixels: tensor copies bring rows of images that are rounded up to `TMA_PIXELS`."""
         if self.by_tma:
             return LinearOrder(ceil_div(problem.w, TMA_PIXELS) * TMA_PIXELS, 1, spare=0)
@@ -134,14 +133,13 @@ class NchwConfig(Config):
     def layout(self, phase: PartialConvolution) -> Constants:
         """Where in shared memory filters, the offsets of taps, outputs and barriers begin; pixels are first."""
         problem = phase.problem
-        pixels = self.pixel_stages * 2 * self.channel_block * self.order(problem).resident(self.pixels)
+        pixels = self.pixel_stages * 2 * self.channel_block * self.pixel_order(problem).resident(self.pixels)
         taps = pixels + self.filter_stages * self.filter_stage_bytes
         outputs = taps + 16 * ceil_div(4 * problem.r * problem.s, 16)
         barriers = outputs + (self.warpgroups * 2 * PITCH * min(self.filters, 64) if phase.whole else 0)
         return ("filters_at", pixels), ("taps_at", taps), ("outputs_at", outputs), ("barriers_at", barriers)
 
     def shared_bytes(self, phase: PartialConvolution) -> int:
-        """Shared memory of a CTA."""
         return int(self.layout(phase)[-1][1]) + 16 * (self.pixel_stages + self.filter_stages)
 
 
@@ -171,17 +169,12 @@ class NchwSpeeds(Speeds):
     not_hidden: float
 
 
-def _single(problem: ConvProblem) -> list[PartialConvolution]:
-    """The convolutions of a call. Where each output reads the pixel of its own place alone, an image is one row."""
-    return [_as_row(phase) for phase in single_phases(problem)]
-
-
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
-    """One for all of them that are equal."""
     return [_as_row(phase) for phase in distinct_phases(problem)]
 
 
 def _as_row(phase: PartialConvolution) -> PartialConvolution:
+    """Where each output reads the pixel of its own place alone, an image is one row."""
     problem = phase.problem
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
     if not (pointwise and phase.whole):
@@ -243,18 +236,18 @@ def _load_cycles(problem: ConvProblem, config: NchwConfig, speeds: NchwSpeeds) -
     if config.by_tma:
         return 2 * config.channel_block * config.pixels / speeds.copied_per_cycle
     neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
-    pixels, warps = config.order(problem).resident(config.pixels), 4 * config.producers - 1
+    pixels, warps = config.pixel_order(problem).resident(config.pixels), 4 * config.producers - 1
     return unit_cycles(pixels, config.channel_block // 8, neighbours, config.producer_registers, speeds.unit) / warps
 
 
 def _tiles(problem: ConvProblem, config: NchwConfig) -> int:
-    """Tiles of a launch."""
-    of_pixels = ceil_div(problem.n * config.order(problem).image, config.pixels)
+    of_pixels = ceil_div(problem.n * config.pixel_order(problem).image, config.pixels)
     return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-def linear_limits(problem: ConvProblem, reasons: list[str]) -> list[str]:
-    """Why ``problem`` has no linear pixel index, beside other ``reasons``."""
+def linear_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
+    """Why kernels of 16-bit elements that compute ``ops`` over a linear pixel index cannot run ``problem``."""
+    reasons = [*layers.limits(problem, *ops, dtypes=layers.FLOATS_16BIT), *layers.wgmma_limits(target)]
     layout = [f"layout={problem.layout!r} is not NCHW"] if problem.layout != "NCHW" else []
     images = [f"n={problem.n}: there are no images"] if problem.n < 1 else []
     stride = [f"stride={problem.stride} is more than {MAX_STRIDE}"] if max(problem.stride) > MAX_STRIDE else []
@@ -269,21 +262,14 @@ def count_limits(problem: ConvProblem, image: int, resident: int) -> list[str]:
 
 
 class NativeGemmNchw(TimedAlgorithm):
-    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW.
-
-    Each pixel that a tile reads is loaded once for all taps, and transposed to channels-last on its way to shared
-    memory.
-    """
+    """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
     name = "native_gemm_nchw"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"
-    precision: ClassVar[Precision] = "fp32"
-    solves = "conv2d"
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = [*limits(problem, "fprop", "dgrad", dtypes=self.dtypes), *wgmma_limits(target)]
-        if reasons := linear_limits(problem, reasons):
+        if reasons := linear_limits(problem, target, "fprop", "dgrad"):
             return reasons
         phases = _distinct(problem)
         for phase in (each.problem for each in phases):
@@ -354,22 +340,16 @@ class NativeGemmNchw(TimedAlgorithm):
             packing = speeds.pack + _filter_bytes(phase, config.filters) / speeds.packed_per_cycle
             time += times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
-        return max(time, memory) + min(time, memory) * speeds.not_hidden + launch_cycles(target)
-
-    def order_of_sums(self, problem: ConvProblem, config: NchwConfig) -> Hashable:
-        return config.channel_block
+        return overlapped(time, memory, speeds.not_hidden) + launch_cycles(target)
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        for phase in _single(problem):
+        for phase in map(_as_row, single_phases(problem)):
             prepare.append(_pack_launch(problem, phase, config, first))
             launches.append(self._launch(problem, phase, config, first, target))
             first += _filter_bytes(phase.problem, config.filters) // item_bytes(problem.dtype)
-        gradient = problem.op == "dgrad" and not problem.accumulate
-        zeros = input_gradient.zero_launch(problem) if gradient else None
-        chain = in_chain((*prepare, *launches, *([zeros] if zeros else [])))
-        packed = self.prepared_bytes(problem)
-        return Plan(chain[len(prepare) :], prepare=chain[: len(prepare)], prepared_bytes=packed)
+        launches += input_gradient.zero_launches(problem)
+        return prepared_plan(prepare, launches, self.prepared_bytes(problem))
 
     def _launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: NchwConfig, first: int, target: Target
@@ -378,17 +358,12 @@ class NativeGemmNchw(TimedAlgorithm):
         x, _, *rest = conv_arguments(problem)
         source = _pixel_map(problem, phase.problem, config) if config.by_tma else x
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
-        order = config.order(phase.problem).constants(config.pixels)
-        return Launch(
-            header="kernels/hopper_native/native_gemm_nchw.cuh",
-            function="leanconv::native_gemm_nchw",
-            problem=(*constants, ("first_prepared", first)),
-            tuning=(*config.constants(), *order, *config.layout(phase)),
-            arguments=(source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest),
-            grid=min(_tiles(phase.problem, config), target.multiprocessors),
-            block=config.threads,
-            shared_bytes=config.shared_bytes(phase),
-        )
+        order = config.pixel_order(phase.problem).constants(config.pixels)
+        tuning = (*config.constants(), *order, *config.layout(phase))
+        arguments = (source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest)
+        grid = min(_tiles(phase.problem, config), target.multiprocessors)
+        constants = (*constants, ("first_prepared", first))
+        return self.launch(config, constants, arguments, grid, config.shared_bytes(phase), tuning)
 
 
 def _pixel_map(problem: ConvProblem, forward: ConvProblem, config: NchwConfig) -> TensorMap:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
+from leanconv.kernels.common.layers import prepared_plan
 from leanconv.kernels.contract import Arithmetic, ceil_div
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeConfig, NativeGemm16bit, NativeSpeeds, Tile
-from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
+from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Threads of the launch that rounds filters, four elements each.
@@ -29,7 +30,6 @@ class Tf32Config(NativeConfig):
 
     @property
     def max_share(self) -> int:
-        """Sums that a thread may gather from the CTAs of a cluster without spilling registers."""
         return 32 if self.m_tiles == 1 else 16
 
     @property
@@ -48,10 +48,7 @@ class Tf32Speeds(NativeSpeeds):
 
 
 class NativeGemmTf32(NativeGemm16bit):
-    """Direct convolution and its input's gradient on tensor cores, float32 rounded to TF32, summed in float32; NHWC.
-
-    Prepared are the filters, rounded; those of a gradient are rearranged before.
-    """
+    """`NativeGemm16bit` for float32 rounded to TF32; filters are rounded, and rearranged before for a gradient."""
 
     name = "native_gemm"
     strategy = "tf32"
@@ -77,9 +74,7 @@ class NativeGemmTf32(NativeGemm16bit):
         plan = super().plan(problem, config, target)
         if not distinct_phases(problem):
             return plan
-        prepare = (*plan.prepare, _rounding_launch(problem))
-        chain = in_chain((*prepare, *plan.launches))
-        return replace(plan, prepare=chain[: len(prepare)], launches=chain[len(prepare) :])
+        return prepared_plan((*plan.prepare, _rounding_launch(problem)), plan.launches, plan.prepared_bytes)
 
 
 def _rounding_launch(problem: ConvProblem) -> Launch:

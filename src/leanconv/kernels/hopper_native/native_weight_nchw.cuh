@@ -177,9 +177,7 @@ __device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& s
         const int tap = first_tap + i;
         offsets[i] = Windows::Weights::of_taps == 1 ? Input::tap_offset(tap / Problem::s, tap % Problem::s) : windows.offsets()[tap];
     }
-    float sums[taps][count];
-#pragma unroll
-    for (int i = 0; i < taps * count; ++i) sums[i / count][i % count] = 0.0f;
+    float sums[taps][count] = {};
     unsigned pixels[2][4];
     RingPlace<Tuning::stages> place;
     int before = 0;
@@ -251,9 +249,7 @@ __device__ __forceinline__ void store_windows(Result* dw, const WeightTile<Probl
             const int channel = i / Tuning::taps, tap = i % Tuning::taps;
             if (weights.first_channel + channel >= Problem::group_c) continue;
             if (Weights::all_taps % Tuning::taps != 0 && weights.first_tap + tap >= Weights::all_taps) continue;
-            float sum = Tuning::split == 1 ? from[i] : cluster_load(from + i, 0);
-#pragma unroll
-            for (int other = 1; other < Tuning::split; ++other) sum += cluster_load(from + i, other);
+            const float sum = Tuning::split == 1 ? from[i] : cluster_sum<Tuning::split>(from + i);
             // NOTE: where a tile has all taps, its channels' weights lie as in shared memory.
             Result* const at = to + (Weights::of_taps == 1 ? i : channel * Weights::all_taps + tap);
             if constexpr (Tuning::split_k > 1) *at = sum;

@@ -6,20 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import gcd, inf
 from operator import itemgetter
-from typing import ClassVar
 
 from leanconv.kernels.common import split_k
-from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments
 from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
-from leanconv.kernels.hopper_native.native_gemm_nchw import (
-    NativeGemmNchw,
-    count_limits,
-    linear_limits,
-    linear_order,
-    unit_cycles,
-)
-from leanconv.plan import Launch, Plan, Target, in_chain
+from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles, overlapped
+from leanconv.kernels.hopper_native import native_gemm_nchw
+from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order, unit_cycles
+from leanconv.plan import Plan, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: Stages of the ring, at most.
@@ -85,12 +79,10 @@ class WindowWeightConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 128 * (self.consumers + self.producers)
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that multiply."""
         return self.filter_groups * self.channel_groups * self.tap_groups
 
     @property
@@ -100,12 +92,10 @@ class WindowWeightConfig(Config):
 
     @property
     def filters(self) -> int:
-        """Filters of a tile."""
         return 64 * self.filter_groups
 
     @property
     def all_channels(self) -> int:
-        """Channels of a tile."""
         return self.channels * self.channel_groups
 
     def lines(self, problem: ConvProblem) -> int:
@@ -121,23 +111,20 @@ class WindowWeightConfig(Config):
 
 
 class NativeWeightNchw(split_k.SplitK):
-    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW. Pixels are transposed to
-    channels-last in shared memory once, and reused by all taps; sums over the blocks of a cluster, or split-K through
-    a workspace, in fixed order, no atomics."""
+    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
     name = "native_weight_nchw"
-    paper = NativeGemmNchw.paper
-    dtypes: ClassVar[tuple[str, ...]] = NativeGemmNchw.dtypes
+    paper = native_gemm_nchw.NativeGemmNchw.paper
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = linear_limits(problem, [*limits(problem, "wgrad", dtypes=self.dtypes), *wgmma_limits(target)])
-        if reasons:
+        if reasons := native_gemm_nchw.linear_limits(problem, target, "wgrad"):
             return reasons
-        if many := count_limits(problem, linear_order(problem).image, linear_order(problem).resident(PIXELS[0])):
+        order = linear_order(problem)
+        if many := native_gemm_nchw.count_limits(problem, order.image, order.resident(PIXELS[0])):
             return many
         if not any(_fitting(tile, problem, target) for tile in _tiles_for(problem)):
             return [
-                f"windows of {PIXELS[-1]} outputs see {linear_order(problem).resident(PIXELS[-1])} pixels: two times "
+                f"windows of {PIXELS[-1]} outputs see {order.resident(PIXELS[-1])} pixels: two times "
                 f"{TILES[-1][3]} channels of them take more than the {target.shared_per_block} bytes of shared memory "
                 "that a block has"
             ]
@@ -161,17 +148,10 @@ class NativeWeightNchw(split_k.SplitK):
     def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
         shared = config.shared_bytes(problem)
-        first = Launch(
-            header="kernels/hopper_native/native_weight_nchw.cuh",
-            function="leanconv::native_weight_nchw",
-            problem=conv_constants(problem),
-            tuning=(*config.constants(), *linear_order(problem).constants(config.pixels), ("bytes", shared)),
-            arguments=(x, dy, split_k.destination(problem, config.split_k), batch),
-            grid=tiles_of(problem, config) * config.split * config.split_k,
-            block=config.threads,
-            shared_bytes=shared,
-            cluster=config.split,
-        )
+        tuning = (*config.constants(), *linear_order(problem).constants(config.pixels), ("bytes", shared))
+        arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
+        grid = tiles_of(problem, config) * config.split * config.split_k
+        first = self.launch(config, conv_constants(problem), arguments, grid, shared, tuning)
         plan = split_k.with_sums(first, problem, config.split_k)
         return replace(plan, launches=in_chain(plan.launches))
 
@@ -250,7 +230,6 @@ def _fitting(tile: Tile, problem: ConvProblem, target: Target) -> list[WindowWei
 
 
 def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
-    """Tiles of the gradient."""
     of_group = ceil_div(problem.group_k, config.filters) * ceil_div(problem.group_c, config.all_channels)
     return of_group * ceil_div(problem.r * problem.s, config.taps) * problem.groups
 
@@ -265,7 +244,7 @@ def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -
     loads = unit_cycles(whole.lines(problem), whole.all_channels // 8, neighbours, registers, speeds.unit)
     loads += unit_cycles(whole.pixels, whole.filters // 8, gcd(problem.q, 4), registers, speeds.unit)
     loads /= 4 * whole.producers
-    of_stage = max(products, loads) + speeds.not_hidden * min(products, loads)
+    of_stage = overlapped(products, loads, speeds.not_hidden)
     stages, tiles = ceil_div(problem.n * linear_order(problem).image, whole.pixels), tiles_of(problem, whole)
     of_block, launch = speeds.sum_cycles * whole.sums, launch_cycles(target)
     memory = problem.bytes / target.bytes_per_cycle

@@ -15,10 +15,7 @@ __device__ __forceinline__ void add_shares(float (&share)[blocks][count], const 
 #pragma unroll
     for (int i = 0; i < blocks * count; ++i) {
         const float* const at = own + (i / count * split * count + first + i % count) * threads + threadIdx.x;
-        float sum = cluster_load(at, 0);
-#pragma unroll
-        for (int other = 1; other < split; ++other) sum += cluster_load(at, other);
-        share[i / count][i % count] = sum;
+        share[i / count][i % count] = cluster_sum<split>(at);
     }
 }
 

@@ -26,8 +26,7 @@ struct PackedFilters {
 // The filters of a gradient's phase are those of the layer with channels and filters exchanged, of each `apart`-th tap,
 // backwards from the last.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void pack_filters(const typename Problem::element* __restrict__ w,
-                                             typename Problem::element* __restrict__ prepared) {
+__device__ __forceinline__ void pack_filters(ElementsIn<Problem> w, ElementsOut<Problem> prepared) {
     using F = PackedFilters<Problem, Tuning>;
     constexpr int layer_taps = Problem::layer_r * Problem::layer_s;
     constexpr int64 channel = static_cast<int64>(Problem::gradient ? Problem::group_k : 1) * layer_taps;

@@ -33,7 +33,6 @@ class WarpsConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * self.warps
 
 
@@ -123,9 +122,8 @@ class RegisterCache(GpuAlgorithm):
             blocks = problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128)
             if blocks * ceil_div(problem.filters, filters_in_block(problem)) >= 2**31:
                 filters = f" with {problem.filters} filters" if problem.filters > 1 else ""
-                reasons.append(
-                    f"{problem.batch} images of {problem.h}x{problem.w}{filters} may need more than 2**31 - 1 blocks"
-                )
+                images = f"{problem.batch} images of {problem.h}x{problem.w}{filters}"
+                reasons.append(f"{images} may need more than 2**31 - 1 blocks")
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
@@ -163,16 +161,9 @@ class RegisterCache(GpuAlgorithm):
         bands = ceil_div(problem.h, config.block_rows)
         filters = filters_in_block(problem)
         element = DTYPES[problem.dtype].ctype
-        constants: Constants = (
-            ("element", element),
-            ("border", BORDERS[problem.border].kernel),
-            ("r", problem.kh),
-            ("s", problem.kw),
-            ("anchor_y", problem.anchor[0]),
-            ("anchor_x", problem.anchor[1]),
-            ("filters", filters),
-            ("all_filters", problem.filters),
-        )
+        sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
+        types = ("element", element), ("border", BORDERS[problem.border].kernel)
+        constants: Constants = (*types, *sizes, ("filters", filters), ("all_filters", problem.filters))
         pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
         arguments: tuple[Argument, ...] = (
             Pointer("x", element),

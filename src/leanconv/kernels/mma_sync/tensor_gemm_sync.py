@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
-from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
+from leanconv.kernels.common.layers import conv_arguments
 from leanconv.kernels.common.split_gemm import DEPTH, SplitConfig, SplitGemm, stages_of
 from leanconv.kernels.contract import by_time, ceil_div
 from leanconv.kernels.cost import Speeds, launch_cycles
-from leanconv.plan import Launch, Pointer, Target
+from leanconv.plan import Constants, Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 
 
@@ -35,12 +35,10 @@ class WarpConfig(SplitConfig):
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
         return 32 * self.warps
 
     @property
     def pixels(self) -> int:
-        """Output pixels of a tile."""
         return 32 * self.warps
 
     @property
@@ -94,16 +92,12 @@ def _channel_block(channels: int, rows: bool) -> int:
 
 @lru_cache(maxsize=256)
 def _config(tile: Tile, rows: bool, channel_block: int, products: int) -> WarpConfig:
-    """The configuration of a tile."""
     warps, mma_n, n_tiles, stages, step, blocks = tile
     return WarpConfig(warps, mma_n, n_tiles, products, rows, channel_block, stages, step, blocks)
 
 
 class TensorGemmSync(SplitGemm[WarpConfig]):
-    """Direct convolution and its input's gradient on tensor cores by ``mma.sync``, each float32 split into two float16.
-
-    ``x w ≈ hi·hi + hi·lo + lo·hi`` in float16, summed in float32; at precision tf32 ``hi·hi`` alone.
-    """
+    """Direct convolution and its input's gradient by ``mma.sync``, each float32 split into two float16."""
 
     name = "tensor_gemm_sync"
     # with registers for three CTAs or four, tiles of 96 filters spill on sm_100a and sm_120
@@ -153,23 +147,13 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
         return time * speeds.behind if target.warpgroup_products else time
 
     def main_launch(
-        self, problem: ConvProblem, phase: PartialConvolution, config: WarpConfig, first: int, target: Target
+        self, problem: ConvProblem, phase: PartialConvolution, config: WarpConfig, known: Constants, target: Target
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
-        return Launch(
-            header="kernels/mma_sync/tensor_gemm_sync.cuh",
-            function="leanconv::tensor_gemm_sync",
-            problem=(*view_constants(phase.problem, phase.view, has_wide_tensors(problem)), ("first_prepared", first)),
-            tuning=config.tuning(),
-            arguments=(x, Pointer("prepared"), *rest),
-            grid=_tiles(phase, config),
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            min_blocks=config.min_blocks,
-        )
+        arguments = (x, Pointer("prepared"), *rest)
+        return self.launch(config, known, arguments, _tiles(phase, config), config.shared_bytes, config.tuning())
 
 
 def _tiles(phase: PartialConvolution, config: WarpConfig) -> int:
-    """Tiles of a launch."""
     filters = ceil_div(phase.problem.group_k, config.filters) * phase.problem.groups
     return ceil_div(phase.pixels, config.pixels) * filters

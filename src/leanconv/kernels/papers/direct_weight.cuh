@@ -15,9 +15,8 @@
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void direct_weight(const typename Problem::element* __restrict__ x,
-                                              const typename Problem::element* __restrict__ dy,
-                                              typename Problem::element* __restrict__ dw, long long batch) {
+__device__ __forceinline__ void direct_weight(ElementsIn<Problem> x, ElementsIn<Problem> dy, ElementsOut<Problem> dw,
+                                              long long batch) {
     constexpr int taps = Problem::r * Problem::s;
     const int64 at = static_cast<int64>(blockIdx.x) * (Tuning::threads / 32) + threadIdx.x / 32;
     if (at >= static_cast<int64>(Problem::k) * Problem::group_c * taps) return;

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
-from leanconv.plan import Launch, Plan, Target
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -25,7 +25,6 @@ class DirectWeight(GpuAlgorithm):
     name = "direct_weight"
     paper = "the definition of the gradient"
     precision = "ieee"
-    solves = "conv2d"
     by_name_only = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
@@ -36,13 +35,5 @@ class DirectWeight(GpuAlgorithm):
 
     def plan(self, problem: ConvProblem, config: DirectWeightConfig, target: Target) -> Plan:
         weights = problem.k * problem.group_c * problem.r * problem.s
-        launch = Launch(
-            header="kernels/papers/direct_weight.cuh",
-            function="leanconv::direct_weight",
-            problem=conv_constants(problem),
-            tuning=config.constants(),
-            arguments=gradient_arguments(problem),
-            grid=ceil_div(weights, config.threads // 32),
-            block=config.threads,
-        )
-        return Plan((launch,))
+        grid = ceil_div(weights, config.threads // 32)
+        return Plan((self.launch(config, conv_constants(problem), gradient_arguments(problem), grid),))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from leanconv.kernels.common.layers import conv_arguments, images_outermost, limits, view_constants
-from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.contract import Config, GpuAlgorithm, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import fma_cycles, launch_cycles
 from leanconv.kernels.simt.im2win_fused import PAPER
 from leanconv.kernels.simt.tiles import TileConfig, cost, tile_launch, tiles, with_splits
@@ -30,15 +28,6 @@ def window_constants(problem: ConvProblem) -> Constants:
     return (*constants.items(), ("columns", columns(problem)))
 
 
-def tensor_limits(problem: ConvProblem) -> list[str]:
-    """Why the kernels over the im2win tensor cannot run ``problem``."""
-    row = columns(problem) * problem.r * (problem.c if problem.layout == "NHWC" else 1)
-    reasons = limits(problem, "fprop") + images_outermost(problem)
-    if row < 2**30:
-        return reasons
-    return [*reasons, f"an output row takes {row} elements of the tensor, and 2**30 are too many"]
-
-
 def transform(problem: ConvProblem) -> Launch:
     """The launch that writes the im2win tensor to the workspace."""
     threads, elements = 256, 8
@@ -47,33 +36,37 @@ def transform(problem: ConvProblem) -> Launch:
         function="leanconv::im2win_transform",
         problem=window_constants(problem),
         tuning=(("threads", threads), ("elements", elements)),
-        arguments=(
-            Pointer("x"),
-            Pointer("workspace", written=True),
-            Number("long long", "batch", problem.n),
-        ),
+        arguments=(Pointer("x"), Pointer("workspace", written=True), Number("long long", "batch", problem.n)),
         grid=ceil_div(tensor_elements(problem), elements * threads),
         block=threads,
     )
 
 
-class Im2win(TimedAlgorithm):
-    """The paper's Algorithm 3 behind its transform; every shape; the workspace is the im2win tensor."""
+class WindowTensor(GpuAlgorithm):
+    """Kernels behind the transform of the paper; every shape; the workspace is the im2win tensor."""
 
-    name = "im2win"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
     by_name_only = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return tensor_limits(problem)
+        row = columns(problem) * problem.r * (problem.c if problem.layout == "NHWC" else 1)
+        reasons = limits(problem, "fprop") + images_outermost(problem)
+        if row >= 2**30:
+            reasons.append(f"an output row takes {row} elements of the tensor, and 2**30 are too many")
+        return reasons
 
     def workspace_bytes(self, problem: ConvProblem, config: Config) -> int:
         return 4 * tensor_elements(problem)
+
+
+class Im2win(WindowTensor, TimedAlgorithm):
+    """The paper's Algorithm 3."""
+
+    name = "im2win"
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
         reduction = problem.group_c * problem.r * problem.s
@@ -87,19 +80,9 @@ class Im2win(TimedAlgorithm):
             for config, speed in with_splits(problem, tiles(problem, target, along=True, wide=wide), reduction, target)
         )
 
-    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
-        return config.order
-
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         shared = config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
         pixels = problem.n * problem.p * problem.q
-        product = tile_launch(
-            "kernels/papers/im2win.cuh",
-            window_constants(problem),
-            config,
-            problem,
-            pixels,
-            shared,
-            conv_arguments(problem, "workspace"),
-        )
+        arguments = conv_arguments(problem, "workspace")
+        product = tile_launch(self, window_constants(problem), config, problem, pixels, shared, arguments)
         return Plan((transform(problem), product), self.workspace_bytes(problem, config))

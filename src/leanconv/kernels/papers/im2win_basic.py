@@ -5,44 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from leanconv.kernels.common.layers import conv_arguments
-from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
-from leanconv.kernels.cost import fma_cycles
+from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.direct.direct import DirectConfig
-from leanconv.kernels.papers.im2win import tensor_elements, tensor_limits, transform, window_constants
-from leanconv.kernels.simt.im2win_fused import PAPER
-from leanconv.plan import Launch, Plan, Target
+from leanconv.kernels.papers.im2win import WindowTensor, transform, window_constants
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 
-class Im2winBasic(GpuAlgorithm):
-    """One thread, one output over the im2win tensor; every shape; the workspace is the tensor; slow."""
+class Im2winBasic(WindowTensor):
+    """One thread, one output over the im2win tensor; slow."""
 
     name = "im2win_basic"
-    paper = PAPER
-    precision = "ieee"
-    solves = "conv2d"
-    by_name_only = True
-
-    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
-        return fma_cycles(problem, target)
-
-    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return tensor_limits(problem)
-
-    def workspace_bytes(self, problem: ConvProblem, config: Config) -> int:
-        return 4 * tensor_elements(problem)
 
     def configs(self, problem: ConvProblem, target: Target) -> Iterator[DirectConfig]:
         yield DirectConfig()
 
     def plan(self, problem: ConvProblem, config: DirectConfig, target: Target) -> Plan:
-        product = Launch(
-            header="kernels/papers/im2win_basic.cuh",
-            function="leanconv::im2win_basic",
-            problem=window_constants(problem),
-            tuning=config.constants(),
-            arguments=conv_arguments(problem, "workspace"),
-            grid=ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads),
-            block=config.threads,
-        )
+        grid = ceil_div(problem.n * problem.k * problem.p * problem.q, config.threads)
+        product = self.launch(config, window_constants(problem), conv_arguments(problem, "workspace"), grid)
         return Plan((transform(problem), product), self.workspace_bytes(problem, config))

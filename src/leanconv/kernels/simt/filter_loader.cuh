@@ -48,7 +48,6 @@ struct FilterLoader {
     int first_k, next;
     Held<Problem, 1, depth / columns, passes> held;
 
-    // Starts at reduction step `first_step`.
     __device__ __forceinline__ FilterLoader(const T* filters, int group, int tile, int first_step)
         : w(filters), row(threadIdx.x % columns), slot(threadIdx.x / columns), first_k(tile * Tuning::tile_k),
           next(first_step * depth) {
@@ -61,7 +60,6 @@ struct FilterLoader {
         return Tuning::tile_k % per_pass == 0 || slot + pass * per_pass < Tuning::tile_k;
     }
 
-    // Bring the next reduction step into `stage`.
     __device__ __forceinline__ void load(float* stage) {
         constexpr int size = Reduction<Problem>::size;
 #pragma unroll
@@ -93,7 +91,6 @@ struct FilterLoader {
         next += depth;
     }
 
-    // Put what was brought into registers last into `stage`.
     __device__ __forceinline__ void store(float* stage) const {
 #pragma unroll
         for (int at = 0; at < depth; at += columns)
@@ -123,7 +120,6 @@ struct FilterLoaderAcross {
     int column, row, first_k, next;
     Held<Problem, at_once, ceil_div(depth, per_pass), pieces> held;
 
-    // Starts at reduction step `first_step`.
     __device__ __forceinline__ FilterLoaderAcross(const T* filters, int group, int tile, int first_step)
         : w(filters), column(threadIdx.x % columns * at_once), row(threadIdx.x / columns),
           first_k(tile * Tuning::tile_k), next(first_step * depth) {
@@ -151,7 +147,6 @@ struct FilterLoaderAcross {
         next += depth;
     }
 
-    // Put what was brought into registers last into `stage`.
     __device__ __forceinline__ void store(float* stage) const {
 #pragma unroll
         for (int i = 0; i < depth; i += per_pass) {
@@ -200,7 +195,6 @@ struct NarrowFilterLoader {
     int first_k, next;
     Packed<T, at_once> held[passes][4];
 
-    // Starts at reduction step `first_step`.
     __device__ __forceinline__ NarrowFilterLoader(const T* filters, int group, int tile, int first_step)
         : w(filters), first_k(tile * Tuning::tile_k), next(first_step * depth) {
         const int eighth = threadIdx.x % 8, octet = threadIdx.x / 8;
@@ -214,7 +208,6 @@ struct NarrowFilterLoader {
         return Tuning::tile_k % per_pass == 0 || slot + pass * per_pass < Tuning::tile_k;
     }
 
-    // Bring the next reduction step into registers.
     __device__ __forceinline__ void load(float*) {
         const bool real = size % depth == 0 || next + row < size;
 #pragma unroll
@@ -235,7 +228,6 @@ struct NarrowFilterLoader {
         next += depth;
     }
 
-    // Put what was brought last into `stage`.
     __device__ __forceinline__ void store(float* stage) const {
 #pragma unroll
         for (int pass = 0; pass < passes; ++pass)

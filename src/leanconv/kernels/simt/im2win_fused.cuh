@@ -168,7 +168,6 @@ struct RunLoader {
         }
     }
 
-    // Bring the next step's lines into `stage`.
     __device__ __forceinline__ void load(float* stage) {
         float* const to = stage + (first_pair * width + threadIdx.x % side_by_side) * unit;
 #pragma unroll

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from math import gcd, lcm
 
-from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, images_outermost, limits, view_constants
+from leanconv.kernels.common.layers import has_wide_tensors, images_outermost, limits, view_constants
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, fma_cycles
 from leanconv.kernels.simt import implicit_gemm
@@ -37,7 +37,6 @@ class Im2winFusedConfig(TileConfig):
 
     @property
     def order(self) -> Hashable:
-        """As that of `TileConfig`; runs have an order of their own."""
         return self.runs, super().order
 
 
@@ -82,7 +81,6 @@ def run_pixels(problem: ConvProblem) -> int:
 
 
 def shared_bytes(problem: ConvProblem, config: Im2winFusedConfig) -> int:
-    """Shared memory of a block."""
     if not config.runs:
         return implicit_gemm.shared_bytes(problem, config)
     step_lines = config.tile_reduction // problem.s
@@ -119,7 +117,6 @@ class Im2winFused(TimedAlgorithm):
     name = "im2win_fused"
     paper = PAPER
     precision = "ieee"
-    solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)
@@ -141,32 +138,17 @@ class Im2winFused(TimedAlgorithm):
         if problem.layout == "NCHW" and problem.s > 1 and run_length(problem) <= LONGEST_RUN and countable:
             speeds, depth = RunSpeeds.of(target), lines(problem) * problem.s
             slower = 1.0 if pays(problem) else speeds.slow_runs
-            runs = [
-                (
-                    variant(config, tile_reduction=depth, min_blocks=_blocks(problem, config, heavy)),
-                    slower * speeds.tiles[config.name],
-                )
-                for config in RUN_TILES
-            ]
-            runs = [pair for pair in runs if copies(problem, pair[0]) <= MOST_COPIES]
-            choices += [
-                (cost(problem, run_pixels(problem), reduction, config, speed, target), config)
-                for config, speed in with_splits(problem, runs, reduction, target)
-            ]
+            for tile in RUN_TILES:
+                config = variant(tile, tile_reduction=depth, min_blocks=_blocks(problem, tile, heavy))
+                if copies(problem, config) <= MOST_COPIES:
+                    speed = slower * speeds.tiles[tile.name]
+                    choices += [
+                        (cost(problem, run_pixels(problem), reduction, each, speed, target), each)
+                        for each, _ in with_splits(problem, [(config, speed)], reduction, target)
+                    ]
         return by_time(pair for pair in choices if shared_bytes(problem, pair[1]) <= target.shared_per_block)
-
-    def order_of_sums(self, problem: ConvProblem, config: Im2winFusedConfig) -> Hashable:
-        return config.order
 
     def plan(self, problem: ConvProblem, config: Im2winFusedConfig, target: Target) -> Plan:
         pixels = run_pixels(problem) if config.runs else problem.n * problem.p * problem.q
-        launch = tile_launch(
-            "kernels/simt/im2win_fused.cuh",
-            view_constants(problem),
-            config,
-            problem,
-            pixels,
-            shared_bytes(problem, config),
-            conv_arguments(problem),
-        )
-        return Plan((launch,))
+        shared = shared_bytes(problem, config)
+        return Plan((tile_launch(self, view_constants(problem), config, problem, pixels, shared),))

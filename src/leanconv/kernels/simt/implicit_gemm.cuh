@@ -27,10 +27,8 @@
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void implicit_gemm(const typename Problem::element* __restrict__ x,
-                                              const typename Problem::element* __restrict__ w,
-                                              const typename Problem::element* __restrict__ bias,
-                                              typename Problem::element* __restrict__ y, long long batch) {
+__device__ __forceinline__ void implicit_gemm(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+                                              ElementsOut<Problem> y, long long batch) {
     constexpr bool interleaved = !Problem::vector_store, nhwc = Problem::nhwc;
     using FiltersAlong = typename Select<narrow<Problem>, NarrowFilterLoader<Problem, Tuning, nhwc && interleaved>,
                                          FilterLoader<Problem, Tuning, nhwc && interleaved>>::type;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import replace
 from math import lcm
 
@@ -15,8 +14,6 @@ from leanconv.kernels.cost import fma_cycles
 from leanconv.kernels.simt.tiles import TileConfig, cost, tile_launch, tiles, with_splits
 from leanconv.plan import Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
-
-HEADER = "kernels/simt/implicit_gemm.cuh"
 
 
 def table_bytes(problem: ConvProblem, config: TileConfig, constants: Constants) -> int:
@@ -61,11 +58,11 @@ def _timed(convolutions: list[PartialConvolution], wide: bool, target: Target) -
 
 
 def _launch(problem: ConvProblem, part: PartialConvolution, config: TileConfig, wide: bool, filters: str) -> Launch:
-    """The launch that computes a part of ``problem``."""
     constants = view_constants(part.problem, part.view, wide)
     shared = shared_bytes(part.problem, config, constants)
     arguments = conv_arguments(problem, filters=filters)
-    return tile_launch(HEADER, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
+    gemm = ImplicitGemm()
+    return tile_launch(gemm, constants, config, part.problem, part.pixels, shared, arguments, part.phases)
 
 
 def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int = 0) -> PartialConvolution:
@@ -79,7 +76,6 @@ def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int =
 
 
 def segment_cycles(problem: ConvProblem, first_q: int, count: int, target: Target) -> float:
-    """Predicted clock cycles of `segment_launch`."""
     return _timed([_segment(problem, first_q, count)], has_wide_tensors(problem), target)[0][0]
 
 
@@ -96,15 +92,11 @@ def segment_launch(problem: ConvProblem, first_q: int, count: int, target: Targe
 
 
 class ImplicitGemm(TimedAlgorithm):
-    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type.
-
-    For the gradient the filters are rearranged first (`Plan.prepare`).
-    """
+    """Direct convolution and its input's gradient, FP32 FMAs, no workspace; every shape and element type."""
 
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
     precision = "ieee"
-    solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)
@@ -120,18 +112,14 @@ class ImplicitGemm(TimedAlgorithm):
         # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
         return _timed(convolutions, has_wide_tensors(problem), target) if convolutions else [(0.0, TileConfig())]
 
-    def order_of_sums(self, problem: ConvProblem, config: TileConfig) -> Hashable:
-        return config.order
-
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         wide = has_wide_tensors(problem)
         if problem.op == "fprop":
             return Plan((_launch(problem, _convolutions(problem)[0], config, wide, "w"),))
         launches = [_launch(problem, each, config, wide, "prepared") for each in _convolutions(problem)]
         # pixels that no output reaches get zeros, or stay as they are where the result is added to them
-        zeros = None if problem.accumulate else input_gradient.zero_launch(problem)
         return Plan(
-            (*launches, *([zeros] if zeros else [])),
+            (*launches, *input_gradient.zero_launches(problem)),
             prepare=(input_gradient.filter_launch(problem),) if launches else (),
             prepared_bytes=self.prepared_bytes(problem),
         )

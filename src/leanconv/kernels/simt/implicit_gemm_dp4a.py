@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from leanconv.dtypes import INTEGER_LAYERS, weights_of
@@ -10,7 +10,7 @@ from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, lim
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds
 from leanconv.kernels.simt.tiles import TileConfig, TileSpeeds, cost, tile_launch, tiles, with_splits
-from leanconv.plan import Constants, Launch, Plan, Pointer, Target
+from leanconv.plan import Constants, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Integers in a word, which is as wide as a bank of shared memory.
@@ -76,7 +76,6 @@ def cycles(words: ConvProblem, config: TileConfig, target: Target) -> float:
 
 
 def shared_bytes(config: TileConfig) -> int:
-    """Shared memory of a block: the stages of both operands."""
     return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), 0)
 
 
@@ -87,7 +86,6 @@ class ImplicitGemmDp4a(TimedAlgorithm):
     strategy = "dp4a"
     paper = "X. Chen et al., memory-efficient direct convolution (2017), the bank-width model"
     precision = "ieee"
-    solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = limits(problem, "fprop", dtypes=INTEGER_LAYERS)
@@ -96,34 +94,20 @@ class ImplicitGemmDp4a(TimedAlgorithm):
         return reasons
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
-        words, wide = in_words(problem), has_wide_tensors(problem)
-        reduction = words.group_c * words.r * words.s
+        words, loose = in_words(problem), problem.group_c % WORD > 0
+        known = list(tiles(words, target, wide=loose or has_wide_tensors(problem)))
+        if loose:
+            # what passes registers is under way for one step only
+            known = [(variant(c, stages=2), speed) for c, speed in known if c.tile_reduction <= LOOSE_DEPTH]
         return by_time(
             (cycles(words, config, target), config)
-            for config, _ in with_splits(words, self._tiles(problem, target, wide), reduction, target)
+            for config, _ in with_splits(words, known, words.group_c * words.r * words.s, target)
             if shared_bytes(config) <= target.shared_per_block
         )
 
-    def _tiles(self, problem: ConvProblem, target: Target, wide: bool) -> Iterator[tuple[TileConfig, float]]:
-        words = in_words(problem)
-        if problem.group_c % WORD == 0:
-            yield from tiles(words, target, wide=wide)
-            return
-        for config, speed in tiles(words, target, wide=True):
-            if config.tile_reduction <= LOOSE_DEPTH:
-                # what passes registers is under way for one step only
-                yield variant(config, stages=2), speed
-
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
-        return Plan((self._launch(problem, config),))
-
-    def _launch(self, problem: ConvProblem, config: TileConfig) -> Launch:
-        x, w, *rest = conv_arguments(problem)
-        assert isinstance(x, Pointer) and isinstance(w, Pointer)
-        constants = dict(word_constants(problem))
-        words = (replace(p, element=str(constants[name])) for p, name in ((x, "element"), (w, "filter")))
-        return tile_launch(
-            "kernels/simt/implicit_gemm_dp4a.cuh", word_constants(problem), config, in_words(problem),
-            problem.n * problem.p * problem.q,
-            shared_bytes(config), (*words, *rest),
-        )  # fmt: skip
+        constants, (_, _, *rest) = word_constants(problem), conv_arguments(problem)
+        types = ("x", problem.dtype), ("w", weights_of(problem.dtype))
+        words = (Pointer(role, word_type(problem, dtype)) for role, dtype in types)
+        pixels, shared = problem.n * problem.p * problem.q, shared_bytes(config)
+        return Plan((tile_launch(self, constants, config, in_words(problem), pixels, shared, (*words, *rest)),))

@@ -64,8 +64,7 @@ __device__ __forceinline__ void store_gradient(T* dw, const float (&sums)[count]
 
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class Result>
-__device__ __forceinline__ void implicit_gemm_weight(const typename Problem::element* __restrict__ x,
-                                                     const typename Problem::element* __restrict__ dy,
+__device__ __forceinline__ void implicit_gemm_weight(ElementsIn<Problem> x, ElementsIn<Problem> dy,
                                                      Result* __restrict__ dw, long long batch) {
     using Filters = GradientLoader<Problem, Tuning>;
     using Windows = WindowLoader<Problem, Tuning>;
@@ -96,9 +95,7 @@ __device__ __forceinline__ void implicit_gemm_weight(const typename Problem::ele
     const float (&sums)[count] = reinterpret_cast<const float (&)[count]>(acc);
     if constexpr (split == 1) {
         store_gradient<Problem, Tuning>(dw, sums, 0, tiling, group, first_k, first_weight);
-    }
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    if constexpr (split > 1) {
+    } else {
         constexpr int threads = Tiling<Tuning>::threads, own = count / split;
         static_assert(count % split == 0, "the blocks of a cluster share a thread's tile evenly");
         float* const mine = shared + threadIdx.x;
@@ -117,9 +114,6 @@ __device__ __forceinline__ void implicit_gemm_weight(const typename Problem::ele
         cluster_barrier();
         store_gradient<Problem, Tuning>(dw, total, rank * own, tiling, group, first_k, first_weight);
     }
-#else
-    static_assert(split == 1, "clusters of blocks need compute capability 9.0");
-#endif
 }
 
 }  // namespace leanconv

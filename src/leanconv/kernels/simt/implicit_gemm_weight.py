@@ -9,10 +9,10 @@ from math import inf
 from leanconv.dtypes import GPU_LAYERS, is_narrow
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits
-from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.contract import Config, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
 from leanconv.kernels.simt.tiles import TileSpeeds
-from leanconv.plan import Launch, Plan, Target
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 
@@ -38,7 +38,6 @@ class WeightTileConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
         return self.tile_k * self.tile_pixels // (self.thread_k * self.thread_pixels)
 
     @property
@@ -77,23 +76,15 @@ class WeightSpeeds(Speeds):
     split_cycles: int
 
 
-class ImplicitGemmWeight(TimedAlgorithm):
-    """Filters x weights, summed over all output pixels by FP32 FMAs; sums over the blocks of a cluster, or split-K
-    through a workspace, in fixed order, no atomics. Every shape, layout and element type."""
+class ImplicitGemmWeight(split_k.SplitK):
+    """Filters x weights, summed over all output pixels by FP32 FMAs. Every shape, layout and element type."""
 
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
     precision = "ieee"
-    solves = "conv2d"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return limits(problem, "wgrad", dtypes=GPU_LAYERS)
-
-    def workspace_bytes(self, problem: ConvProblem, config: WeightTileConfig) -> int:
-        return split_k.workspace_bytes(problem, config.split_k)
-
-    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WeightTileConfig]]:
-        return self.within(problem, target)
 
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
@@ -107,18 +98,9 @@ class ImplicitGemmWeight(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: WeightTileConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
-        first = Launch(
-            header="kernels/simt/implicit_gemm_weight.cuh",
-            function="leanconv::implicit_gemm_weight",
-            problem=conv_constants(problem),
-            tuning=config.constants(),
-            arguments=(x, dy, split_k.destination(problem, config.split_k), batch),
-            grid=tiles_of(problem, config) * config.split * config.split_k,
-            block=config.threads,
-            shared_bytes=config.shared_bytes,
-            min_blocks=config.min_blocks,
-            cluster=config.split,
-        )
+        arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
+        grid = tiles_of(problem, config) * config.split * config.split_k
+        first = self.launch(config, conv_constants(problem), arguments, grid, config.shared_bytes)
         return split_k.with_sums(first, problem, config.split_k)
 
 
@@ -139,7 +121,6 @@ def _shared_by(
 
 
 def _most_blocks(problem: ConvProblem) -> int:
-    """Most blocks that share a tile."""
     pixels = problem.n * problem.p * problem.q
     return max(2, min(ceil_div(pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
 
@@ -157,7 +138,6 @@ def tiles(problem: ConvProblem, target: Target) -> Iterator[tuple[WeightTileConf
 
 
 def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
-    """Tiles of the gradient."""
     weights = problem.group_c * problem.r * problem.s
     return ceil_div(problem.group_k, config.tile_k) * ceil_div(weights, config.tile_pixels) * problem.groups
 
@@ -165,9 +145,8 @@ def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
 def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
     """Predicted time in clock cycles: that of the busiest multiprocessor, and of the launch that adds partial sums."""
     speeds, shares = WeightSpeeds.of(target), config.split * config.split_k
-    pixels = (
-        ceil_div(ceil_div(problem.n * problem.p * problem.q, config.tile_reduction), shares) * config.tile_reduction
-    )
+    steps = ceil_div(problem.n * problem.p * problem.q, config.tile_reduction)
+    pixels = ceil_div(steps, shares) * config.tile_reduction
     blocks = max(1, ceil_div(tiles_of(problem, config) * shares, target.multiprocessors))
     if config.split > 2:
         blocks = ceil_div(tiles_of(problem, config) * config.split_k, clusters_at_once(config.split, 1, target))

@@ -3,8 +3,9 @@
 // reduction index. Reduction order: (c, r, s) for NCHW and CHWN, (r, s, c) for NHWC, which is the order of the filters in
 // memory; over the im2win tensor (c, s, r) and (s, r, c), its window order.
 //
-// Shared memory holds floats. load() copies floats there; elements of 16 bits, less than cp.async moves, it brings into
-// registers, and store(), called later in the step, converts them and writes them: see TileProduct.
+// A loader begins with reduction step `first_step`; load() brings the next one into a stage. Shared memory holds floats. load()
+// copies floats there; elements of 16 bits, less than cp.async moves, it brings into registers, and store(), called later in the
+// step, converts them and writes them: see TileProduct.
 #pragma once
 
 #include <device/element.cuh>
@@ -226,7 +227,6 @@ struct PixelLoaderAcross {
         }
     }
 
-    // Bring the next reduction step into `stage`.
     __device__ __forceinline__ void load(float* stage) {
         constexpr int size = Reduction<Problem>::size;
 #pragma unroll
@@ -249,7 +249,6 @@ struct PixelLoaderAcross {
         }
     }
 
-    // Put what was brought into registers last into `stage`.
     __device__ __forceinline__ void store(float* stage) const {
 #pragma unroll
         for (int i = 0; i < rows; ++i)
@@ -321,7 +320,6 @@ struct PixelLoaderAlong {
     // The decoding is cheap here and needs no table.
     __device__ __forceinline__ void fetch() {}
 
-    // Bring the next reduction step into `stage`.
     __device__ __forceinline__ void load(float* stage) {
         constexpr int size = Reduction<Problem>::size;
         const bool real = size % depth == 0 || next + row < size;
@@ -347,7 +345,6 @@ struct PixelLoaderAlong {
         next += depth;
     }
 
-    // Put what was brought into registers last into `stage`.
     __device__ __forceinline__ void store(float* stage) const {
 #pragma unroll
         for (int j = 0; j < pixels; ++j)

@@ -180,14 +180,7 @@ struct Share {
     Sum sum[rows][columns];
     int row, column;
 
-    static __device__ __forceinline__ Sum load(const Sum* from, int rank) {
-        const float word = cluster_load(reinterpret_cast<const float*>(from), rank);
-        if constexpr (integer<Sum>) return __float_as_int(word);
-        else return word;
-    }
-
     __device__ __forceinline__ Share(const Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], float* shared) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
         constexpr int threads = Tiling<Tuning>::threads;
         Sum* const mine = reinterpret_cast<Sum*>(shared) + threadIdx.x;
         __syncthreads();  // the stages have been read
@@ -202,16 +195,9 @@ struct Share {
 #pragma unroll
         for (int i = 0; i < rows; ++i)
 #pragma unroll
-            for (int j = 0; j < columns; ++j) {
-                const Sum* at = mine + ((row + i) * Tuning::thread_pixels + column + j) * threads;
-                sum[i][j] = load(at, 0);
-#pragma unroll
-                for (int other = 1; other < Tuning::split; ++other) sum[i][j] += load(at, other);
-            }
+            for (int j = 0; j < columns; ++j)
+                sum[i][j] = cluster_sum<Tuning::split>(mine + ((row + i) * Tuning::thread_pixels + column + j) * threads);
         cluster_barrier();
-#else
-        static_assert(Tuning::split == 1, "clusters of blocks need compute capability 9.0");
-#endif
     }
 };
 

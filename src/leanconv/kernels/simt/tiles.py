@@ -6,12 +6,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, gcd
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from leanconv.dtypes import is_narrow
-from leanconv.kernels.common.layers import copy_layout, has_wide_tensors, leaves_image
-from leanconv.kernels.contract import Config, ceil_div, variant
+from leanconv.kernels.common.layers import conv_arguments, copy_layout, has_wide_tensors, leaves_image
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div, variant
 from leanconv.kernels.cost import GpuSpeeds, Speeds
 from leanconv.options import Layout
 from leanconv.plan import Argument, Constants, Launch, Target
@@ -64,7 +63,6 @@ class TileConfig(Config):
 
     @cached_property
     def threads(self) -> int:
-        """Threads of a block."""
         warps_k = self.tile_k // (self.lanes_k * self.thread_k)
         warps_pixels = self.tile_pixels // (32 // self.lanes_k * self.thread_pixels)
         return 32 * warps_k * warps_pixels
@@ -198,27 +196,16 @@ def with_splits(
 
 
 def tile_launch(
-    header: str,
-    problem: Constants,
+    algorithm: GpuAlgorithm,
+    constants: Constants,
     config: TileConfig,
-    convolution: ConvProblem,
+    problem: ConvProblem,
     pixels: int,
     shared_bytes: int,
-    arguments: tuple[Argument, ...],
+    arguments: tuple[Argument, ...] = (),
     phases: int = 1,
 ) -> Launch:
-    """The launch of the tiled kernel in ``header``, which numbers ``pixels`` output pixels of each of its phases."""
-    tiles = ceil_div(convolution.group_k, config.tile_k) * convolution.groups * ceil_div(pixels, config.tile_pixels)
-    tiles *= phases
-    return Launch(
-        header=header,
-        function=f"leanconv::{PurePosixPath(header).stem}",
-        problem=problem,
-        tuning=config.constants(),
-        arguments=arguments,
-        grid=tiles * config.split,
-        block=config.threads,
-        shared_bytes=shared_bytes,
-        min_blocks=config.min_blocks,
-        cluster=config.split,
-    )
+    """The launch of a tiled kernel, which numbers ``pixels`` output pixels of each of its phases."""
+    tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups * ceil_div(pixels, config.tile_pixels)
+    grid = tiles * phases * config.split
+    return algorithm.launch(config, constants, arguments or conv_arguments(problem), grid, shared_bytes)

@@ -32,7 +32,6 @@ struct WeightShare {
         const bool in_tile = tile / at_once % lanes == 0 || column + i * lanes * at_once < tile;
         return in_tile && (depth % per_pass == 0 || row + pass * per_pass < depth);
     }
-    // Put what is held in registers into `stage`.
     template <class Held>
     __device__ __forceinline__ void store(const Held& held, float* stage, int pitch) const {
 #pragma unroll

@@ -6,23 +6,15 @@ import itertools
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.layers import copy_layout, limits, overwrites
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, fma_cycles, launch_cycles, mean_products
 from leanconv.kernels.simt import implicit_gemm
-from leanconv.kernels.simt.winograd_tiles import (
-    Transform,
-    WinogradTileConfig,
-    filter_launch,
-    fitted,
-    forward_of,
-    main_cycles,
-    main_launch,
-    prepare_cycles,
-    prepared_floats,
-)
+from leanconv.kernels.simt import winograd_tiles as tiles
+from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig, forward_of
 from leanconv.kernels.winograd_matrices import kernels, matrices, segments, why_no_kernels
 from leanconv.options import Layout
 from leanconv.plan import Constants, Plan, Target
@@ -159,7 +151,7 @@ def filter_floats(problem: ConvProblem, alpha: int, block: int) -> int:
     """Size of the filters of ``problem`` in ``alpha`` states; 1 for those that implicit GEMM reads."""
     if alpha == 1:
         return input_gradient.prepared_bytes(problem) // 4 if problem.op == "dgrad" else 0
-    return prepared_floats(problem, transform_of(problem, ColumnRange(alpha, block, 0, 0)))
+    return tiles.prepared_floats(problem, transform_of(problem, ColumnRange(alpha, block, 0, 0)))
 
 
 def ranges_of(problem: ConvProblem, alpha: int, block: int, cut: bool) -> list[ColumnRange]:
@@ -184,7 +176,6 @@ def cuts_of(problem: ConvProblem, block: int) -> tuple[bool, ...]:
 
 
 def transform_of(problem: ConvProblem, part: ColumnRange) -> Transform:
-    """What the kernel of a range of columns transforms."""
     of_tile = matrices(part.states + 1 - part.block, part.block)
     taps, row_blocks = taps_of(problem)
     column_blocks = ceil_div(problem.s, part.block)
@@ -204,7 +195,7 @@ def _cycles(problem: ConvProblem, transform: Transform, config: WinogradConfig, 
         speed /= speeds.narrow_block
     if config.producers and problem.layout == "NHWC":
         speed *= 1 - speeds.producers_nhwc * max(0, 5 - transform.taps)
-    return main_cycles(problem, transform, config, speed, speeds.store_cycles[problem.layout], target)
+    return tiles.main_cycles(problem, transform, config, speed, speeds.store_cycles[problem.layout], target)
 
 
 @lru_cache(maxsize=64)
@@ -228,7 +219,7 @@ def _fitting(problem: ConvProblem, alpha: int, block: int, target: Target) -> tu
             config = variant(config, column_block=block)
         for rows, run in itertools.product((1, 2, 4, 8), (1, 2) if shared else (1,)):
             if config.tiles % (4 * rows) == 0:
-                chosen = fitted(problem, transform, variant(config, rows=rows, run=run), target)
+                chosen = tiles.fitted(problem, transform, variant(config, rows=rows, run=run), target)
                 if chosen is not None:
                     alone = alpha == 8 and chosen.min_blocks == 1 < config.min_blocks
                     speed = share * (speeds.shared_pixels if run == 2 else 1.0)
@@ -239,7 +230,7 @@ def _fitting(problem: ConvProblem, alpha: int, block: int, target: Target) -> tu
 def _prepare_cycles(problem: ConvProblem, part: ColumnRange, target: Target) -> float:
     """Predicted clock cycles of what prepares the filters of a range of columns."""
     if part.states > 1:
-        return prepare_cycles(problem, transform_of(problem, part), target)
+        return tiles.prepare_cycles(problem, transform_of(problem, part), target)
     return launch_cycles(target) if problem.op == "dgrad" else 0.0
 
 
@@ -253,7 +244,6 @@ class Winograd1d(TimedAlgorithm):
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     precision = "fp32"
-    solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target, 2.5 if problem.precision in ("ieee", "fp32") else 4.5)
@@ -302,9 +292,8 @@ class Winograd1d(TimedAlgorithm):
 
     def _best(self, problem: ConvProblem, part: ColumnRange, target: Target) -> tuple[float, WinogradConfig]:
         """The configuration of a range that is not the first."""
-        return min(
-            self._kernels(problem, part, target), key=lambda pair: pair[0], default=(float("inf"), WinogradConfig())
-        )
+        none = (float("inf"), WinogradConfig())
+        return min(self._kernels(problem, part, target), key=itemgetter(0), default=none)
 
     def _part_cycles(self, problem: ConvProblem, part: ColumnRange, target: Target) -> float:
         if part.states > 1:
@@ -327,6 +316,6 @@ class Winograd1d(TimedAlgorithm):
                 continue
             chosen = config if part.states == config.states else self._best(problem, part, target)[1]
             transform = transform_of(problem, part)
-            prepare.append(filter_launch(self.name, problem, transform))
-            launches.append(main_launch(self.name, problem, transform, chosen))
+            prepare.append(tiles.filter_launch(self.name, problem, transform))
+            launches.append(tiles.main_launch(self.name, problem, transform, chosen))
         return Plan(tuple(launches), prepare=tuple(prepare), prepared_bytes=self.prepared_bytes(problem))

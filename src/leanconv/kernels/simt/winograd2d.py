@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 
 from leanconv.kernels.common.layers import copy_layout, limits, overwrites
 from leanconv.kernels.contract import TimedAlgorithm, by_time
 from leanconv.kernels.cost import Speeds, fma_cycles
-from leanconv.kernels.simt.winograd_tiles import (
-    Transform,
-    WinogradTileConfig,
-    filter_launch,
-    fitted,
-    forward_of,
-    main_cycles,
-    main_launch,
-    prepare_cycles,
-    prepared_floats,
-)
+from leanconv.kernels.simt import winograd_tiles as tiles
+from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig
 from leanconv.kernels.winograd_matrices import matrices, outputs_2d, why_not_2d
 from leanconv.options import Layout
 from leanconv.plan import Plan, Target
@@ -75,7 +66,7 @@ class SquareSpeeds(Speeds):
 
 def transform_of(problem: ConvProblem, m: int) -> Transform:
     """F(m x m, 3 x 3) of the whole output."""
-    return Transform(matrices(m, 3), True, 0, forward_of(problem).q)
+    return Transform(matrices(m, 3), True, 0, tiles.forward_of(problem).q)
 
 
 def outputs_of(config: Winograd2dConfig) -> int:
@@ -89,7 +80,6 @@ class Winograd2d(TimedAlgorithm):
     name = "winograd2d"
     paper = "R. L. Castro et al., openCNN (2021)"
     precision = "fp32"
-    solves = "conv2d"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target, 2.25)
@@ -105,22 +95,19 @@ class Winograd2d(TimedAlgorithm):
             if speed is None or m not in outputs_2d(problem.precision) or (config.staged and problem.layout != "NCHW"):
                 continue
             transform = transform_of(problem, m)
-            chosen = fitted(problem, transform, config, target)
+            chosen = tiles.fitted(problem, transform, config, target)
             if chosen is not None:
-                time = main_cycles(problem, transform, chosen, speed, speeds.store_cycles[chosen.staged], target)
-                configs.append((time + prepare_cycles(problem, transform, target), chosen))
+                time = tiles.main_cycles(problem, transform, chosen, speed, speeds.store_cycles[chosen.staged], target)
+                configs.append((time + tiles.prepare_cycles(problem, transform, target), chosen))
         return by_time(configs)
 
-    def order_of_sums(self, problem: ConvProblem, config: Winograd2dConfig) -> Hashable:
-        return config.order
-
     def prepared_bytes(self, problem: ConvProblem) -> int:
-        return 4 * max(prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))
+        return 4 * max(tiles.prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))
 
     def plan(self, problem: ConvProblem, config: Winograd2dConfig, target: Target) -> Plan:
         transform = transform_of(problem, outputs_of(config))
         return Plan(
-            (main_launch(self.name, problem, transform, config),),
-            prepare=(filter_launch(self.name, problem, transform),),
+            (tiles.main_launch(self.name, problem, transform, config),),
+            prepare=(tiles.filter_launch(self.name, problem, transform),),
             prepared_bytes=self.prepared_bytes(problem),
         )

@@ -86,7 +86,6 @@ struct WinogradOutput {
         }
     }
 
-    // Output o of `width` neighbours.
     static __device__ __forceinline__ void output_of(float (&v)[width], const float (&result)[width][outputs], int o) {
 #pragma unroll
         for (int j = 0; j < width; ++j) v[j] = result[j][o];

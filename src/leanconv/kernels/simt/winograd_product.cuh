@@ -147,7 +147,6 @@ struct WinogradProduct {
         }
     }
 
-    // Fragments of channel c.
     __device__ __forceinline__ void read(int step, int c) {
         const int number = step - taps;
         const float* const filters = stage(step) + c * states * Tuning::tile_k;

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TypeVar
 
-from leanconv.kernels.common.layers import conv_arguments, conv_constants, has_wide_tensors
-from leanconv.kernels.contract import Config, ceil_div, variant
+from leanconv.kernels.common.layers import conv_arguments, conv_constants, forward_of, has_wide_tensors
+from leanconv.kernels.contract import Config, ceil_div, named, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.kernels.winograd_matrices import Matrices, Rows
 from leanconv.plan import Constants, Launch, Pointer, Target
@@ -61,7 +61,6 @@ class WinogradTileConfig(Config):
 
     @cached_property
     def tile_k(self) -> int:
-        """Filters of a block."""
         return self.lanes_k * self.thread_k
 
     @cached_property
@@ -76,7 +75,6 @@ class WinogradTileConfig(Config):
 
     @cached_property
     def threads(self) -> int:
-        """Threads of a block."""
         return 32 * (self.states // self.lane_states + self.producers)
 
 
@@ -100,7 +98,6 @@ class Transform:
 
     @cached_property
     def states(self) -> int:
-        """States of a tile."""
         return self.tile[0] * self.tile[1]
 
     @cached_property
@@ -128,17 +125,6 @@ class Transform:
         return config.run * ceil_div(ceil_div(self.count, self.matrices.n), config.run)
 
 
-def forward_of(problem: ConvProblem) -> ConvProblem:
-    """The forward convolution that is computed for ``problem``."""
-    return _as_forward(problem) if problem.op == "dgrad" else problem
-
-
-@lru_cache(maxsize=64)
-def _as_forward(problem: ConvProblem) -> ConvProblem:
-    """Cached, since predicting times needs it a hundred times."""
-    return problem.as_forward()
-
-
 def padded_sizes(problem: ConvProblem) -> tuple[int, int]:
     """Channels and filters of a group, as the transformed filters count them: whole tiles of any configuration."""
     k = problem.group_k
@@ -162,11 +148,7 @@ def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
     forward = forward_of(problem)
     c, k = padded_sizes(forward)
     return (
-        ("r", forward.r),
-        ("s", forward.s),
-        ("groups", forward.groups),
-        ("group_c", forward.group_c),
-        ("group_k", forward.group_k),
+        *named(forward, "r s groups group_c group_k"),
         ("nhwc", forward.layout == "NHWC"),
         ("chwn", forward.layout == "CHWN"),
         ("rotated", problem.op == "dgrad"),
@@ -184,7 +166,6 @@ def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
 
 
 def _constants(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> Constants:
-    """The ``Problem`` struct of the main kernel."""
     known = {**dict(conv_constants(forward_of(problem))), **dict(_filter_constants(problem, transform))}
     del known["g"], known["rotated"]
     return (
@@ -250,7 +231,6 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
 
 
 def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfig) -> int:
-    """Blocks of the main kernel."""
     forward = forward_of(problem)
     d = forward.dilation[0]
     row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows * transform.out[0])
@@ -292,10 +272,8 @@ def main_cycles(
     transforms = positions / transform.taps * INSTRUCTIONS[transform.square, transform.states]
     work = config.tile_k * config.tiles * config.states + transforms
     products = channels * transform.of_filter * work / target.fma_lanes / speed
-    one = (
-        products
-        + (WinogradSpeeds.of(target).prologue_cycles + store * config.tile_k * config.tiles * out) / config.min_blocks
-    )
+    fixed = WinogradSpeeds.of(target).prologue_cycles + store * config.tile_k * config.tiles * out
+    one = products + fixed / config.min_blocks
     on_one = max(1, ceil_div(blocks(problem, transform, config), target.multiprocessors))
     # The last blocks may be fewer than fit at once: few warps hide less latency.
     last, warps = on_one % config.min_blocks, config.threads / 128
@@ -313,9 +291,8 @@ def filter_launch(name: str, problem: ConvProblem, transform: Transform) -> Laun
     """The launch that transforms the filters for algorithm ``name``."""
     c, k = padded_sizes(forward_of(problem))
     threads, filters, channels = 256, 32, 8
-    rows = min(
-        transform.taps * transform.column_blocks, max(1, 40 * 1024 // (4 * filters * channels * transform.weights))
-    )
+    most = max(1, 40 * 1024 // (4 * filters * channels * transform.weights))
+    rows = min(transform.taps * transform.column_blocks, most)
     return Launch(
         header=f"kernels/simt/{name}.cuh",
         function=f"leanconv::{name}_filters",
