@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import sys
 import types
@@ -47,6 +48,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {why}"))
 
 
+def pytest_collection_finish() -> None:
+    """What is there to stay is not looked through again: of tests that collect garbage that is most of their time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The user's own compiled kernels and tables of tuned problems are neither read nor written."""
@@ -64,6 +71,14 @@ def _ceilings_are_measured_once() -> Iterator[None]:
     measured = cache(lambda: measure_cpu(0.1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_run, "measure_cpu", lambda budget_s: measured())
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_frozen_stays() -> Iterator[None]:
+    """A run of the benchmark freezes what is there, and lets it go behind it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_run, "gc", types.SimpleNamespace(collect=gc.collect, freeze=gc.freeze, unfreeze=int))
         yield
 
 
