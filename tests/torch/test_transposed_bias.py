@@ -45,8 +45,11 @@ def layer(name: str, dtype: Any) -> tuple[str, Any, tuple[Any, ...], dict[str, A
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_pytorchs_own_on_the_cpu(name: str, dtype: Any) -> None:
-    function, _, given, options = layer(name, dtype)
-    assert torch.equal(getattr(ours, function)(*given, **options), getattr(F, function)(*given, **options))
+    function, nearest, given, options = layer(name, dtype)
+    y = getattr(ours, function)(*given, **options)
+    # PyTorch gets another layer where the output is padded beyond the stride; its own is rounded twice on some CPUs
+    once = name == "padding beyond the stride" and torch.equal(y, nearest)
+    assert once or torch.equal(y, getattr(F, function)(*given, **options))
 
 
 @pytest.mark.parametrize("name", LAYERS)
