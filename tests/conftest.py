@@ -36,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "exhaustive: one more of many that are alike; `make test-all` runs it")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU each function of a marked test is skipped once, with the reason, for all of its parameters."""
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
@@ -44,8 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         why = why_no_gpu()
     except CudaError:
         return  # there is one that does not work, as the marked tests will tell
-    for item in marked if why else ():
+    if not why:
+        return
+    shown = {item.nodeid.partition("[")[0]: item for item in reversed(marked)}.values()
+    for item in shown:
         item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {why}"))
+    left = set(marked).difference(shown)
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_collection_finish() -> None:
