@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 import sys
 import types
@@ -35,7 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "exhaustive: one more of many that are alike; `make test-all` runs it")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU each function of a marked test is skipped once, with the reason, for all of its parameters."""
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
@@ -43,8 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         why = why_no_gpu()
     except CudaError:
         return  # there is one that does not work, as the marked tests will tell
-    for item in marked if why else ():
+    if not why:
+        return
+    shown = {item.nodeid.partition("[")[0]: item for item in reversed(marked)}.values()
+    for item in shown:
         item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {why}"))
+    left = set(marked).difference(shown)
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish() -> None:
+    """What is there to stay is not looked through again: of tests that collect garbage that is most of their time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -64,6 +78,14 @@ def _ceilings_are_measured_once() -> Iterator[None]:
     measured = cache(lambda: measure_cpu(0.1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_run, "measure_cpu", lambda budget_s: measured())
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _what_is_frozen_stays() -> Iterator[None]:
+    """A run of the benchmark freezes what is there, and lets it go behind it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_run, "gc", types.SimpleNamespace(collect=gc.collect, freeze=gc.freeze, unfreeze=int))
         yield
 
 

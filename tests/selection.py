@@ -63,15 +63,21 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         return
+    if problem.is_empty:
+        yield "empty"  # and stands for nothing else: no block runs
+        return
     yield problem.op, problem.dtype
-    if algorithm.family in TENSOR_CORES or algorithm.stem == "implicit_gemm_weight_split_k":
+    if algorithm.family in TENSOR_CORES:
+        if problem.layout == "CHWN":  # their own tests play the others
+            yield problem.layout, problem.op
+        return
+    if algorithm.stem == "implicit_gemm_weight_split_k":
         yield problem.layout, problem.op
         return
     if algorithm.stem in ("direct_tiled", "winograd1d"):
         # the rest is what the layers of their own tests differ in, of which `make test` plays as many
         yield problem.layout, problem.op
         yield "accumulate", problem.accumulate
-        yield "empty", problem.is_empty
         yield "groups", problem.groups > 1, problem.groups == problem.c > 1
         return
     top, bottom, left, right = problem.padding
@@ -89,7 +95,6 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
         "dilation": problem.dilation != (1, 1),
         "uneven padding": (top, left) != (bottom, right),
         "activation": problem.activation is not None,
-        "empty": problem.is_empty,
     }
     narrow = "integers" if is_integer(problem.dtype) else is_narrow(problem.dtype)
     for name, present in (stored if narrow else has).items():

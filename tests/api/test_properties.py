@@ -1,6 +1,7 @@
 """Laws that hold for every problem: drawn by hypothesis, the arithmetic many times, kernels on the emulator a few.
 
-A drawn kernel costs a compilation of half a second, so those draws take their compile-time numbers from short lists.
+A drawn kernel costs a compilation of a fifth of a second or more, so each is drawn once. That is no layer of one
+channel and one tap, which hypothesis draws first and `tests.cases` has.
 Draws are the same in every run: a red run must not be a matter of luck.
 """
 
@@ -24,7 +25,7 @@ from tests.variants import VARIANTS
 
 ARITHMETIC = settings(max_examples=25, derandomize=True, deadline=None, database=None)
 KERNEL = settings(
-    max_examples=2,
+    max_examples=1,
     derandomize=True,
     deadline=None,
     database=None,
@@ -262,7 +263,7 @@ def test_batch_is_not_compiled_in(algorithm, problem):
 
 @each(CONV_ALGORITHMS)
 @KERNEL
-@given(problem=conv_problems(largest=14, most_channels=24, most_taps=4))
+@given(problem=conv_problems(largest=14, most_channels=24, most_taps=4).filter(lambda problem: problem.terms > 1))
 def test_drawn_convolutions_are_right(algorithm, problem):
     problem = suited(algorithm, problem)
     assume(not algorithm.reasons(problem, TARGETS[0]))
@@ -271,7 +272,7 @@ def test_drawn_convolutions_are_right(algorithm, problem):
 
 @each([a for a in CONV_ALGORITHMS if not a.reasons(GRADIENT_CASES[0].problem, TARGETS[0])])
 @KERNEL
-@given(problem=gradients(largest=14, most_channels=24, most_taps=4))
+@given(problem=gradients(largest=14, most_channels=24, most_taps=4).filter(lambda problem: problem.terms > 1))
 def test_drawn_gradients_are_right(algorithm, problem):
     problem = suited(algorithm, problem)
     assume(not algorithm.reasons(problem, TARGETS[0]))

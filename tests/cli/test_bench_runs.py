@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -303,9 +304,9 @@ def test_a_run_out_of_time_is_resumed(tmp_path: Path, capsys: Any) -> None:
         run(resume=other)
 
 
-def test_objects_are_frozen_only_during_a_run() -> None:
-    import gc
-
+def test_objects_are_frozen_only_during_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_run, "gc", gc)
+    gc.unfreeze()
     counts = []
 
     class Counter(type(PEERS[-1])):  # type: ignore[misc]
@@ -323,6 +324,7 @@ def test_objects_are_frozen_only_during_a_run() -> None:
 
     run_suite(TINY[1:], device="cpu", quick=True, progress=False, peers=(Counter(),))
     assert counts[0] > 1000 and gc.get_freeze_count() == 0
+    gc.freeze()
 
 
 def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ from tests.emulator.test_emulator import floats, play, poisoned
 #: One warp fills two stages that the others read, steps ahead: barriers 1 and 2 say full, 3 and 4 empty.
 PIPELINE = """
 const int lane = t % 32;
-if (t / 32 == PRODUCER) {
+if (t / 32 == producer) {
     for (int k = 0; k < n; ++k) {
         const int stage = k % 2;
         /* wait empty */ if (k >= 2) barrier_sync(3 + stage, 96);
@@ -51,8 +51,9 @@ def without(body, *marks):
 
 
 def run_pipeline(body, producer):
-    x = floats(32 * STEPS)
-    y = play(body.replace("PRODUCER", str(producer)), x, np.zeros(192, np.float32), block=96, grid=2, n=STEPS)
+    """One unit for all producers: the argument has both numbers."""
+    x, body = floats(32 * STEPS), f"const int producer = n / 16; n %= 16;\n{body}"
+    y = play(body, x, np.zeros(192, np.float32), block=96, grid=2, n=STEPS + 16 * producer)
     return x.reshape(STEPS, 32), y.reshape(2, 3, 32)
 
 
@@ -254,7 +255,7 @@ def unit(body):
 
 def test_the_compiler_takes_the_same_text(nvrtc):
     for arch in ("sm_80", "sm_90a", "sm_100a", "sm_120"):
-        assert compile_source(unit(PIPELINE.replace("PRODUCER", "0")), "probe", arch).cubin
+        assert compile_source(unit(PIPELINE.replace("producer", "0")), "probe", arch).cubin
     for arch in ("sm_90a", "sm_100a"):
         assert compile_source(unit(REGISTERS + "(void)s; (void)i; (void)n;"), "probe", arch).cubin
     with pytest.raises(CompileError, match="set_registers_down"):

@@ -156,8 +156,8 @@ def runs_on(algorithm, problem, target):
 
 
 def guesses():
-    """Every layer for every GPU; in ``make test`` every layer, every algorithm, and families in every layout and type,
-    for one of the GPUs."""
+    """Every layer for every GPU; in ``make test`` every layer, every algorithm, and families in every type, those of
+    float32 cores in every layout, for one of the GPUs."""
     pairs = [(entry, target) for entry, target in product(ACCEPTED, TARGETS) if runs_on(*entry.values, target)]
     found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry, target in pairs]
 
@@ -170,7 +170,8 @@ def guesses():
         if (TARGETS.index(target) + len(algorithm.stem)) % 4 == 0:
             yield algorithm.family, target.arch
         yield algorithm.stem
-        yield algorithm.family, layout
+        if algorithm.family not in selection.TENSOR_CORES:
+            yield algorithm.family, layout
         yield algorithm.family, problem.dtype
 
     def work(each):

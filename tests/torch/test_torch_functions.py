@@ -149,9 +149,15 @@ class Net(torch.nn.Module):
 
     def forward(self, x: Any) -> Any:
         x = self.b(self.a(x).relu())
-        x = torch.stack([self.c(row) for row in x.unbind(2)], 2)
+        x = self.of_rows(self.c, x)
         x = self.d(x, output_size=(12, 7))
-        return torch.stack([self.e(row, output_size=(14,)) for row in x.unbind(2)], 2)
+        return self.of_rows(self.e, x, output_size=(14,))
+
+    @staticmethod
+    def of_rows(signals: Any, x: Any, **options: Any) -> Any:
+        """The rows of an image are so many signals: one batch."""
+        rows = signals(x.transpose(1, 2).flatten(0, 1), **options)
+        return rows.unflatten(0, (-1, x.shape[2])).transpose(1, 2)
 
 
 def test_modules() -> None:

@@ -45,10 +45,11 @@ def layer(name: str, dtype: Any) -> tuple[str, Any, tuple[Any, ...], dict[str, A
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_pytorchs_own_on_the_cpu(name: str, dtype: Any) -> None:
-    """What PyTorch computes there; rounded once where PyTorch rounds twice, as in bfloat16 on some processors."""
     function, nearest, given, options = layer(name, dtype)
-    got = getattr(ours, function)(*given, **options)
-    assert torch.equal(got, getattr(F, function)(*given, **options)) or torch.equal(got, nearest)
+    y = getattr(ours, function)(*given, **options)
+    # PyTorch gets another layer where the output is padded beyond the stride; its own is rounded twice on some CPUs
+    once = name == "padding beyond the stride" and torch.equal(y, nearest)
+    assert once or torch.equal(y, getattr(F, function)(*given, **options))
 
 
 @pytest.mark.parametrize("name", LAYERS)
