@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import product, zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
-from leanconv.bench.suites import format_problem
+from leanconv.bench.suites import format_problem, parse_problem
 from leanconv.call.choose import choose
 from leanconv.options import Layout
 from leanconv.plan import Target
@@ -35,9 +35,11 @@ NETWORKS = {
 }  # fmt: skip
 #: The results file.
 NAME = "torchvision-layers"
-#: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups, channels last.
+#: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups.
 OTHERS = "other-layers"
-OTHER_NETWORKS = ("resnet50", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "densenet121")
+OTHER_NETWORKS = (
+    "resnet50", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "densenet121", "mobilenet_v3_large",
+)  # fmt: skip
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
 #: The revision of rows whose times were in the table before.
 EARLIER = "before, with today's kernels"
@@ -71,11 +73,11 @@ def other_layers(target: Target, networks: Sequence[str] = OTHER_NETWORKS) -> li
     """Gradients, and layers in 16 bits or of groups, those first that take long, of each kind in turn."""
     by_kind: dict[Any, dict[ConvProblem, Layer]] = {}
     for network in networks:
-        for dtype in ("float16", "float32"):
-            for problem, limit in _of_network(network, "NHWC", dtype, backward=True):
+        for dtype, layout in product(("float16", "float32"), LAYOUTS):
+            for problem, limit in _of_network(network, layout, dtype, backward=True):
                 if dtype == "float32" and problem.op == "fprop" and problem.groups == 1:
                     continue
-                kind = dtype, problem.op, problem.groups > 1
+                kind = dtype, layout, problem.op, problem.groups > 1
                 layer = by_kind.setdefault(kind, {}).setdefault(problem, Layer(problem, limit))
                 layer.shares[network] = choose(problem, replace(target, model=""), limit=limit).cost
     ordered = [sorted(each.values(), key=lambda layer: -max(layer.shares.values())) for each in by_kind.values()]
@@ -182,12 +184,31 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "layout", "layers", *heads, "left to PyTorch"], lines
 
 
-def section(record: dict[str, Any]) -> str:
-    rows = record["rows"]
+def _revisions(rows: Sequence[dict[str, Any]]) -> str:
     found = Counter(f"at revision {(row['revision'] or 'unknown')[:12]} ({row['date'][:10]})"
                     if row["revision"] != EARLIER else EARLIER for row in rows)  # fmt: skip
-    of = ", ".join(f"{count} {words}" for words, count in found.items())
-    said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {of}."
+    return ", ".join(f"{count} {words}" for words, count in found.items())
+
+
+def others(record: dict[str, Any]) -> str:
+    """By operation, kind of layer and PyTorch's arithmetic: how many layers, and times as fast as PyTorch."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for row in record["rows"]:
+        problem = parse_problem(row["problem"])
+        groups = "" if problem.groups == 1 else "depthwise" if problem.group_c == 1 else "grouped"
+        for peer in set(row["peers"]) & {"torch-float16", *PEERS}:
+            key = PEERS.get(peer, "16 bits"), groups, problem.op, row["layout"]
+            found.setdefault(key, []).append(row["peers"][peer] / row["us"])
+    lines = [[*key, str(len(each)), f"{statistics.geometric_mean(each):.2f}", f"{min(each):.2f}"]
+             for key, each in sorted(found.items())]  # fmt: skip
+    heads = ["PyTorch in", "groups", "operation", "layout", "layers", "× PyTorch", "least"]
+    origin = f"{record['machine']['gpu']}: {_revisions(record['rows'])}."
+    return f"{origin}\n\n{records.table((heads, lines))}"
+
+
+def section(record: dict[str, Any]) -> str:
+    rows = record["rows"]
+    said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {_revisions(rows)}."
     if strict := [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]:
         said += (
             f" Their winners are {statistics.geometric_mean(strict):.2f} times as fast as strict FP32 in the "

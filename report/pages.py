@@ -158,6 +158,7 @@ MAKERS: dict[str, Maker] = {
     "waits": Maker(first_calls.section, "python -m report first-calls"),
     "cpu": Maker(cpu.section, "python -m report cpu"),
     "layers": Maker(layers.section, "python -m report layers"),
+    "others": Maker(layers.others, "python -m report layers --others"),
     "modes": Maker(modes.section, "python -m report modes"),
     "networks": Maker(networks.section, "python -m report networks"),
     "training": Maker(training.section, "examples/train_cnn.py --json"),

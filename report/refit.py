@@ -148,7 +148,7 @@ def _by(field: str, some: Sequence[Point]) -> dict[str, list[Point]]:
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
     """Its time in clock cycles by the fit of its group."""
     fit = fitted_to.get(point.group) or (fitted_to.get(cost.OTHERS) if point.launch else None) or Fit()
-    return fit.with_prepared(point.prepared).cycles(point.predicted)
+    return fit.factor * point.predicted + fit.start + fit.preparing * point.prepared
 
 
 def validated(some: Sequence[Point]) -> dict[str, float]:
