@@ -69,10 +69,10 @@ def layers(target: Target, networks: Sequence[str] = tuple(NETWORKS)) -> list[La
     return sorted(found.values(), key=lambda layer: -max(layer.shares.values()))
 
 
-def other_layers(target: Target, networks: Sequence[str] = OTHER_NETWORKS) -> list[Layer]:
+def other_layers(target: Target) -> list[Layer]:
     """Gradients, and layers in 16 bits or of groups, those first that take long, of each kind in turn."""
     by_kind: dict[Any, dict[ConvProblem, Layer]] = {}
-    for network in networks:
+    for network in OTHER_NETWORKS:
         for dtype, layout in product(("float16", "float32"), LAYOUTS):
             for problem, limit in _of_network(network, layout, dtype, backward=True):
                 if dtype == "float32" and problem.op == "fprop" and problem.groups == 1:

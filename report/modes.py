@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.bench.format import Table
+from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
-from report.networks import NETWORKS, arithmetic, captured, revisions
+from report.networks import NETWORKS, captured, revisions
 
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leanconv.bench.format import Table
+from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from report import records
 
@@ -132,20 +132,6 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
         kept.sort(key=lambda row: list(NETWORKS).index(row["network"]))
         records.write(results, "networks", about, kept)
     return path
-
-
-@contextmanager
-def arithmetic(tf32: bool) -> Iterator[None]:
-    """PyTorch with or without TF32 and with cuDNN's search; afterwards its switches are as they were."""
-    import torch
-
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, tf32
-    try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32):
-            yield
-    finally:
-        matmul.allow_tf32 = before
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -135,16 +135,14 @@ def conv1d(
         x: float32, float16 or bfloat16 array (n, c, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or one
             signal (c, w), for a result (k, q). The CPU takes float64 too. Or int8 or uint8, as in `conv2d`.
         w: filters (k, c / groups, s), of the same library, dtype and device; or what `prepare_weights` made of them.
-        bias: (k,) or None.
         stride: samples between outputs.
         padding: zeros around the signal: one number, (left, right), ``"valid"`` or ``"same"``, as in `conv2d`.
         dilation: samples between filter taps.
-        groups: c and k are divided into this many groups; a filter reads the channels of its own group.
         layout: ``"NWC"``: x is (n, w, c), w (k, s, c / groups) and y (n, q, k). ``"CWN"``: x is (c, w, n), w
             (c / groups, s, k) and y (k, q, n). Without a batch there is no n in these. PyTorch tensors keep their
             logical shapes; for them it is the order in memory, by default that of x if that is NCW or NWC. All else as
             in `conv2d`.
-        algorithm, precision, activation, out, device, workspace_limit, batch_invariant: as in `conv2d`.
+        bias, groups, algorithm, precision, activation, out, device, workspace_limit, batch_invariant: as in `conv2d`.
 
     Returns:
         y of shape (n, k, q), of x's library, computed on the caller's current stream; ``out`` if given.

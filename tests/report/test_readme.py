@@ -107,7 +107,9 @@ def test_extras() -> None:
 
 
 def test_environment_variables() -> None:
-    assert {name: row[0] for name, row in table("## Environment variables").items()} == env.VARIABLES
+    """The table has those that the only reader reads."""
+    read = set(re.findall(r"\"(LEANCONV_\w+)\"", Path(env.__file__).read_text(encoding="utf-8")))
+    assert set(table("## Environment variables")) == read
 
 
 def test_algorithms() -> None:

@@ -8,8 +8,8 @@ import math
 Table = tuple[list[str], list[list[str]]]
 
 
-def quantity(value: float | None, digits: int = 3) -> str:
-    """A figure with ``digits`` significant digits and no exponent; a dash for None.
+def quantity(value: float | None) -> str:
+    """A figure with three significant digits and no exponent; a dash for None.
 
     >>> quantity(1234.5), quantity(0.04177), quantity(None)
     ('1234', '0.0418', '–')
@@ -17,7 +17,7 @@ def quantity(value: float | None, digits: int = 3) -> str:
     if value is None:
         return "–"
     magnitude = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:.{min(9, max(0, digits - 1 - magnitude))}f}"
+    return f"{value:.{min(9, max(0, 2 - magnitude))}f}"
 
 
 def size(count: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Every environment variable that leanconv reads, one line each. They are read at each use, not at import."""
+"""Every environment variable that leanconv reads, at each use, not at import; README.md has their table."""
 
 from __future__ import annotations
 
@@ -12,20 +12,6 @@ from typing import Any, TypeVar
 from leanconv.runtime.errors import warn_once
 
 T = TypeVar("T")
-#: name -> what it does; the README's table is this one
-VARIABLES = {
-    "LEANCONV_CACHE_DIR": "folder of the compiled kernels (default: $XDG_CACHE_HOME/leanconv or ~/.cache/leanconv)",
-    "LEANCONV_NO_CACHE": "1: neither read nor write the folder of compiled kernels",
-    "LEANCONV_CACHE_LIMIT": "bytes that the folder of compiled kernels may take, such as 256MiB (default: 1GiB); what "
-    "was not used for longest is removed, 0 keeps nothing",
-    "LEANCONV_WORKSPACE_LIMIT": "bytes of GPU memory that a layer may take for scratch and packed weights, such as 0 "
-    "or 64MiB, where a call has no workspace_limit= (default: no scratch but packed weights for algorithm='auto', no "
-    "limit for one called by name)",
-    "LEANCONV_TUNING": "off: choose by the cost model alone; read-only: use the tables of tuned layers, write none; "
-    "frozen: time nothing either (default: on)",
-    "LEANCONV_TUNING_DIR": "folder of the tables that `leanconv tune` writes (default: $XDG_DATA_HOME/leanconv or "
-    "~/.local/share/leanconv)",
-}
 #: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.record_tuning`.
 TUNING_MODES = ("on", "read-only", "frozen", "off")
 

@@ -17,13 +17,13 @@ from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
 @contextmanager
-def arithmetic(tf32: bool, benchmark: bool = True) -> Iterator[None]:
-    """PyTorch with or without TF32, restored afterwards."""
+def arithmetic(tf32: bool) -> Iterator[None]:
+    """PyTorch with or without TF32 and with cuDNN's search; afterwards its switches are as they were."""
     import torch
 
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32
-    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, benchmark, tf32
+    cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = tf32, True, tf32
     try:
         yield
     finally:
