@@ -120,6 +120,39 @@ def test_gradients_of_what_is_left(left: HostDevice) -> None:
             close(one.detach(), other.detach())
 
 
+def test_what_pytorch_gives_to_cudnn_goes_there_at_once(left: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of images without a bias, where cuDNN is what PyTorch chooses, and switched on."""
+    asked: list[Any] = []
+
+    def cudnn(x: Any, w: Any, padding: Any, stride: Any, dilation: Any, groups: Any, *switches: Any) -> Any:
+        asked.append((padding, stride, dilation, groups, *switches))
+        return pytorch(x, w, None, stride, padding, dilation, groups)
+
+    monkeypatch.setattr(functions, "_cudnn_convolution", cudnn)
+    monkeypatch.setattr(functions, "_backend", lambda *given: torch._C._ConvBackend.Cudnn)
+    x = torch.randn(2, 4, 9, 8)
+    layer = nn.Conv2d(4, 6, 3, (2, 1), padding=1, groups=2, bias=False)
+    others = nn.Conv2d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3, bias=False), nn.Conv1d(4, 6, 3, bias=False)
+    flags = torch.backends.cudnn.flags
+    with torch.no_grad(), leanconv.torch.enable():
+        with flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=True):
+            close(layer(x), pytorch(x, layer.weight, None, (2, 1), 1, 1, 2))
+        with flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            layer(x)
+        assert asked == [
+            ((1, 1), (2, 1), (1, 1), 2, True, False, True),
+            ((1, 1), (2, 1), (1, 1), 2, False, True, False),
+        ]
+        with flags(enabled=False):
+            layer(x)
+        for each in others:
+            each(x if each.weight.dim() == 4 else x.flatten(2))
+        with torch.autocast("cpu", torch.bfloat16):
+            layer(x)
+    layer(x)
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize(("us", "saved", "taken"), [(90, 80, False), (100, 90, True), (300, 1, True)])
 def test_a_recorded_gradient_must_be_worth_its_python(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, us: float, saved: float, taken: bool
