@@ -33,13 +33,9 @@ NETWORKS = {
     "vgg16": 64, "resnet18": 64, "resnet50": 64, "densenet121": 32, "googlenet": 64, "mobilenet_v3_large": 64,
     "efficientnet_b0": 32, "convnext_tiny": 32,
 }  # fmt: skip
-#: The results file.
-NAME = "torchvision-layers"
-#: Layers of which the model's choice alone is timed, beside PyTorch: gradients, 16 bits and groups.
-OTHERS = "other-layers"
-OTHER_NETWORKS = (
-    "resnet50", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "densenet121", "mobilenet_v3_large",
-)  # fmt: skip
+#: The results files: of layers that are tuned; of gradients, 16 bits and groups, with the model's choice alone.
+NAME, OTHERS = "torchvision-layers", "other-layers"
+OTHER_NETWORKS = "resnet50 resnext50_32x4d efficientnet_b0 convnext_tiny densenet121 mobilenet_v3_large".split()
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
 #: The revision of rows whose times were in the table before.
 EARLIER = "before, with today's kernels"
@@ -202,8 +198,7 @@ def others(record: dict[str, Any]) -> str:
     lines = [[*key, str(len(each)), f"{statistics.geometric_mean(each):.2f}", f"{min(each):.2f}"]
              for key, each in sorted(found.items())]  # fmt: skip
     heads = ["PyTorch in", "groups", "operation", "layout", "layers", "× PyTorch", "least"]
-    origin = f"{record['machine']['gpu']}: {_revisions(record['rows'])}."
-    return f"{origin}\n\n{records.table((heads, lines))}"
+    return f"{record['machine']['gpu']}: {_revisions(record['rows'])}.\n\n{records.table((heads, lines))}"
 
 
 def section(record: dict[str, Any]) -> str:
