@@ -30,9 +30,9 @@ from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
 from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
+from leanconv.torch import recorded
 from leanconv.torch.layers import Operation, Options, tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
-from leanconv.torch.recorded import Recorded
 from leanconv.torch.report import Line, Report
 
 F = torch.nn.functional
@@ -266,7 +266,7 @@ class Layers:
             layer.line.calls += 1
         else:
             call = partial(_anew, patch, layer.options)
-        return Recorded.apply(x, w, added, call, layer.options, active)
+        return recorded.record(x, w, added, call, layer.options, active)
 
     def anew(self, layer: Layer, x: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
         """A call without a gradient, of tensors that lie otherwise than those of the layer."""

@@ -45,3 +45,7 @@ class Recorded(torch.autograd.Function):
                 each()
             gradients = torch.ops.aten.convolution_backward(*given)
         return *gradients, None, None, None
+
+
+#: `Recorded.apply` without what it does for transforms of torch.func, which never come here: 5.1 µs in place of 7.6.
+record: Callable[..., Any] = super(torch.autograd.Function, Recorded).apply
