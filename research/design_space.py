@@ -19,12 +19,12 @@ from typing import Any
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem, load_suite, parse_problem
+from leanconv.kernels.common.layers import forward_of
 from leanconv.kernels.direct.direct_tiled import (
     PAPERS_BEST,
     DirectTiled,
     DirectTiledConfig,
     block,
-    forward_of,
     layout,
     pixel_cycles,
     segments,

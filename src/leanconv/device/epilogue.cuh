@@ -8,16 +8,11 @@
 namespace leanconv {
 
 // The sum that the `split` blocks of a cluster have at `shared`, each in its own shared memory, added in the order of ranks.
-template <int split, class Sum>
-__device__ __forceinline__ Sum cluster_sum(const Sum* shared) {
-    const auto load = [&](int rank) {
-        const float word = cluster_load(reinterpret_cast<const float*>(shared), rank);
-        if constexpr (integer<Sum>) return __float_as_int(word);
-        else return word;
-    };
-    Sum sum = load(0);
+template <int split>
+__device__ __forceinline__ float cluster_sum(const float* shared) {
+    float sum = cluster_load(shared, 0);
 #pragma unroll
-    for (int rank = 1; rank < split; ++rank) sum += load(rank);
+    for (int rank = 1; rank < split; ++rank) sum += cluster_load(shared, rank);
     return sum;
 }
 

@@ -139,6 +139,10 @@ class Fit(NamedTuple):
     start: float = 0.0
     preparing: float = 0.0
 
+    def with_prepared(self, cycles: float) -> Fitted:
+        """It for one problem, whose packed weights take memory so many ``cycles``."""
+        return Fitted(self.factor, self.start + self.preparing * cycles, measured=True)
+
 
 class Fitted(NamedTuple):
     """What a `Fit` is for one problem: ``factor`` times the prediction, and ``beside`` clock cycles. Where it was
@@ -194,8 +198,7 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
         fit = fits.get(OTHERS)
     if fit is None:
         return Fitted()
-    preparing = preparing_cycles(algorithm, problem, target) if runs and fit.preparing else 0.0
-    return Fitted(fit.factor, fit.start + fit.preparing * preparing, measured=True)
+    return fit.with_prepared(preparing_cycles(algorithm, problem, target) if runs and fit.preparing else 0.0)
 
 
 def file_of(model: str) -> Path:

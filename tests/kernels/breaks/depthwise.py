@@ -105,7 +105,7 @@ BREAKS = (
            RACE | WRONG, "depthwise-nhwc", times=2, only=1, split=4),
     weight("a block leaves while others read its sums", "store_filters", "{{cluster_barrier();}}",
            GONE, "depthwise-nchw", times=2, only=2, split=4),
-    weight("one block's sum for all of the cluster", "cluster_sum", "cluster_load(..., {{_ => 0}})",
+    weight("one block's sum for all of the cluster", "cluster_sum", "+= cluster_load(_, {{_ => 0}})",
            WRONG, "depthwise-nhwc", split=4),
     weight("filters past the last are stored", "store_filters", "{{if (_ >= (Problem::k - _) * _) return;}}",
            FENCE, "depthwise-nhwc"),

@@ -40,7 +40,7 @@ BREAKS = (
          RACE | WRONG, "float16-copies-long", times=2, only=2),
     nhwc("sums lie where stages are still read", "store_tile", "{{barrier_sync(...);}}",
          UNDER_WAY | RACE, "float16-copies-long", filters=128, split=4),
-    nhwc("every block adds up the first one's sums", "cluster_sum", "cluster_load(..., {{_ => 0}})",
+    nhwc("every block adds up the first one's sums", "cluster_sum", "+= cluster_load(_, {{_ => 0}})",
          WRONG, "float16-copies-long", filters=128, split=4),
     nhwc("every block stores the first filters", "store_tile", "{{static_cast<int>(cluster_rank()) => 0}}",
          WRONG | RACE, "float16-copies-long", filters=128, split=4),

@@ -130,8 +130,12 @@ struct SharedSums {
 #pragma unroll
         for (int i = 0; i < n16; ++i)
 #pragma unroll
-            for (int j = 0; j < 8; ++j)
-                sums[i][j] = cluster_sum<Tuning::split>(mine + ((first + i) * 8 + j) * threads + thread);
+            for (int j = 0; j < 8; ++j) {
+                const float* const at = mine + ((first + i) * 8 + j) * threads + thread;
+                sums[i][j] = cluster_load(at, 0);
+#pragma unroll
+                for (int other = 1; other < Tuning::split; ++other) sums[i][j] += cluster_load(at, other);
+            }
     }
 };
 

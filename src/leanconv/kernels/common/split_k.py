@@ -72,8 +72,6 @@ class SplitK(TimedAlgorithm):
     """A gradient of the filters whose configurations have ``split_k``, of which `within` offers as many as fit. Sums
     over the blocks of a cluster, or split-K through a workspace, in fixed order, no atomics."""
 
-    precision = "fp32"
-
     def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:
         return workspace_bytes(problem, config.split_k)
 

@@ -160,34 +160,19 @@ struct ImageRun {
     }
 };
 
-// Calls of_unit(run, tile, unit, columns) for a block's units, one after the other.
-template <class Problem, class Tuning, class OfUnit>
-__device__ __forceinline__ void each_unit(const ImageUnits<Problem, Tuning>& units, int first, int last, const OfUnit& of_unit) {
-#pragma unroll 1
+// One thread's copies: of x, or of dy.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_images_of_x(const TensorMap& x, const ImageUnits<Problem, Tuning>& units,
+                                                 const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::x_stages> place;
     for (int unit = first; unit < last;) {
         const ImageRun<Problem, Tuning> run(units, unit, last);
         const ImageTile<Problem, Tuning> tile(run.number);
-        for (; unit < run.end; ++unit) of_unit(run, tile, unit, ImageColumns<Problem, Tuning>(tile, run.segment(unit)));
-    }
-}
-
-// What copies and converts: one thread copies x, one dy, two warps find the factors of each stage's images, 128 convert.
-template <class Problem, class Tuning>
-struct ImageProducers {
-    using Stages = ImageStages<Tuning>;
-    using Rings = WeightRings<Problem, Stages>;
-    using Run = ImageRun<Problem, Tuning>;
-    using Tile = ImageTile<Problem, Tuning>;
-    using Columns = ImageColumns<Problem, Tuning>;
-    const ImageUnits<Problem, Tuning>& units;
-    const Rings& rings;
-    int first, last;
-
-    __device__ __forceinline__ void copy_x(const TensorMap& x) const {
-        RingPlace<Tuning::x_stages> place;
-        each_unit(units, first, last, [&](const Run& run, const Tile& tile, int unit, const Columns& columns) {
+        for (; unit < run.end; ++unit) {
             const int h = run.p(unit) * Problem::stride_h - Problem::pad_top + tile.r * Problem::dilation_h;
             const int channel = tile.group * Problem::group_c + tile.first_channel;
+            const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
             for (int w = columns.w; w < columns.w_end; ++w) {
                 if (!tile.is_read(w)) continue;
                 Mbarrier* const full = rings.x_full(place.stage);
@@ -198,11 +183,20 @@ struct ImageProducers {
                                                        w, h, run.image(unit));
                 place.advance();
             }
-        });
+        }
     }
-    __device__ __forceinline__ void copy_dy(const TensorMap& dy) const {
-        RingPlace<Tuning::dy_stages> place;
-        each_unit(units, first, last, [&](const Run& run, const Tile& tile, int unit, const Columns& columns) {
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_images_of_dy(const TensorMap& dy, const ImageUnits<Problem, Tuning>& units,
+                                                  const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::dy_stages> place;
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        for (; unit < run.end; ++unit) {
+            const ImageColumns<Problem, Tuning> columns(tile, run.segment(unit));
             for (int q = columns.q; q < columns.q_end; ++q, place.advance()) {
                 Mbarrier* const full = rings.dy_full(place.stage);
                 mbarrier_wait_parity(rings.dy_empty(place.stage), place.parity ^ 1);
@@ -212,35 +206,57 @@ struct ImageProducers {
                                                        tile.group * Problem::group_k + tile.first_filter + 32 * i, q,
                                                        run.p(unit), run.image(unit));
             }
-        });
+        }
     }
-    __device__ __forceinline__ void scan(int thread) const {
-        RingPlace<Tuning::dy_stages> place;
-        RingPlace<Rings::code_stages> to;
-        each_unit(units, first, last, [&](const Run&, const Tile& tile, int, const Columns& columns) {
-            const int stages = columns.stages();
+}
+
+// Two warps find the factors of each stage's images.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void scan_images(const ImageUnits<Problem, Tuning>& units,
+                                            const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
+                                            int thread) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::dy_stages> place;
+    RingPlace<Rings::code_stages> to;
+#pragma unroll 1
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        for (; unit < run.end; ++unit) {
+            const int stages = ImageColumns<Problem, Tuning>(tile, run.segment(unit)).stages();
 #pragma unroll 1
             for (int i = 0; i < stages; ++i, place.advance(), to.advance()) {
                 find_codes(rings, tile.first_filter, place, 0, 0, to.stage, thread);
                 mbarrier_arrive_warp(rings.dy_empty(place.stage), thread % 32);
             }
-        });
+        }
     }
-    __device__ __forceinline__ void convert(int thread) const {
-        RingPlace<Tuning::dy_stages> dy_place;
-        RingPlace<Tuning::split_stages> place;
-        RingPlace<Rings::code_stages> code_place;
-        SplitRows<Problem, Stages> values(thread);
-        each_unit(units, first, last, [&](const Run&, const Tile&, int, const Columns& columns) {
-            const int stages = columns.stages();
+}
+
+// The converters: 128 threads.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void split_images(const ImageUnits<Problem, Tuning>& units,
+                                             const WeightRings<Problem, ImageStages<Tuning>>& rings, int first, int last,
+                                             int thread) {
+    using Rings = WeightRings<Problem, ImageStages<Tuning>>;
+    RingPlace<Tuning::dy_stages> dy_place;
+    RingPlace<Tuning::split_stages> place;
+    RingPlace<Rings::code_stages> code_place;
+    SplitRows<Problem, ImageStages<Tuning>> values(thread);
+#pragma unroll 1
+    for (int unit = first; unit < last;) {
+        const ImageRun<Problem, Tuning> run(units, unit, last);
+        const ImageTile<Problem, Tuning> tile(run.number);
+        for (; unit < run.end; ++unit) {
+            const int stages = ImageColumns<Problem, Tuning>(tile, run.segment(unit)).stages();
 #pragma unroll 1
             for (int i = 0; i < stages; ++i, dy_place.advance(), place.advance(), code_place.advance()) {
-                const PixelFactors<Problem, Stages> factors(rings, code_place);
+                const PixelFactors<Problem, ImageStages<Tuning>> factors(rings, code_place);
                 convert_dy(values, rings, factors, dy_place, place, thread);
             }
-        });
+        }
     }
-};
+}
 
 // Stores four sums of a thread, two channels of two filters: number `i` of the fours of all its taps.
 template <class Problem, class Tuning>
@@ -378,18 +394,17 @@ __device__ __forceinline__ void tensor_weight_images(const TensorMap& x, const T
     const int all = units.units_before(Problem::r), first = min(static_cast<int>(blockIdx.x) * units.share, all);
     const int last = min(first + units.share, all);
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
-    const ImageProducers<Problem, Tuning> producers{units, rings, first, last};
     if (warpgroup < Tuning::warpgroups) {
         set_registers_up<Tuning::consumer_registers>();
         sum_images<Problem, Tuning>(workspace, dw, units, rings, first, last, warpgroup);
     } else if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::converter_registers>();
-        producers.convert(thread);
+        split_images<Problem, Tuning>(units, rings, first, last, thread);
     } else {
         set_registers_down<Tuning::producer_registers>();
-        if (thread == 0) producers.copy_x(x);
-        else if (thread == 32) producers.copy_dy(dy);
-        else if (thread >= 64) producers.scan(thread - 64);
+        if (thread == 0) copy_images_of_x<Problem, Tuning>(x, units, rings, first, last);
+        else if (thread == 32) copy_images_of_dy<Problem, Tuning>(dy, units, rings, first, last);
+        else if (thread >= 64) scan_images<Problem, Tuning>(units, rings, first, last, thread - 64);
     }
 }
 

@@ -115,6 +115,7 @@ class NativeWeightNchw(split_k.SplitK):
 
     name = "native_weight_nchw"
     paper = native_gemm_nchw.NativeGemmNchw.paper
+    precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         if reasons := native_gemm_nchw.linear_limits(problem, target, "wgrad"):

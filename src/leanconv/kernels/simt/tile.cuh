@@ -180,6 +180,12 @@ struct Share {
     Sum sum[rows][columns];
     int row, column;
 
+    static __device__ __forceinline__ Sum load(const Sum* from, int rank) {
+        const float word = cluster_load(reinterpret_cast<const float*>(from), rank);
+        if constexpr (integer<Sum>) return __float_as_int(word);
+        else return word;
+    }
+
     __device__ __forceinline__ Share(const Sum (&acc)[Tuning::thread_k][Tuning::thread_pixels], float* shared) {
         constexpr int threads = Tiling<Tuning>::threads;
         Sum* const mine = reinterpret_cast<Sum*>(shared) + threadIdx.x;
@@ -195,8 +201,12 @@ struct Share {
 #pragma unroll
         for (int i = 0; i < rows; ++i)
 #pragma unroll
-            for (int j = 0; j < columns; ++j)
-                sum[i][j] = cluster_sum<Tuning::split>(mine + ((row + i) * Tuning::thread_pixels + column + j) * threads);
+            for (int j = 0; j < columns; ++j) {
+                const Sum* at = mine + ((row + i) * Tuning::thread_pixels + column + j) * threads;
+                sum[i][j] = load(at, 0);
+#pragma unroll
+                for (int other = 1; other < Tuning::split; ++other) sum[i][j] += load(at, other);
+            }
         cluster_barrier();
     }
 };

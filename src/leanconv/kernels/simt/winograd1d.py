@@ -9,12 +9,12 @@ from functools import lru_cache
 from operator import itemgetter
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.layers import copy_layout, limits, overwrites
+from leanconv.kernels.common.layers import copy_layout, forward_of, limits, overwrites
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, fma_cycles, launch_cycles, mean_products
 from leanconv.kernels.simt import implicit_gemm
 from leanconv.kernels.simt import winograd_tiles as tiles
-from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig, forward_of
+from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig
 from leanconv.kernels.winograd_matrices import kernels, matrices, segments, why_no_kernels
 from leanconv.options import Layout
 from leanconv.plan import Constants, Plan, Target

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.kernels.common.layers import copy_layout, limits, overwrites
+from leanconv.kernels.common.layers import copy_layout, forward_of, limits, overwrites
 from leanconv.kernels.contract import TimedAlgorithm, by_time
 from leanconv.kernels.cost import Speeds, fma_cycles
 from leanconv.kernels.simt import winograd_tiles as tiles
@@ -66,7 +66,7 @@ class SquareSpeeds(Speeds):
 
 def transform_of(problem: ConvProblem, m: int) -> Transform:
     """F(m x m, 3 x 3) of the whole output."""
-    return Transform(matrices(m, 3), True, 0, tiles.forward_of(problem).q)
+    return Transform(matrices(m, 3), True, 0, forward_of(problem).q)
 
 
 def outputs_of(config: Winograd2dConfig) -> int:
