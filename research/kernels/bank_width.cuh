@@ -40,7 +40,7 @@ struct Unit {
     }
     // From shared memory, by one access and no other: the compiler would join neighbours to wider ones.
     __device__ __forceinline__ void read(const T* from) {
-        if constexpr (bytes == 1) words[0] = ld_shared_u8(from);
+        if constexpr (bytes == 1) words[0] = *reinterpret_cast<const volatile unsigned char*>(from);
         else if constexpr (bytes == 2) words[0] = ld_shared_u16(from);
         else if constexpr (bytes == 4) words[0] = ld_shared_u32(from);
         else if constexpr (bytes == 8) ld_shared_v2_u32(words, from);

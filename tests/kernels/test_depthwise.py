@@ -49,6 +49,8 @@ LAYERS = {
     "gradient-uneven": layer(4, 12, 16, 5, 3, padding=(3, 0, 0, 2), op="dgrad"),
     "gradient-padding-over-filter": layer(3, 7, 9, 2, 3, padding=(4, 2, 3, 5), op="dgrad"),
     "gradient-float16": layer(3, 9, 12, 3, 3, padding=(1, 1, 1, 1), op="dgrad", dtype="float16"),
+    "float16-stride": layer(3, 22, 24, 5, 5, stride=(2, 2), padding=(2, 2, 2, 2), dtype="float16"),
+    "float16-dilation": layer(3, 22, 24, 3, 3, dilation=(2, 3), padding=(2, 2, 3, 3), dtype="float16"),
 }
 EVERY = [(f"{name}-{layout.lower()}", replace(p, layout=layout)) for name, p in LAYERS.items() for layout in LAYOUTS]
 

@@ -53,6 +53,8 @@ LAYERS = {
     "float16": layer(5, 10, 16, 3, 3, padding=(1, 1, 1, 1), dtype="float16"),
     "bfloat16": layer(3, 13, 15, 5, 5, stride=(2, 1), padding=(2, 2, 2, 2), dtype="bfloat16"),
     "no-images": layer(3, 8, 9, 3, 3, n=0),
+    "float16-stride": layer(3, 22, 24, 5, 5, stride=(2, 2), padding=(2, 2, 2, 2), dtype="float16"),
+    "float16-dilation": layer(3, 22, 24, 3, 3, dilation=(2, 3), padding=(2, 2, 3, 3), dtype="float16"),
 }
 EVERY = [(f"{name}-{layout.lower()}", replace(p, layout=layout)) for name, p in LAYERS.items() for layout in LAYOUTS]
 

@@ -37,7 +37,7 @@ LAYERS = {
     "colours": layer("NHWC", 3, 64, 3, 3),
     "one-by-one": layer("NCHW", 48, 36, 1, 1),
     "large": layer("NHWC", 16, 304, 3, 3),
-    "stride-nhwc": layer("NHWC", 32, 40, 4, 3, (1, 2), PAD, groups=2),
+    "stride-nhwc": layer("NHWC", 32, 40, 4, 3, (2, 1), PAD, groups=2),
     "stride-nchw": layer("NCHW", 32, 40, 3, 5, (2, 1), PAD, (1, 2), groups=2),
     "strides-nchw": layer("NCHW", 32, 40, 3, 5, (2, 3), PAD, (1, 2), groups=2),
     "stride-chwn": layer("CHWN", 32, 40, 3, 3, (2, 1), PAD, groups=2),

@@ -77,7 +77,10 @@ def has_wide_tensors(problem: ConvProblem) -> bool:
 
 @lru_cache(maxsize=64)
 def forward_of(problem: ConvProblem) -> ConvProblem:
-    """The forward convolution that computes ``problem``: of a gradient with the filters reversed."""
+    """The forward convolution that computes ``problem``: of a gradient with the filters reversed.
+
+    It is kept, because predicting times needs it a hundred times.
+    """
     return problem.as_forward() if problem.op == "dgrad" else problem
 
 

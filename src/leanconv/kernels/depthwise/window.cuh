@@ -21,8 +21,8 @@ struct DepthwiseWindow {
     static constexpr int row_pixels = Problem::w, pixel = Problem::nhwc ? Problem::c : 1;
     // Some window of a strip leaves the image, or the last strip is not whole.
     static constexpr bool checked = Problem::padded || Problem::q % columns != 0;
-    // Rows of NCHW whose strips begin at multiples of four pixels are read by float4. Pixel `at` of a window is element
-    // `lead + at` of its float4.
+    // Rows of NCHW whose strips begin at multiples of four pixels are read by vectors of four. Pixel `at` of a window is
+    // element `lead + at` of them.
     static constexpr bool vectors = !Problem::nhwc && columns * Problem::stride_w % 4 == 0 && Problem::w % 4 == 0;
     static constexpr int lead = (4 - Problem::pad_left % 4) % 4;
     static constexpr bool vector_stores = !Problem::nhwc && columns % 4 == 0 && Problem::q % 4 == 0;

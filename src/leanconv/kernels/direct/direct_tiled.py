@@ -290,7 +290,9 @@ FEW_FILTERS = 4
 
 
 #: The configuration that takes least shared memory.
-SMALLEST = DirectTiledConfig(16, 8, 4, 1, 4, 4, 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False)
+SMALLEST = DirectTiledConfig(
+    *CANDIDATES[0][0], 1, *CANDIDATES[0][1], 4, 2, unrolled_rows=1, walk=1, stages=2, min_blocks=1, vector=False
+)
 
 
 def channels(problem: ConvProblem) -> tuple[int, ...]:
