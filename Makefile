@@ -24,9 +24,11 @@ ALL := --assert=plain --ignore=tests/research
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" $(if $(TESTS),$(TESTS),$(ALL))
 
-# Also every variant in every layout on every case, every architecture, and the studies: some 15 minutes on two cores.
+# Also every variant in every layout on every case, every architecture, the studies, and whether tests see random edits of
+# the host code: some 15 minutes on two cores.
 test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+	$(if $(TESTS),,$(BIN)/python scripts/mutate.py)
 
 # The host half on the oldest Python and on the newest, as far as they are installed.
 pythons: $(VENV)/.made

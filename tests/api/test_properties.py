@@ -8,7 +8,7 @@ Draws are the same in every run: a red run must not be a matter of luck.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from leanconv.call.gpu_call import roles_of
 from leanconv.images.borders import BORDERS
+from leanconv.kernels.common.layers import leaves_image
 from leanconv.plan import role_of
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import INCLUDE, source
@@ -172,6 +173,16 @@ def test_output_shape_is_pytorchs(problem):
     w = torch.empty(problem.k, problem.group_c, problem.r, problem.s, device="meta")
     y = torch.nn.functional.conv2d(x, w, None, problem.stride, 0, problem.dilation, problem.groups)
     assert tuple(y.shape) == replace(problem, layout="NCHW").y_shape
+
+
+def test_an_image_is_left_where_a_window_reads_padding():
+    for size, taps, stride, before, after in product((1, 2, 5, 6), (1, 2, 3), (1, 2), (0, 1), (0, 1, 2)):
+        if before + size + after < taps:
+            continue
+        row = ConvProblem(1, 1, 1, size, 1, 1, taps, stride=(1, stride), padding=(0, 0, before, after))
+        column = replace(row, h=size, w=1, r=taps, s=1, stride=(stride, 1), padding=(before, after, 0, 0))
+        read = {q * stride - before + s for q in range(row.q) for s in range(taps)}
+        assert leaves_image(row) == leaves_image(column) == (not read <= set(range(size))), row
 
 
 def check_plan(algorithm, problem, target):

@@ -14,7 +14,10 @@ import pytest
 
 from leanconv.bench import load_suite, parse_problem, suite_names
 from leanconv.bench.operands import Check, Operands, as_nchw, in_order, poison
+from leanconv.bench.peers import torch_peer
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem
+from leanconv.cpu import oracle
+from leanconv.images.borders import BORDERS
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime import timing as gpu_timing
 from leanconv.runtime.timing import summarise, time_cpu
@@ -332,6 +335,19 @@ def test_check_of_filters_on_bands_agrees_with_the_oracle(monkeypatch: Any, bord
     assert check.error(y, frame=1) < 1e-12, "an edge that is left out"
     y[check._blocks[0].images[0], 58, 1] += 1
     assert check.error(y, frame=1) > 1e-3 > 1e-12 > check.error(y, frame=2)
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_pytorch_filters_with_the_borders_that_it_pads(border: Any, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    problem = dense_filter(2, 9, 11, 3, 4, border=border)
+    image, kernel = (rng.standard_normal(shape, np.float32) for shape in ((2, 9, 11), (3, 4)))
+    call = torch_peer._filter(problem, torch.from_numpy(image), torch.from_numpy(kernel))
+    if BORDERS[border].torch is None and border != "constant":
+        assert call == f"PyTorch pads no border {border!r}"
+    else:
+        assert not isinstance(call, str)
+        np.testing.assert_allclose(call().numpy(), oracle.filter2d(problem, image, kernel), atol=1e-5)
 
 
 def test_a_suite_in_another_operation() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,9 @@ from leanconv.plan import Plan
 from leanconv.runtime import errors
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
-from leanconv.tuning import search
-from leanconv.tuning.trials import tolerance
+from leanconv.tuning import search, trials
+from leanconv.tuning.trials import candidates_of, tolerance
+from tests.cases import TARGETS
 from tests.conftest import says
 from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 
@@ -227,6 +230,16 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
 )
 def test_values_may_differ_by_what_precision_allows(changes: dict[str, Any], most: float) -> None:
     assert 0.4 * most <= tolerance(replace(LAYER, **changes), 36) <= most
+
+
+def test_what_nothing_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after Ctrl-C, or a failure: only what has begun is compiled to its end."""
+    monkeypatch.setattr(trials, "cores", lambda: 3)  # one thread compiles
+    device = SimpleNamespace(compiled=lambda plan: time.sleep(0.02))
+    plans = [each.plan(LAYER, TARGETS[0]) for each in candidates_of(LAYER, TARGETS[0], None)[:8]]
+    with trials.Compiler(device) as compiler:  # type: ignore[arg-type]
+        futures = {future for plan in plans for future in compiler.begin(plan)}
+    assert sum(future.cancelled() for future in futures) > 1 and all(future.done() for future in futures)
 
 
 def test_mistakes(stage: Stage) -> None:
