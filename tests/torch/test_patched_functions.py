@@ -432,6 +432,33 @@ class TestPacked:
                         close(layer(x), expected)
                     assert enabled.report().packed_bytes > 0, layer
 
+    def test_a_left_layer_stays_left_after_an_evaluation(
+        self, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What an evaluation keeps of its filters is dropped by the next step, which PyTorch computes as before."""
+        c, k, r = PACKED
+        decide = patch.Patch.decide
+        monkeypatch.setattr(
+            patch.Patch, "decide", lambda *given: decide(*given)._replace(ours=0.0, pytorch=60.0 * CYCLES_PER_US)
+        )
+        layer, x = nn.Conv2d(c, k, r), torch.randn(1, c, 6, 6)
+        with leanconv.torch.enable(layer) as patched:
+            for _ in range(2):
+                layer(x).sum().backward()
+                with torch.no_grad():
+                    for _ in range(3):
+                        layer(x)
+                assert patched.report().packed_bytes > 0
+                launched = len(device.launches)
+                y = layer(x)
+                assert type(y.grad_fn).__name__ != "RecordedBackward" and patched.report().packed_bytes == 0
+                y.sum().backward()
+                assert len(device.launches) == launched
+            lines = patched.report().lines
+        assert all(line.calls for line in lines) and {line.when for line in lines if line.runs != "PyTorch"} == {
+            "forward"
+        }
+
 
 def test_the_old_name_of_the_patch_tells_the_new_one() -> None:
     with says(AttributeError, "leanconv.torch.Takeover is now leanconv.torch.Patch"):
@@ -495,3 +522,31 @@ def test_tensors_that_lie_otherwise_do_not_ask_the_dispatcher(device: HostDevice
         conv.bias.data = conv.bias.data * 2
         torch.testing.assert_close(conv(x), 2 * aligned, rtol=1e-4, atol=1e-5)
         assert not registration._with_backward and sum(line.calls for line in enabled.report().taken) == 4
+
+
+def test_a_batch_of_gradients(device: HostDevice) -> None:
+    """autograd.grad(is_grads_batched=True), whose vmap is an older one, of a layer that is taken."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
+    grads = torch.randn(3, 2, 6, 7, 6)
+
+    def batch() -> Any:
+        return torch.autograd.grad(layer(x), [x, layer.weight], grads, is_grads_batched=True)
+
+    expected = batch()
+    with leanconv.torch.enable(layer):
+        for one, other in zip(batch(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_pytorchs_alone(device: HostDevice) -> None:
+    """Complex numbers, and a tensor that has outlived its transform."""
+    x, w = torch.randn(2, 4, 9, 8, dtype=torch.complex64), torch.randn(6, 4, 3, 3, dtype=torch.complex64)
+    layer, kept = nn.Conv2d(4, 6, 3), []
+    torch.func.grad(lambda each: (kept.append(each), each.sum())[1])(torch.randn(2, 4, 9, 8))
+    with torch.no_grad():
+        expected = F.conv2d(x, w), layer(kept[0])
+        with leanconv.torch.enable():
+            for _ in range(2):
+                torch.testing.assert_close(F.conv2d(x, w), expected[0])
+                torch.testing.assert_close(layer(kept[0]), expected[1])
+                layer(torch.randn(2, 4, 9, 8))

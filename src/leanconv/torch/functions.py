@@ -7,7 +7,7 @@ look a layer up first, by its filters, its options and the shape of its images:
   gradient is recorded as before, where it is left to PyTorch too.
 - What leanconv takes, and needs no gradient, is a ready call. Filters that have not changed are packed once; under
   autocast, cast once.
-- What leanconv takes, forward or backward, and needs a gradient, is a `Recorded`.
+- What leanconv takes, forward or backward, and needs a gradient, is a `Recorded`, if it saves enough to be worth it.
 - Everything else goes to PyTorch's function, so to the kernels that `registration` has registered: modes, tracers,
   transforms of torch.func, classes of tensors.
 """
@@ -127,6 +127,14 @@ def autocast_dtype() -> Any:
 active: list[Deciding] = []
 
 
+def address(tensor: Any) -> int | None:
+    """Where its memory is; None for what has none, such as a tensor that has outlived a transform of torch.func."""
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:
+        return None
+
+
 class Layer:
     """A layer with images of one shape: what was decided."""
 
@@ -155,9 +163,9 @@ class Layer:
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
-        at = input.data_ptr()
+        at = address(input)
         return (
-            at != 0
+            bool(at)
             and (at & 15, input.get_device(), input.is_neg()) == self.input
             and (None if bias is None else signature(bias)) == self.bias
         )
@@ -251,8 +259,9 @@ class Layers:
         else:
             given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
             left = layer.backward[mask] = patch.left_recorded(*given)
-        # what is kept of the filters, for images of another kind, is dropped by the backward pass
-        if left is not None and not (self._packed and any((id(weight), each) in self._packed for each in _TYPES)):
+        if left is not None:
+            if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
+                self.refresh(weight)
             for line in left:
                 line.calls += 1
             # which casts as PyTorch's own
@@ -366,6 +375,8 @@ class Function:
         names = ("output_padding", "groups", "dilation") if self.transposed else ("dilation", "groups")
         if len(more) > len(names) or input.dim() != self.axes + 2 or weight.dim() != self.axes + 2:
             return None
+        if input.is_complex() or weight.is_complex() or None in (address(input), address(weight)):
+            return None
         if any(each is not None and (each.is_neg() or each.is_conj()) for each in (input, weight, bias)):
             return None
         kinds = torch.Tensor, torch.nn.Parameter
@@ -435,7 +446,7 @@ def _replacement(function: Function) -> Callable[..., Any]:
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
         x = input if dtype is None or input.dtype is dtype else input.to(dtype)
         if not layer.fits(x, bias):
-            if x.data_ptr() == 0 or x.is_neg():
+            if not address(x) or x.is_neg():
                 return original(input, weight, bias, *options)
             return layers.anew(layer, x, weight, bias, dtype, tf32)
         if signature(weight) != layer.weight:

@@ -80,6 +80,8 @@ class Patch:
             if isinstance(chosen, Weights):
                 self._known |= chosen.ids
         self._choices: BoundedCache[Any, tuple[Choice, ...]] = BoundedCache(4096)
+        #: what `left_recorded` has found; an empty tuple where something is taken
+        self._recorded: BoundedCache[Any, tuple[Line, ...]] = BoundedCache(4096)
         self._lines: dict[Any, Line] = {}
         #: those that torch.nn.functional has decided before PyTorch's dispatcher
         self.layers = functions.Layers(self)
@@ -107,6 +109,7 @@ class Patch:
     def choose_anew(self) -> None:
         """Drop every choice, and what is packed."""
         self._choices.clear()
+        self._recorded.clear()
         self.layers.clear()
 
     def refresh(self) -> None:
@@ -115,7 +118,7 @@ class Patch:
 
     def report(self) -> Report:
         """What ran so far, layer by layer."""
-        return Report(tuple(self._lines.values()), self.layers.packed_bytes)
+        return Report(tuple(line for line in self._lines.values() if line.calls), self.layers.packed_bytes)
 
     # Below autograd
 
@@ -146,6 +149,15 @@ class Patch:
 
         It does where leanconv takes none, or saves less than it takes to record a gradient in Python.
         """
+        key = self._key(x, w, bias, (given, mask), weight)
+        lines = None if key is None else self._recorded.get(key) or self._recorded.recall(key)
+        if lines is None:
+            lines = self._left_recorded(x, w, bias, given, mask, weight) or ()
+            if key is not None:
+                self._recorded.keep(key, lines)
+        return lines or None
+
+    def _left_recorded(self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None:
         options, arrays = options_of(given, x.dim() - 2), arrays_of(x)
         never = why_never(x, w, options)
         index = None if arrays is None else arrays.device(x)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+#: whether a tensor is the batch of gradients of ``is_grads_batched=True``
+_is_batch: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 #: called before aten::convolution_backward is asked for a gradient that is differentiable itself
 before_differentiable: list[Callable[[], None]] = []
 
@@ -38,6 +40,7 @@ class Recorded(torch.autograd.Function):
         active = ctx.active
         given = grad, x, w, ctx.bias_sizes, *ctx.given, mask
         special = torch.compiler.is_compiling() or torch.is_grad_enabled() or _transforms() is not None
+        special = special or _is_batch(grad)
         if active and not special and type(grad) is torch.Tensor:
             gradients = active[-1].backward(*given)
         else:
