@@ -1,8 +1,7 @@
 """Which tests run the functions of each module of the host code: ``python scripts/mutation_map.py`` writes
 mutation_map.json, which scripts/mutate.py reads.
 
-It runs `make test`'s tests in one process, some ten minutes. A module gets for each of its functions the cheapest tests
-of several files that run it.
+It runs `make test`'s tests in one process, some ten minutes. Functions that run in other processes are not noted.
 """
 
 from __future__ import annotations
@@ -56,7 +55,11 @@ class Recorder:
             sys.setprofile(None)
             threading.setprofile(None)
             ours = [code for code in self._run if code.co_filename.startswith(f"{SOURCE}/")]
-            names = {f"{Path(code.co_filename).relative_to(SOURCE)}:{code.co_qualname}" for code in ours}
+            # Python 3.10 has no qualified names of code
+            names = {
+                f"{Path(code.co_filename).relative_to(SOURCE)}:{getattr(code, 'co_qualname', code.co_name)}"
+                for code in ours
+            }
             self.records.append((item.nodeid, time.perf_counter() - begin, sorted(names)))
 
 
@@ -107,9 +110,19 @@ def written(modules: dict[str, list[str]]) -> str:
 
 
 def read() -> dict[str, list[str]]:
-    """The tests of each module, as they are committed."""
+    """The tests of each module, as they are committed, without those that are no longer there."""
     content = json.loads(MAP.read_text(encoding="utf-8"))
-    return {module: [content["tests"][number] for number in each] for module, each in content["modules"].items()}
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.glob("tests/*/test_*.py")}
+
+    def is_there(test: str) -> bool:
+        file, *_, name = test.partition("[")[0].split("::")
+        return f"def {name}(" in texts.get(file, "")
+
+    tests = content["tests"]
+    return {
+        module: [tests[number] for number in each if is_there(tests[number])]
+        for module, each in content["modules"].items()
+    }
 
 
 if __name__ == "__main__":
