@@ -190,7 +190,7 @@ def others(record: dict[str, Any]) -> str:
     """By operation, kind of layer and PyTorch's arithmetic: how many layers, and times as fast as PyTorch."""
     found: dict[tuple[str, ...], list[float]] = {}
     for row in record["rows"]:
-        problem = parse_problem(row["problem"])
+        problem: Any = parse_problem(row["problem"])
         groups = "" if problem.groups == 1 else "depthwise" if problem.group_c == 1 else "grouped"
         for peer in set(row["peers"]) & {"torch-float16", *PEERS}:
             key = PEERS.get(peer, "16 bits"), groups, problem.op, row["layout"]

@@ -116,7 +116,7 @@ def test_what_it_computes_and_what_not() -> None:
     same = LAYERS["same"]
     assert "layout='CHWN' is neither" in why(replace(same, layout="CHWN"))
     assert "dtype='float64' is none of" in why(replace(same, dtype="float64"))
-    assert "stride=(2, 1): it computes the gradient of layers of unit stride" in why(
+    assert "stride=(2, 1): it computes gradients of layers of unit stride" in why(
         replace(LAYERS["gradient"], stride=(2, 1))
     )
     large = Layer(1, 3, 400, 400, 8, 40, 60)

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
 from leanconv.torch import functions, patch, registration  # noqa: E402
+from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
-from leanconv.torch.functions import Decision  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional

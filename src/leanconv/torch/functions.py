@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -28,12 +28,12 @@ from leanconv.call import bind
 from leanconv.call.gpu_call import PreparedCall
 from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
-from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.torch import recorded
-from leanconv.torch.layers import Operation, Options, tf32_allowed
+from leanconv.torch.deciding import Choice, Deciding
+from leanconv.torch.layers import tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
-from leanconv.torch.report import Line, Report
+from leanconv.torch.report import Line
 
 F = torch.nn.functional
 #: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
@@ -77,45 +77,6 @@ def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
     """aten::convolution as PyTorch's own kernel computes it. It is found by its name in half the time of its key."""
     deterministic = _deterministic() or _always_deterministic()
     return _convolution(x, w, bias, *given, _benchmark(), deterministic, _cudnn(), tf32)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
-
-    call: Callable[..., Any] | None
-    line: Line
-    #: what the call computes
-    problem: ConvProblem | None = None
-
-
-class Decision(NamedTuple):
-    """Who computes an operation."""
-
-    #: the algorithm that takes it; empty where it is left to PyTorch
-    name: str
-    why: str
-    #: clock cycles that leanconv takes, and PyTorch, as far as that has been asked
-    ours: float = 0.0
-    pytorch: float = 0.0
-
-
-class Deciding(Protocol):
-    """What `enable` switches on: see `leanconv.torch.patch.Patch`."""
-
-    layers: Layers
-
-    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
-    def left_recorded(
-        self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any
-    ) -> tuple[Line, ...] | None: ...
-    def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any: ...
-    def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any: ...
-    def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem: ...
-    def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> Decision: ...
-    def choose_anew(self) -> None: ...
-    def disable(self) -> None: ...
-    def report(self) -> Report: ...
 
 
 def autocast_dtype() -> Any:
@@ -165,7 +126,8 @@ class Layer:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
         at = address(input)
         return (
-            bool(at)
+            at is not None
+            and at != 0
             and (at & 15, input.get_device(), input.is_neg()) == self.input
             and (None if bias is None else signature(bias)) == self.bias
         )
@@ -343,7 +305,7 @@ def _of_cudnn(x: Any, w: Any, bias: Any, given: tuple[Any, ...]) -> tuple[Any, .
     if bias is not None or transposed or x.dim() != 4 or x.dtype is not w.dtype:
         return None
     backend = _backend(x, w, None, stride, padding, dilation, transposed, output_padding, groups, None)
-    return (padding, stride, dilation, groups) if backend == torch._C._ConvBackend.Cudnn else None
+    return (padding, stride, dilation, groups) if backend.name == "Cudnn" else None
 
 
 def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:

@@ -30,8 +30,8 @@ from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import functions, registration
+from leanconv.torch.deciding import Choice, Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share, pytorch_cycles, worth_recording
-from leanconv.torch.functions import Choice, Decision
 from leanconv.torch.layers import (
     FUNCTION_OF,
     Operation,

@@ -17,7 +17,7 @@ import torch
 
 from leanconv.call import bind
 from leanconv.torch import functions, recorded
-from leanconv.torch.functions import Deciding
+from leanconv.torch.deciding import Deciding
 from leanconv.torch.layers import tf32_allowed
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU

@@ -1,0 +1,53 @@
+"""What decides who computes a layer, and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from leanconv.problem import ConvProblem
+from leanconv.torch.layers import Operation, Options
+from leanconv.torch.report import Line, Report
+
+if TYPE_CHECKING:
+    from leanconv.torch.functions import Layers
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was decided for one operation of one layer: the ready call, None where PyTorch computes it."""
+
+    call: Callable[..., Any] | None
+    line: Line
+    #: what the call computes
+    problem: ConvProblem | None = None
+
+
+class Decision(NamedTuple):
+    """Who computes an operation."""
+
+    #: the algorithm that takes it; empty where it is left to PyTorch
+    name: str
+    why: str
+    #: clock cycles that leanconv takes, and PyTorch, as far as that has been asked
+    ours: float = 0.0
+    pytorch: float = 0.0
+
+
+class Deciding(Protocol):
+    """What `enable` switches on: see `leanconv.torch.patch.Patch`."""
+
+    layers: Layers
+
+    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
+    def left_recorded(
+        self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any
+    ) -> tuple[Line, ...] | None: ...
+    def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any: ...
+    def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any: ...
+    def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem: ...
+    def decide(self, weight: Any, problem: ConvProblem, index: int | None) -> Decision: ...
+    def choose_anew(self) -> None: ...
+    def disable(self) -> None: ...
+    def report(self) -> Report: ...
