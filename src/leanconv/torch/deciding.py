@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from leanconv.problem import ConvProblem
 from leanconv.torch.layers import Operation, Options
 from leanconv.torch.report import Line, Report
-
-if TYPE_CHECKING:
-    from leanconv.torch.functions import Layers
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,8 @@ class Decision(NamedTuple):
 class Deciding(Protocol):
     """What `enable` switches on: see `leanconv.torch.patch.Patch`."""
 
-    layers: Layers
+    #: what it has decided before PyTorch's dispatcher: `leanconv.torch.functions.Layers`
+    layers: Any
 
     def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
     def left_recorded(
