@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from leanconv.bench import geometric_mean
+from leanconv.bench import geometric_mean, tables
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.format import quantity, size
 from leanconv.bench.results import GROUPS, right
 from leanconv.bench.suites import dense_filter
-from leanconv.bench.tables import detail, legend, summary
+from leanconv.bench.tables import detail, legend, put_legend, summary
 from leanconv.problem import ConvProblem
 from tests import made_up
 
@@ -122,3 +124,11 @@ def test_what_was_measured_twice_is_kept_once() -> None:
     both = [replace(results, precision="relaxed") for results in (first, second)]
     assert both[0].joined(both[1], ["a", "b"]).precision == "relaxed"
     assert [row.us for row in joined.of("b")] == [1.0, 1.0] and joined.of("a") == first.of("a")
+
+
+def test_a_legend_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brackets of a warning are no markup of the console."""
+    text = StringIO()
+    monkeypatch.setattr(tables, "legend", lambda results: ["took [bold]12[/bold] of [3]"])
+    put_legend(Console(file=text, width=80), None)  # type: ignore[arg-type]
+    assert text.getvalue() == "took [bold]12[/bold] of [3]\n"

@@ -79,3 +79,10 @@ def test_what_cannot_be_locked_is_not_waited_for(tmp_path: Path, monkeypatch: py
         assert not waited
     with files.process_lock(tmp_path / "locks" / "below a file", 5) as waited:
         assert not waited
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="Windows has no modes of files")
+def test_the_locks_of_a_user_are_nobody_elses(tmp_path: Path) -> None:
+    """Who can open the file can hold its locks for ever."""
+    with files.process_lock(tmp_path / "new" / "lock", 0):
+        assert (tmp_path / "new" / "lock").stat().st_mode & 0o777 == 0o600
