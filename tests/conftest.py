@@ -1,9 +1,8 @@
-"""What all tests share: the `gpu` marker, a cache folder of their own, and stand-ins for a GPU and for CuPy."""
+"""What all tests share: a cache folder of their own, and stand-ins for a GPU and for CuPy."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import re
 import sys
 import types
@@ -26,39 +25,12 @@ from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.runtime import cache as disk_cache
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
-from leanconv.runtime.driver import CudaError
-from leanconv.runtime.launch import why_no_gpu
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, with the reason, where there is none")
-    config.addinivalue_line("markers", "slow: compares speed, so it wants the machine to itself")
-    config.addinivalue_line("markers", "exhaustive: one more of many that are alike; `make test-all` runs it")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU each function of a marked test is skipped once, with the reason, for all of its parameters."""
-    marked = [item for item in items if "gpu" in item.keywords]
-    if not marked:
-        return
-    try:
-        why = why_no_gpu()
-    except CudaError:
-        return  # there is one that does not work, as the marked tests will tell
-    if not why:
-        return
-    shown = {item.nodeid.partition("[")[0]: item for item in reversed(marked)}.values()
-    for item in shown:
-        item.add_marker(pytest.mark.skip(reason=f"no usable GPU: {why}"))
-    left = set(marked).difference(shown)
-    config.hook.pytest_deselected(items=[item for item in items if item in left])
-    items[:] = [item for item in items if item not in left]
-
-
-def pytest_collection_finish() -> None:
-    """What is there to stay is not looked through again: of tests that collect garbage that is most of their time."""
-    gc.collect()
-    gc.freeze()
+from tests.collection import (
+    _what_is_frozen_stays,
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
+    pytest_configure,
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -78,14 +50,6 @@ def _ceilings_are_measured_once() -> Iterator[None]:
     measured = cache(lambda: measure_cpu(0.1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_run, "measure_cpu", lambda budget_s: measured())
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _what_is_frozen_stays() -> Iterator[None]:
-    """A run of the benchmark freezes what is there, and lets it go behind it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench_run, "gc", types.SimpleNamespace(collect=gc.collect, freeze=gc.freeze, unfreeze=int))
         yield
 
 
@@ -488,7 +452,16 @@ def patch_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functions, "_convolution", lambda *given: convolution(*given[:-1]))
 
 
-__all__ = ["HostDevice", "oracle_conv", "oracle_filter", "relative_error"]
+__all__ = [
+    "HostDevice",
+    "_what_is_frozen_stays",
+    "oracle_conv",
+    "oracle_filter",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "relative_error",
+]
 
 
 def says(kind: type[Exception], *parts: str) -> Any:

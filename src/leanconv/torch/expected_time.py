@@ -13,7 +13,7 @@ _FP32 = 0.58
 #: Share of the tensor cores' peak, at 10 bits and at 16, on layers of infinitely many channels; how many channels halve
 #: it; and what part of that remains in the gradient of the filters.
 _TF32 = (0.46, 60, 0.64), (0.63, 37, 0.55)
-_NARROW = (0.62, 50, 1.0)
+_16BIT = (0.62, 50, 1.0)
 #: Of 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by launches of their own
 #: before the product and after it.
 _REARRANGED, _REARRANGING = 0.5, 2
@@ -66,17 +66,17 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
         work, share = products / (lanes * _DEPTHWISE[problem.op][last]), _MEMORY_DEPTHWISE
     else:
         share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY
-        narrow = problem.dtype != "float32"
-        if problem.groups > 1 and (narrow or tf32):
+        is_16bit = problem.dtype != "float32"
+        if problem.groups > 1 and (is_16bit or tf32):
             # How many groups share a tile is not known; that each has its own is not so: by that expectation ResNeXt-50
             # lost 7 % in TF32 and 14 % in 16 bits (H200). Nothing is quicker than memory.
             work, share = 0.0, 1.0
-        elif narrow or tf32:
+        elif is_16bit or tf32:
             # a tensor core multiplies at least 16 channels, a tile 64 filters
             products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
             products *= ceil_div(problem.group_c, 16) * 16 / problem.group_c
-            most, half, filters = _NARROW if narrow else _TF32[last]
-            peak = target.multiprocessors * target.tensor_flops / (2 if narrow else 4)
+            most, half, filters = _16BIT if is_16bit else _TF32[last]
+            peak = target.multiprocessors * target.tensor_flops / (2 if is_16bit else 4)
             channels = max(16, channels)
             reached = most * channels / (channels + half) * (filters if problem.op == "wgrad" else 1.0)
             work = products / (peak * reached)
@@ -93,14 +93,14 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
 
 def most_share(problem: ConvProblem, tf32: bool) -> float:
     """leanconv takes a layer whose predicted time is below this part of what PyTorch is expected to take."""
-    taps, narrow = problem.r * problem.s, problem.dtype != "float32"
+    taps, is_16bit = problem.r * problem.s, problem.dtype != "float32"
     if problem.groups > 1 and problem.group_c == 1:
-        return (_MOST_DEPTHWISE_16 if narrow else _MOST_DEPTHWISE)[problem.op]
-    if not (narrow or tf32):
+        return (_MOST_DEPTHWISE_16 if is_16bit else _MOST_DEPTHWISE)[problem.op]
+    if not (is_16bit or tf32):
         return _MOST_FP32[problem.op] if problem.groups == 1 else _MOST_FP32_GROUPS
-    if problem.groups > 1 or (narrow and problem.op != "fprop"):
+    if problem.groups > 1 or (is_16bit and problem.op != "fprop"):
         return _MOST_TENSOR_CORES
-    if narrow:
+    if is_16bit:
         few = problem.group_c <= _FEW or taps > 9
         return _MOST_16["other" if few else "1x1" if taps == 1 else "up to 9 taps"]
     return _MOST_TF32["gradient" if problem.op != "fprop" else "1x1" if taps == 1 else "other"]

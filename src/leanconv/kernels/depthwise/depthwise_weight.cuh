@@ -72,7 +72,6 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
     constexpr int unrolled = Problem::unrolled, windows = 2, ahead = Problem::nhwc ? 0 : 3;
     constexpr int promoted = 16;  // rows of dy after which sums are promoted
     static_assert(promoted % unrolled == 0, "iterations end where sums are promoted");
-    constexpr bool late = sizeof(T) == 2;  // a row of dy becomes floats when it is used, as pixels do
     constexpr int x_row = Problem::w * Window::pixel;
     constexpr int dy_pixel = Problem::nhwc ? Problem::k : 1, dy_row = Problem::q * dy_pixel;
     const int c = k / Problem::group_k;
@@ -125,11 +124,6 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
             // used last, with the first row of taps
             WindowPixels<DepthwiseStrip<Problem, Window>, T> strip;
             load_strip<Problem>(strip, grad + static_cast<int64>(t) * dy_row, first_q, t < rows);
-            const auto pass = [&] {
-#pragma unroll
-                for (int q = 0; q < columns; ++q) passed[span + slot][q] = strip[q];
-            };
-            if constexpr (!late) pass();
 #pragma unroll
             for (int j = 0; j < stride; ++j) {
                 const int at = t * stride + j, now = (slot * stride + j) % windows, next = at + windows - 1;
@@ -144,12 +138,13 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
 #pragma unroll
                         for (int s = 0; s < Problem::s; ++s) {
                             const float pixel = window[now][q * Problem::stride_w + s * Problem::dilation_w];
-                            const float of_dy = late && back == 0 ? strip[q] : passed[span + slot - back][q];
+                            const float of_dy = back == 0 ? strip[q] : passed[span + slot - back][q];
                             sum[r * Problem::s + s] = fmaf(of_dy, pixel, sum[r * Problem::s + s]);
                         }
                 }
             }
-            if constexpr (late) pass();
+#pragma unroll
+            for (int q = 0; q < columns; ++q) passed[span + slot][q] = strip[q];
         };
 #pragma unroll 1
         for (int t = 0; t < steps; t += unrolled) {
