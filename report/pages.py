@@ -26,7 +26,7 @@ from leanconv.bench import families
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
-from leanconv.bench.tables import STANDINGS_CELL, about_layouts, heading, legend, standings, summary
+from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
@@ -39,6 +39,7 @@ from report import (
     modes,
     networks,
     numerics,
+    performance,
     records,
     refit,
     training,
@@ -56,9 +57,6 @@ def on_a_gpu(path: Path) -> Results | None:
     return results if results.machine.get("gpu") and results.rows else None
 
 
-_VERSIONS = ("driver", "cuda", "nvrtc", "cudnn", "torch", "cupy", "numpy", "scipy", "opencv", "leanconv")
-
-
 @dataclass(frozen=True)
 class Maker:
     """What blocks of one name hold for each results file: a text or, with what it ``shows`` in words, a picture.
@@ -74,21 +72,7 @@ class Maker:
     files: Callable[[Path, str], Sequence[Path]] = named
 
 
-def _summaries(path: Path) -> str:
-    results = Results.read(path)
-    machine = results.machine
-    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if machine.get(name))
-    parts = [
-        f"## {heading(results)}",
-        f"Measured {machine['date']}, {records.revision(machine)}; {versions}.",
-        records.table(summary(results)),
-    ]
-    if results.own_algorithms():
-        parts += [f"Each algorithm over all problems ({STANDINGS_CELL}):", records.table(standings(results))]
-    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in legend(results))])
-
-
-def suites(results: Path, _: str = "") -> list[Path]:
+def suites(results: Path) -> list[Path]:
     """The results files of whole suites: machine by machine in the order of the suites."""
     names = suite_names()
     settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
@@ -153,7 +137,9 @@ MAKERS: dict[str, Maker] = {
         figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu
     ),
     "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=on_a_gpu),
-    "summaries": Maker(_summaries, read=Path, files=suites),
+    "suites": Maker(performance.suites, read=Path, files=lambda results, _: [results]),
+    "modes-summary": Maker(performance.modes, "python -m report modes"),
+    "memory-summary": Maker(performance.memory, "python -m report networks"),
     "errors": Maker(_errors, "python -m report numerics"),
     "numerics": Maker(numerics.section, "python -m report numerics"),
     "waits": Maker(first_calls.section, "python -m report first-calls"),
