@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from leanconv.bench.format import size
@@ -58,15 +59,19 @@ def memory(record: dict[str, Any]) -> str:
     return f"{_origin(record, rows)} A forward pass as a CUDA graph.\n\n{records.table(table)}"
 
 
-def suites(results: Path) -> str:
-    """A line for each results file of a suite below a folder: what `auto` picks against PyTorch, layer by layer."""
-    from report.pages import on_a_gpu, suites
-
-    found = {path: content for path in suites(results) if (content := on_a_gpu(path))}
-    about = dict.fromkeys(records.origin(content.machine) for content in found.values())
+def suites(found: Sequence[Results]) -> str:
+    """A line for each results file of a suite: what `auto` picks against PyTorch, layer by layer."""
+    about = dict.fromkeys(records.origin(content.machine) for content in found)
     heads = ["suite", "layers", "missing", "× PyTorch, strict FP32", "× TF32, 16 bits or NPP"]
     heads += ["error, ours / theirs", "workspace, ours / theirs"]
-    return f"{'; '.join(about)}.\n\n{records.table((heads, [_line(content) for content in found.values()]))}"
+    return f"{'; '.join(about)}.\n\n{records.table((heads, [_line(content) for content in found]))}"
+
+
+def older(reasons: dict[str, str], files: Sequence[str] = ("*",)) -> str:
+    """The files of earlier kernels that pages still use, each with the reason; of ``files`` if patterns are given."""
+    chosen = [name for name in reasons if any(fnmatchcase(name, f"*{pattern}.json") for pattern in files)]
+    lines = [f"- `{name}`: {reasons[name]}" for name in chosen]
+    return "\n".join(["Measured with earlier kernels:", "", *lines]) if lines else "No file is of earlier kernels."
 
 
 def _first(results: Results, groups: dict[str, Group]) -> tuple[str, dict[str, Row]]:
