@@ -15,16 +15,19 @@ app = command_line.new_app("report", "Measure what docs/ publishes, and make its
 
 Docs = Annotated[Path, typer.Option("--docs", help="Folder of the pages.")]
 Records = Annotated[Path, typer.Option("--results", help="Folder of the results files.")]
-DOCS, RESULTS = Path("docs"), Path("benchmarks/results")
+Sources = Annotated[Path, typer.Option("--sources", help="Folder of the sources, whose comments have figures too.")]
+DOCS, RESULTS, SOURCES = Path("docs"), Path("benchmarks/results"), Path("src/leanconv")
 
 
 @app.command()
-def pages(docs: Docs = DOCS, results: Records = RESULTS) -> None:
-    """Fill the tables and figures of every page of docs/ from the results files."""
+def pages(docs: Docs = DOCS, results: Records = RESULTS, sources: Sources = SOURCES) -> None:
+    """Fill the tables, pictures and figures of README.md, docs/ and the sources from the results files."""
+    from report.fields import Fields, fill_sources
     from report.pages import fill_all
 
-    for page in fill_all(docs, results):
-        print(page)
+    fields = Fields(results)
+    for changed in (*fill_all(docs, results, fields), *fill_sources(sources, fields)):
+        print(changed)
 
 
 def _simple(name: str, module: str, what: str) -> None:

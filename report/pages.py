@@ -7,8 +7,8 @@ A document holds blocks such as::
 
 The words after ``made:`` are what to make (`MAKERS`), the results file it is made of (``im2win``, ``im2win-nhwc``,
 ``opencnn-relaxed``, ``networks``), and settings. ``python -m report pages`` writes what belongs between the two lines,
-for each machine that has such a file; figures go to ``docs/pictures/<machine>-<file>-<what>.png``. Nothing outside the
-blocks changes. Blocks ``made by research:`` are those of ``python -m research pages``.
+for each machine that has such a file; figures go to ``docs/pictures/<machine>-<file>-<what>.png``. Outside the blocks
+only the fields of report/fields.py change. Blocks ``made by research:`` are those of ``python -m research pages``.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from report import (
     refit,
     training,
 )
+from report.fields import Fields
 
 
 def named(results: Path, stem: str) -> list[Path]:
@@ -222,11 +223,17 @@ def asked(stem: str) -> str:
     return f"{suite}{options}"
 
 
-def fill_all(docs: Path, results: Path, **how: Any) -> Iterator[Path]:
-    """Fill the blocks of every document below ``docs``; yields those that change. Arguments and errors as of `fill`."""
-    for page in sorted(docs.glob("**/*.md")):
+def texts(docs: Path) -> list[Path]:
+    """The README beside the folder of documents, where there is one, and every document."""
+    return [page for page in (docs.parent / "README.md", *sorted(docs.glob("**/*.md"))) if page.is_file()]
+
+
+def fill_all(docs: Path, results: Path, fields: Fields | None = None, **how: Any) -> Iterator[Path]:
+    """Fill the blocks, and with ``fields`` the fields, of all `texts`; yields what changes. Errors as of `fill`."""
+    for page in texts(docs):
         text = page.read_text(encoding="utf-8")
         filled = fill(text, page, results, docs / "pictures", **how)
+        filled = fields.fill(filled, page) if fields else filled
         if filled != text:
             write_text(page, filled)
             yield page
