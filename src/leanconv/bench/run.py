@@ -33,8 +33,8 @@ from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu, time_gpu_sustained
 
-#: Seconds of rest after a sustained run: for some 0.2 s after it a card at its limit of power keeps its clocks low, and
-#: what is timed then takes up to 1.3 times as long (H200).
+#: Seconds of rest after a sustained run, after which a card at its limit of power keeps its clocks low.
+#: Explored (H200, d48f601): for some 0.2 s what is timed takes up to 1.3 times as long.
 _REST_S = 0.4
 #: On a CPU every engine is timed in so many rounds, one after the other in each, so that other work of the machine does
 #: not fall on one of them alone; the quickest round counts, and a slowest so much slower is told.
@@ -76,8 +76,8 @@ class _Run:
     def budget_s(self) -> float:
         """Seconds of samples for one figure.
 
-        On an H200 the quartiles of most kernels lie within 1 % of each other, so that 60 ms, from 5 runs of the slowest
-        to 100 of those below 0.6 ms, leave the median uncertain by a few tenths of a per cent.
+        Explored (H200, b73e586): the quartiles of most kernels lie within 1 % of each other, so that 60 ms, from 5 runs
+        of the slowest to 100 of those below 0.6 ms, leave the median uncertain by a few tenths of a per cent.
         """
         if self.quick:
             return 0.015 if self.gpu else 0.03 / _ROUNDS
@@ -204,7 +204,7 @@ def run_suite(
 
 @contextmanager
 def _settled_objects() -> Iterator[None]:
-    """The garbage collector leaves alone what exists already, most of it PyTorch's: a collection takes 1 ms, not 40."""
+    """The garbage collector leaves alone what exists already, most of it PyTorch's, and is soon done."""
     gc.collect()
     gc.freeze()
     try:

@@ -193,7 +193,7 @@ def changed(timed: Timed, plan: Plan) -> list[str]:
 
 
 class Table:
-    """A table in memory. A line is found and parsed when its problem is first looked up: 2 MB are read in 2 ms."""
+    """A table in memory. A line is found and parsed when its problem is first looked up."""
 
     def __init__(
         self, gpu: Mapping[str, Any], lines: Mapping[str, Any] | None = None, body: str = "", compiler: str = "",
