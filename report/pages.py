@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -65,11 +64,10 @@ class Maker:
     """What blocks of one name hold for each results file: a text or, with what it ``shows`` in words, a picture.
 
     ``make`` is given what ``read`` finds in the file, then a text's settings by name, each a list, or the path of the
-    picture. ``command`` makes such files; {} stands for suite and options.
+    picture.
     """
 
     make: Callable[..., Any]
-    command: str = "leanconv bench {}"
     shows: str = ""
     read: Callable[[Path], Any] = records.checked
     files: Callable[[Path, str], Sequence[Path]] = named
@@ -101,10 +99,6 @@ def _families(results: Results, **_: Sequence[str]) -> str:
     return f"× is {families.RATIO_CELL}. {meanings}."
 
 
-def _engines(results: Results, algorithm: Sequence[str]) -> str:
-    return f"How many times faster {algorithm[0]} is: {families.RATIO_CELL}."
-
-
 #: Tables by their name, each with the sentence that says what it has.
 TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
     "standings": (
@@ -116,22 +110,8 @@ TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
         lambda results, algorithms: comparisons.memory(results, *algorithms),
     ),
     "families": (_families, lambda results, algorithm: families.family_table(results, *algorithm)),
-    "engines": (_engines, lambda results, algorithm: comparisons.engines(results, *algorithm)),
     "targets": ("The time of the filters' transform is part of every figure.", families.goal_table),
 }  # fmt: skip
-
-
-def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
-    """Tables of the errors of the kernels of Im2col-Winograd and some peers, for each kind of data."""
-    entries = [numerics.Entry(**entry) for entry in record["entries"] if entry["problem"].startswith("Γ")]
-    # a GPU's record has the NumPy engine's errors too, which stand in the CPU's own
-    on_gpu = [entry for entry in entries if entry.where == "GPU"]
-    chosen = [e for e in on_gpu or entries if any(fnmatchcase(e.algorithm, pattern) for pattern in algorithms)]
-    parts = []
-    for data in dict.fromkeys(entry.data for entry in chosen):
-        table = numerics.kernel_table([entry for entry in chosen if entry.data == data])
-        parts.append(f"{records.origin(record | {'gpu': record['machine']})}. Data: {data}.\n\n{table}")
-    return "\n\n".join(parts)
 
 
 MAKERS: dict[str, Maker] = {
@@ -140,29 +120,20 @@ MAKERS: dict[str, Maker] = {
         for name, (caption, table) in TABLES.items()
     },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
-    "memory-figure": Maker(
-        figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=_suite
-    ),
-    "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=_suite),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
-    "modes-summary": Maker(performance.modes, "python -m report modes"),
-    "memory-summary": Maker(performance.memory, "python -m report networks"),
-    "errors": Maker(_errors, "python -m report numerics"),
-    "numerics": Maker(numerics.section, "python -m report numerics"),
-    "waits": Maker(first_calls.section, "python -m report first-calls"),
-    "cpu": Maker(cpu.section, "python -m report cpu"),
-    "layers": Maker(layers.section, "python -m report layers"),
-    "others": Maker(layers.others, "python -m report layers --others"),
-    "modes": Maker(modes.section, "python -m report modes"),
-    "networks": Maker(networks.section, "python -m report networks"),
-    "training": Maker(training.section, "examples/train_cnn.py --json"),
-    "losses-figure": Maker(
-        training.draw, "examples/train_cnn.py --json", shows="Lines: the loss by step, of each engine and seed"
-    ),
-    "processes": Maker(training.processes, "examples/train_cnn.py --json"),
+    "memory-summary": Maker(performance.memory),
+    "numerics": Maker(numerics.section),
+    "waits": Maker(first_calls.section),
+    "cpu": Maker(cpu.section),
+    "layers": Maker(layers.section),
+    "others": Maker(layers.others),
+    "modes": Maker(modes.section),
+    "networks": Maker(networks.section),
+    "training": Maker(training.section),
+    "processes": Maker(training.processes),
     # computed from the timed candidates, which say themselves of which kernels they are
-    "tuning": Maker(refit.section, "python -m report refit", read=records.read),
+    "tuning": Maker(refit.section, read=records.read),
 }
 
 
@@ -205,22 +176,14 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool, mak
         link = Path(os.path.relpath(picture, page.parent)).as_posix()
         gpu = (content.machine if isinstance(content, Results) else content["machine"])["gpu"]
         parts += filter(None, [f"![{maker.shows}, on {gpu}]({link})", _reason(path)])
-    return "\n\n".join(parts) or f"Not measured yet: `{maker.command.format(asked(stem))}` makes these figures."
+    if not parts:
+        raise ValueError(f"there is no file {stem}.json with results of a GPU below {results}")
+    return "\n\n".join(parts)
 
 
 def _reason(path: Path) -> str:
     why = records.reason(path)
     return why and f"Measured with earlier kernels: {why}"
-
-
-def asked(stem: str) -> str:
-    """The suite and the options of which `default_path` puts the results into a file of this name."""
-    suite, options = stem.removesuffix("-ablation"), ""
-    for setting, values in (("precision", PRECISIONS), ("layout", LAYOUTS)):
-        for value in values:
-            if suite.endswith(f"-{value.lower()}"):
-                suite, options = suite.removesuffix(f"-{value.lower()}"), f" --{setting} {value}{options}"
-    return f"{suite}{options}"
 
 
 def texts(docs: Path) -> list[Path]:

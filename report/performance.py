@@ -10,41 +10,12 @@ from leanconv.bench.format import size
 from leanconv.bench.results import Group, Results, Row, geometric_mean
 from report import records
 from report.fields import SIDES, ratio, side
-from report.modes import MODES, PASSES
+from report.modes import origin
 from report.networks import better
 
-#: How a pass is run, by the field of its time, in the order of a cell.
-_WAYS = {"graph": "CUDA graph", "eager": "eager", "compile": "torch.compile"}
 #: Peers of the two columns of ratios: PyTorch in strict FP32, then what else users take. The first that a file has.
 _STRICT = {"": SIDES["pytorch"], "one channel": Group("torch", "PyTorch's conv2d with one channel", "torch")}
 _OTHERS = {"TF32": SIDES["tf32"], "16 bits": SIDES["16-bit"], "NPP": SIDES["npp"]}
-
-
-def _origin(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    measured = sorted({(row["date"][:10], (row["revision"] or "unknown")[:12]) for row in rows})
-    words = ", ".join(f"{date} at revision {revision}" for date, revision in measured)
-    return f"{record['machine']['gpu']}, {words}."
-
-
-def modes(record: dict[str, Any]) -> str:
-    """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
-    rows = records.dated(record)
-    of = {(row["network"], row["pass"], row["mode"]): row for row in rows}
-    columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
-    ways = {kind: [way for way in _WAYS if any(f"torch_{way}_us" in row for row in rows if row["pass"] == kind)]
-            for kind in PASSES}  # fmt: skip
-    lines = []
-    for network in dict.fromkeys(row["network"] for row in rows):
-        cells = [" / ".join(_ratio(of.get((network, *column)), way) for way in ways[column[0]]) for column in columns]
-        lines.append([network, *(cell if set(cell) - set("– /") else "–" for cell in cells)])
-    said = "; ".join(f"{kind}, {' / '.join(_WAYS[way] for way in each)}" for kind, each in ways.items() if each)
-    table = ["network", *(f"{kind}: {MODES[mode].title}" for kind, mode in columns)], lines
-    return f"{_origin(record, rows)} PyTorch's time over leanconv's: {said}.\n\n{records.table(table)}"
-
-
-def _ratio(row: dict[str, Any] | None, way: str) -> str:
-    key = f"torch_{way}_us"
-    return ratio(row[key] / row[f"leanconv_{way}_us"]) if row and key in row else "–"
 
 
 def memory(record: dict[str, Any]) -> str:
@@ -56,7 +27,7 @@ def memory(record: dict[str, Any]) -> str:
         memory = f"{size(ours['peak_bytes'])} / {size(theirs['peak_bytes'])}"
         lines.append([network, str(ours["batch"]), ratio(theirs["us"] / ours["us"]), errors, memory])
     table = ["network", "batch", "× PyTorch, strict FP32", "error, ours / theirs", "memory, ours / theirs"], lines
-    return f"{_origin(record, rows)} A forward pass as a CUDA graph.\n\n{records.table(table)}"
+    return f"{origin(record, rows)} A forward pass as a CUDA graph.\n\n{records.table(table)}"
 
 
 def suites(found: Sequence[Results]) -> str:
