@@ -1,4 +1,4 @@
-"""Tables of the pages on algorithms: speeds and memory layer by layer, the ablation, and each engine of the peers."""
+"""Tables of the pages on algorithms: speeds and memory layer by layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from leanconv.bench.results import Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
 
 #: Groups of peers that stand in the table of speeds, and what they are called there.
-SPEED_PEERS = {
-    "lean": "cuDNN without workspace",
-    "best": "cuDNN's fastest",
-    "PyTorch": "PyTorch",
-    "im2col": "im2col + cuBLAS",
-}
+SPEED_PEERS = {"lean": "cuDNN without workspace", "best": "cuDNN's fastest", "PyTorch": "PyTorch",
+               "im2col": "im2col + cuBLAS"}  # fmt: skip
 #: The same for memory: the unrolled image, cuDNN's fastest algorithm, and what PyTorch picks.
 MEMORY_PEERS = {"im2col": "im2col + cuBLAS", "best": "cuDNN's fastest", "PyTorch": "PyTorch's pick"}
 

@@ -9,7 +9,6 @@ with its revision, until their layer is timed again.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

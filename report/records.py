@@ -96,7 +96,9 @@ def origin(about: Record) -> str:
 def origin_of_rows(record: Record) -> str:
     """On which GPU a record's rows were measured, when, and at which revisions."""
     own = record["machine"]["git_revision"]
-    commits = {(row["date"][:10], (own if row["revision"] == EARLIER else row["revision"])[:12]) for row in dated(record)}
+    commits = {
+        (row["date"][:10], (own if row["revision"] == EARLIER else row["revision"])[:12]) for row in dated(record)
+    }
     words = "; ".join(f"{date}, revision {commit}" for date, commit in sorted(commits))
     return f"{record['machine']['gpu']}, {words}"
 

@@ -44,12 +44,6 @@ def times(theirs: Record | None, ours: Record | None) -> str:
     return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
-def repeats(rows: Sequence[Record]) -> str:
-    """A sentence on the trainings that were run twice; empty where there are none."""
-    twice = [row["repeats"] for row in rows if "repeats" in row]
-    return f"Of {len(twice)} trainings by leanconv that were run twice, {sum(twice)} gave the same bits again." if twice else ""
-
-
 def several(rows: Sequence[Record]) -> Table:
     """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
     has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
@@ -77,7 +71,6 @@ def several(rows: Sequence[Record]) -> Table:
 
 
 def section(record: Record) -> str:
-    rows = record["rows"]
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
         "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
@@ -85,8 +78,7 @@ def section(record: Record) -> str:
         "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
         "tenth of the steps, leanconv / PyTorch in strict FP32."
     )
-    texts = [f"{records.origin(record['machine'])}. {meaning}", records.table(table(rows)), repeats(rows)]
-    return "\n\n".join(filter(None, texts))
+    return f"{records.origin(record['machine'])}. {meaning}\n\n{records.table(table(record['rows']))}"
 
 
 def processes(record: Record) -> str:
