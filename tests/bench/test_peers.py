@@ -80,7 +80,7 @@ def test_mambas_kernels_run_causal_layers(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_compiled_layers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda run, mode, dynamic: [modes.append(mode), run][1])
+    monkeypatch.setattr(torch, "compile", lambda run, mode, dynamic: (modes.__iadd__([mode]), run)[1])
     monkeypatch.setattr("torch._dynamo.reset", lambda: None)
     problem = replace(LAYER, bias=True, activation="relu")
     tensors: Any = Tensors(problem)
@@ -181,7 +181,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGraph]]:
             return name
 
     names = {key: Names() for key in ("data_type", "heur_mode", "numerical_note")}
-    graph = lambda **types: [made.append(FakeGraph(**types)), made[-1]][1]  # noqa: E731
+    graph = lambda **types: made.__iadd__([FakeGraph(**types)])[-1]  # noqa: E731
     fake = SimpleNamespace(pygraph=graph, create_handle=lambda: "handle", __version__="1", **names)
     monkeypatch.setitem(sys.modules, "cudnn", fake)
     cudnn_graph._handle.cache_clear()

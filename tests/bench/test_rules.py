@@ -63,7 +63,7 @@ def test_auto_is_timed_as_a_call_without_an_algorithm(monkeypatch: pytest.Monkey
     choice = SimpleNamespace(algorithm=algorithm, config=config)
     loaded = SimpleNamespace(problem=LAYER, plan=plan, device=device, choice=choice)
     asked: list[Any] = []
-    monkeypatch.setattr(bind, "load", lambda *given: [asked.append(given), loaded][1])
+    monkeypatch.setattr(bind, "load", lambda *given: (asked.__iadd__([given]), loaded)[1])
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr("leanconv.conv2d", lambda *given, **named: calls.append(named))
     (auto,) = own._auto(LAYER, Operands(LAYER, gpu=False))
