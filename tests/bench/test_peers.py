@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,7 @@ def test_mambas_kernels_run_causal_layers(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_compiled_layers_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda run, mode, dynamic: modes.append(mode) or run)
+    monkeypatch.setattr(torch, "compile", lambda run, mode, dynamic: (modes.__iadd__([mode]), run)[1])
     monkeypatch.setattr("torch._dynamo.reset", lambda: None)
     problem = replace(LAYER, bias=True, activation="relu")
     tensors: Any = Tensors(problem)
@@ -123,7 +124,9 @@ class FakeGraph:
     plans = ((9.0, 0, False), (1.0, 0, True), (5.0, 10**6, False), (7.0, 10**20, False), (8.0, 100, False))
 
     def __init__(self, **types: Any) -> None:
-        self.types, self.barred, self.calls, self.made = types, set[int](), [], {}
+        self.types, self.barred = types, set[int]()
+        self.calls: list[int] = []
+        self.made: dict[str, Any] = {}
         self.state: list[str] = []
 
     def tensor(self, name: str, dim: list[int], stride: list[int], data_type: str) -> Any:
@@ -170,7 +173,7 @@ class FakeResult:
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeGraph]]:
     made: list[FakeGraph] = []
 
     class Names:
@@ -178,7 +181,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
             return name
 
     names = {key: Names() for key in ("data_type", "heur_mode", "numerical_note")}
-    graph = lambda **types: made.append(FakeGraph(**types)) or made[-1]  # noqa: E731
+    graph = lambda **types: made.__iadd__([FakeGraph(**types)])[-1]  # noqa: E731
     fake = SimpleNamespace(pygraph=graph, create_handle=lambda: "handle", __version__="1", **names)
     monkeypatch.setitem(sys.modules, "cudnn", fake)
     cudnn_graph._handle.cache_clear()
@@ -189,7 +192,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
         return SimpleNamespace(median_us=FakeGraph.plans[made[-1].calls[-1]][0])
 
     monkeypatch.setattr(cudnn_graph, "time_gpu", time_gpu)
-    yield made  # type: ignore[misc]
+    yield made
     cudnn_graph._handle.cache_clear()
 
 
