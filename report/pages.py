@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from leanconv.bench import families
+from leanconv.bench import families, provenance
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
-from leanconv.bench.tables import STANDINGS_CELL, about_layouts, heading, legend, standings, summary
+from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
@@ -39,6 +39,7 @@ from report import (
     modes,
     networks,
     numerics,
+    performance,
     records,
     refit,
     training,
@@ -50,13 +51,13 @@ def named(results: Path, stem: str) -> list[Path]:
     return sorted(results.glob(f"*/{stem}.json"))
 
 
-def on_a_gpu(path: Path) -> Results | None:
+def on_a_gpu(path: Path, read: Callable[[Path], Results] = Results.read) -> Results | None:
     """The results of a suite, where there are any and of a GPU."""
-    results = Results.read(path)
+    results = read(path)
     return results if results.machine.get("gpu") and results.rows else None
 
 
-_VERSIONS = ("driver", "cuda", "nvrtc", "cudnn", "torch", "cupy", "numpy", "scipy", "opencv", "leanconv")
+_suite = partial(on_a_gpu, read=records.checked_suite)
 
 
 @dataclass(frozen=True)
@@ -70,25 +71,11 @@ class Maker:
     make: Callable[..., Any]
     command: str = "leanconv bench {}"
     shows: str = ""
-    read: Callable[[Path], Any] = records.read
+    read: Callable[[Path], Any] = records.checked
     files: Callable[[Path, str], Sequence[Path]] = named
 
 
-def _summaries(path: Path) -> str:
-    results = Results.read(path)
-    machine = results.machine
-    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if machine.get(name))
-    parts = [
-        f"## {heading(results)}",
-        f"Measured {machine['date']}, {records.revision(machine)}; {versions}.",
-        records.table(summary(results)),
-    ]
-    if results.own_algorithms():
-        parts += [f"Each algorithm over all problems ({STANDINGS_CELL}):", records.table(standings(results))]
-    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in legend(results))])
-
-
-def suites(results: Path, _: str = "") -> list[Path]:
+def suites(results: Path) -> list[Path]:
     """The results files of whole suites: machine by machine in the order of the suites."""
     names = suite_names()
     settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
@@ -96,6 +83,10 @@ def suites(results: Path, _: str = "") -> list[Path]:
     found = ((named.fullmatch(path.stem), path) for path in results.glob("*/*.json"))
     ordered = sorted((path.parent.name, names.index(match[1]), path.name, path) for match, path in found if match)
     return [path for *_, path in ordered]
+
+
+def _all_suites(results: Path) -> list[Results]:
+    return [content for path in suites(results) if (content := _suite(path))]
 
 
 def captioned(results: Results, caption: str | Callable[..., str], table: Callable[..., Table], **settings: Any) -> str:
@@ -145,15 +136,18 @@ def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
 
 MAKERS: dict[str, Maker] = {
     **{
-        name: Maker(partial(captioned, caption=caption, table=table), read=on_a_gpu)
+        name: Maker(partial(captioned, caption=caption, table=table), read=_suite)
         for name, (caption, table) in TABLES.items()
     },
-    "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=on_a_gpu),
+    "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
     "memory-figure": Maker(
-        figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu
+        figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=_suite
     ),
-    "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=on_a_gpu),
-    "summaries": Maker(_summaries, read=Path, files=suites),
+    "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=_suite),
+    "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
+    "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
+    "modes-summary": Maker(performance.modes, "python -m report modes"),
+    "memory-summary": Maker(performance.memory, "python -m report networks"),
     "errors": Maker(_errors, "python -m report numerics"),
     "numerics": Maker(numerics.section, "python -m report numerics"),
     "waits": Maker(first_calls.section, "python -m report first-calls"),
@@ -167,7 +161,8 @@ MAKERS: dict[str, Maker] = {
         training.draw, "examples/train_cnn.py --json", shows="Lines: the loss by step, of each engine and seed"
     ),
     "processes": Maker(training.processes, "examples/train_cnn.py --json"),
-    "tuning": Maker(refit.section, "python -m report refit"),
+    # computed from the timed candidates, which say themselves of which kernels they are
+    "tuning": Maker(refit.section, "python -m report refit", read=records.read),
 }
 
 
@@ -202,15 +197,20 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool, mak
         if content is None:
             continue
         if not maker.shows:
-            parts += filter(None, [maker.make(content, **settings)])
+            parts += filter(None, [maker.make(content, **settings), _reason(path)])
             continue
         picture = pictures / f"{path.parent.name}-{stem}-{what.removesuffix('-figure')}.png"
         if draw:
             maker.make(content, picture)
         link = Path(os.path.relpath(picture, page.parent)).as_posix()
         gpu = (content.machine if isinstance(content, Results) else content["machine"])["gpu"]
-        parts.append(f"![{maker.shows}, on {gpu}]({link})")
+        parts += filter(None, [f"![{maker.shows}, on {gpu}]({link})", _reason(path)])
     return "\n\n".join(parts) or f"Not measured yet: `{maker.command.format(asked(stem))}` makes these figures."
+
+
+def _reason(path: Path) -> str:
+    why = records.reason(path)
+    return why and f"Measured with earlier kernels: {why}"
 
 
 def asked(stem: str) -> str:

@@ -42,7 +42,7 @@ def test_shares_of_the_layouts_are_those_of_the_fastest_blocks() -> None:
 
 
 def test_page_has_every_measured_table() -> None:
-    for suite in ("opencnn", "opencnn-chwn", "opencnn-relaxed"):
+    for suite in ("opencnn", "opencnn-chwn"):
         for what in ("families", "speeds"):
             assert f"<!-- made: {what} {suite} " in TEXT
     for block in ("targets opencnn", "engines opencnn algorithm=winograd2d", "families-figure opencnn"):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv import options
-from leanconv.bench import machine
+from leanconv.bench import machine, provenance
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.operands import Check, Operands, poison
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer, Peer, Unable
@@ -193,6 +193,9 @@ def run_suite(
     results.missing = [case.name for case in left]
     if resume is not None:
         results = resume.joined(results, order)
+    # of the algorithms that have rows; a name may go on with a limit of its workspace
+    stems = {row.algorithm.partition(" ")[0] for row in results.rows if row.engine.startswith("leanconv")}
+    results.machine["kernels"] = provenance.kernels(stems) if gpu else {}
     results.interrupted = interrupted
     if not results.rows:
         results.warnings.append("nothing was measured: no requested engine could run")
