@@ -130,8 +130,8 @@ def digits(data: Path | None) -> tuple[np.ndarray, np.ndarray, str]:
 def engine_of(name: str, net: nn.Module) -> Iterator[Any]:
     """PyTorch's switches as an engine wants them; what takes convolutions over, for leanconv.
 
-    cuDNN searches for its fastest algorithms (benchmark): in strict FP32 a step of VGG-16 takes 96 ms without the
-    search and 30 with it (H200).
+    cuDNN searches for its fastest algorithms (benchmark). Explored (H200, bc8a364): in strict FP32 a step of VGG-16
+    takes 96 ms without the search and 30 with it.
     """
     tf32 = ENGINES[name][1]
     flags = torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=tf32)

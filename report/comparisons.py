@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leanconv.bench.families import families, ratios, spread, title
 from leanconv.bench.format import Table, quantity, size
-from leanconv.bench.results import Group, Results, Row, geometric_mean
+from leanconv.bench.results import Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
 
 #: Groups of peers that stand in the table of speeds, and what they are called there.
@@ -76,22 +75,3 @@ def _saved(results: Results, algorithm: str, group: str) -> str:
             shares.append((about["bytes"] + row.workspace_bytes) / (about["bytes"] + peer.workspace_bytes))
     saved = 1 - sum(shares) / len(shares) if shares else 0.0
     return (f"{100 * saved:.0f}% less" if saved >= 0 else f"{-100 * saved:.0f}% more") if shares else "–"
-
-
-def engines(results: Results, algorithm: str) -> Table:
-    """A line for each engine of cuDNN and PyTorch by its name: how many times faster ``algorithm`` is.
-
-    Columns are the numbers of states, or the families where there are none.
-    """
-    groups = {name: names for name, names in families(results).items() if name != "all"}
-    wide = {name: names for name, names in groups.items() if any(other.startswith(f"{name}(") for other in groups)}
-    groups = (wide or groups) | {"all": list(results.problems)}
-    lines = []
-    for engine in dict.fromkeys(row.engine for row in results.rows if row.engine.startswith(("cudnn:", "torch-"))):
-        rows = [row for row in results.rows if row.engine == engine]
-        group = Group(engine, "", engine)
-        cells = [spread(ratios(results, names, algorithm, group), len(names)) for names in groups.values()]
-        if set(cells) != {"–"}:
-            workspace = max((row.workspace_bytes or 0 for row in rows), default=0)
-            lines.append([engine, size(workspace), *cells])
-    return ["engine", "most workspace", *(title(name) for name in groups)], lines

@@ -77,8 +77,8 @@ def side(results: Results, problem: str, name: str) -> Row | None:
         return results.peer(problem, SIDES[name])
     if name == "best":
         return results.own(problem)
-    if name == "auto" and not any(row.engine == "leanconv:auto" for row in results.rows):
-        return results.own(problem)  # until all files have what a call picks
+    if name == "auto" and "schema" not in results.machine:
+        return results.own(problem)  # NOTE: leaves with the last file that does not have what a call picks
     algorithm, _, way = name.partition(":")
     engine = "leanconv" + (f":{way}" if way else ":auto" if algorithm == "auto" else "")
     known = [row for row in results.rows if row.engine == engine and algorithm in (row.algorithm, "auto", "best")]
@@ -187,14 +187,17 @@ class Fields:
         self.results = results
         self.known: dict[Path, Results | dict[str, Any]] = {}
 
+    def path(self, file: str) -> Path:
+        return self.results / (f"{file}.json" if "/" in file else f"{_FOLDER}/{file}.json")
+
     def content(self, file: str) -> Results | dict[str, Any]:
         """The file of a field. Raises ValueError where there is none or it is not fit to be published."""
-        path = self.results / (f"{file}.json" if "/" in file else f"{_FOLDER}/{file}.json")
+        path = self.path(file)
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
         if path not in self.known:
-            record = records.read(path)
-            self.known[path] = Results.read(path) if "suite" in record else record
+            suite = "suite" in records.read(path)
+            self.known[path] = records.checked_suite(path) if suite else records.checked(path)
         return self.known[path]
 
     def figure(self, words: str) -> str:
@@ -213,10 +216,14 @@ class Fields:
 
     def fill(self, text: str, page: Path) -> str:
         """``text`` of a page or a source with its fields made anew. Raises ValueError for one that cannot be."""
+        said = " ".join(text.split())
 
         def figure(words: str) -> str:
             try:
-                return self.figure(words)
+                found, why = self.figure(words), records.reason(self.path(words.split()[0]))
+                if why and page.suffix == ".md" and " ".join(why.split()) not in said:
+                    raise ValueError(f"the file is of earlier kernels, and the page does not say that {why}")
+                return found
             except (KeyError, ValueError, TypeError) as error:
                 raise ValueError(f"{page}: figure {' '.join(words.split())!r}: {error.args[0]}") from error
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from leanconv.bench.families import families as by_family
-from leanconv.bench.families import title
-from leanconv.bench.format import quantity, size
+from leanconv.bench.format import quantity
 from leanconv.bench.results import TABLE_BYTES, Group, Results, Row, right
-from report.comparisons import MEMORY_PEERS
-from report.drawing import INK, bars, finish, legend, panels, refuse_empty, tidy
+from report.drawing import INK, bars, finish, legend, panels, refuse_empty
 
 #: leanconv's algorithms, PyTorch and im2col, then cuDNN's algorithms: what they are called, and their colour. The
 #: figures leave out others.
@@ -34,18 +31,6 @@ _CUDNN = {
     "winograd_nonfused": ("cuDNN Winograd non-fused", "#cc79a7"),
 }
 _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
-#: The lines of the families' figure.
-_FAMILY_OWN = {
-    "tensor_gemm": "#b2182b", "tensor_winograd": "#67001f", "winograd2d": "#cc79a7", "winograd1d": "#d55e00",
-    "implicit_gemm": "#009e73",
-}  # fmt: skip
-_FAMILY_PEERS = {
-    "lean": ("cuDNN without workspace", "#56b4e9"),
-    "best": ("cuDNN's fastest", "#08519c"),
-    "PyTorch": ("PyTorch", "#8c8c8c"),
-}
-#: The bars of the memory figure.
-_MEMORY = {"im2win_fused": "#d55e00", "im2win": "#e69f00"}
 _DASHED = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 
 
@@ -106,70 +91,3 @@ def speed(results: Results, path: Path) -> None:
         )  # fmt: skip
     legend(axes[0], colours, hatch="needs a workspace")
     finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution"))
-
-
-def family_rows(results: Results, problems: Sequence[str]) -> dict[str, list[Row | None]]:
-    """The lines of a panel of the families' figure: ours, then the peers; without those that have no row."""
-    own = [name for name in results.own_algorithms() if name in _FAMILY_OWN]
-    lines = {name: [results.own(problem, [name]) for problem in problems] for name in own}
-    for name, (label, _) in _FAMILY_PEERS.items():
-        lines[label] = [results.peers(problem).get(name) for problem in problems]
-    return {label: rows for label, rows in lines.items() if any(rows)}
-
-
-def families(results: Results, path: Path) -> None:
-    """Draw TFLOP/s problem by problem, a panel for each family. Raises ValueError without rows."""
-    found = by_family(results).items()
-    problems = {name: each for name, each in found if all(problem.startswith(f"{name}-") for problem in each)}
-    drawn = {name: lines for name, each in problems.items() if (lines := family_rows(results, each))}
-    refuse_empty(drawn)
-    colours = {**_FAMILY_OWN, **dict(_FAMILY_PEERS.values())}
-    columns = min(3, len(drawn))
-    rows = -(-len(drawn) // columns)
-    figure, axes = panels(rows, columns, (3.9 * columns, 2.9 * rows + 0.8))
-    for axis in axes[len(drawn) :]:
-        axis.set_axis_off()
-    handles = {}
-    for axis, (name, lines) in zip(axes, drawn.items(), strict=False):
-        for label, of in lines.items():
-            heights = [row.tflops if row else float("nan") for row in of]
-            how = {"color": colours[label], "marker": "o", "markersize": 3, "linewidth": 1.4}
-            (handles[label],) = axis.plot(heights, label=label, **how)
-        axis.axhline(results.machine["ceilings"]["fp32_tflops"], **_DASHED)
-        tidy(axis, title(name), size=7)
-        shapes = [problem.partition("-")[2] for problem in problems[name]]
-        axis.set_xticks(range(len(shapes)), shapes, fontsize=6, rotation=35, ha="right", color=INK)
-        axis.set_ylim(bottom=0)
-    figure.legend(handles.values(), handles, loc="outside lower left", ncols=5, fontsize=8.5, frameon=False)
-    finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution; dashed: cuBLAS"))
-
-
-def memory_factors(results: Results) -> dict[str, dict[str, float]]:
-    """The bars of the memory figure: label, then problem: workspace as a multiple of input, filters and output."""
-    factors: dict[str, dict[str, float]] = {label: {} for label in (*_MEMORY, *MEMORY_PEERS.values())}
-    for problem, about in results.problems.items():
-        peers = results.peers(problem)
-        rows = {name: results.own(problem, [name]) for name in _MEMORY}
-        rows |= {label: peers.get(name) for name, label in MEMORY_PEERS.items()}
-        for label, row in rows.items():
-            if row is not None and row.workspace_bytes is not None:
-                factors[label][problem] = row.workspace_bytes / about["bytes"]
-    return {label: of_label for label, of_label in factors.items() if of_label}
-
-
-def memory(results: Results, path: Path) -> None:
-    """Draw the memory that each layer takes, its tensors as one. Raises ValueError without rows."""
-    series = memory_factors(results)
-    refuse_empty(series)
-    known = {**_MEMORY, **dict(zip(MEMORY_PEERS.values(), ("#8c8c8c", "#009e73", "#222222"), strict=True))}
-    colours = {label: known[label] for label in series}
-    rows = _spread(list(results.problems), 12)
-    figure, axes = panels(len(rows), 1, (10.5, 3.3 * len(rows) + 0.6), sharey=True)
-    for axis, problems in zip(axes, rows, strict=True):
-        heights = {label: [1 + of[p] if p in of else None for p in problems] for label, of in series.items()}
-        names = [f"{p}\n{size(results.problems[p]['bytes'])}" for p in problems]
-        bars(axis, names, heights, colours, pale_below=1.0)
-        axis.set_ylabel("memory, × the tensors")
-    legend(axes[0], colours, pale="pale: input, filters, output")
-    words = "all memory that a layer takes, as a multiple of its tensors (their size below the name)"
-    finish(figure, path, _title(results, words))

@@ -37,8 +37,6 @@ NETWORKS = {
 NAME, OTHERS = "torchvision-layers", "other-layers"
 OTHER_NETWORKS = "resnet50 resnext50_32x4d efficientnet_b0 convnext_tiny densenet121 mobilenet_v3_large".split()
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
-#: The revision of rows whose times were in the table before.
-EARLIER = "before, with today's kernels"
 #: Candidates of a layer that are timed at most, and problems that are handed to the tuner together.
 _MOST, _TOGETHER = 7, 24
 
@@ -145,7 +143,7 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
                     "algorithm": each.winner.algorithm.name, "us": each.us, "model_us": each.model_us,
                     "timed": each.timed, "peers": dict(each.peers), "date": about["date"],
                     # what was not timed now stands in the table, with kernels that have not changed since
-                    "revision": about["git_revision"] if each.timed else EARLIER,
+                    "revision": about["git_revision"] if each.timed else records.EARLIER,
                 }  # fmt: skip
         records.write(results, name, about, rows.values(), layers=len(every))
     if wrong:
@@ -182,7 +180,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _revisions(rows: Sequence[dict[str, Any]]) -> str:
     found = Counter(f"at revision {(row['revision'] or 'unknown')[:12]} ({row['date'][:10]})"
-                    if row["revision"] != EARLIER else EARLIER for row in rows)  # fmt: skip
+                    if row["revision"] != records.EARLIER else records.EARLIER for row in rows)  # fmt: skip
     return ", ".join(f"{count} {words}" for words, count in found.items())
 
 

@@ -16,11 +16,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench.format import Table
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
-from report.networks import NETWORKS, captured, revisions
+from report.fields import ratio
+from report.networks import NETWORKS, captured
 
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")
@@ -44,7 +44,7 @@ MODES = {
     "tf32": Mode("TF32", True, "tf32"),
     "16-bit": Mode("16 bits", True, half=True),
 }
-PASSES = {"forward": "A forward pass:", "training": "A training step:"}
+PASSES = ("forward", "training")
 #: How a network is run, by the name of the times of a row.
 WAYS = {"graph": "CUDA graph", "eager": "eager", "compile": "torch.compile, graph"}
 
@@ -215,28 +215,29 @@ def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
     return row["pass"] != "forward", list(NETWORKS).index(row["network"]), list(MODES).index(row["mode"])
 
 
-def table(rows: Sequence[dict[str, Any]], kind: str) -> Table:
-    """PyTorch's time over leanconv's by network, mode and way of running, and how many layers leanconv took."""
-    ways = [way for way in WAYS if any(f"torch_{way}_us" in row for row in rows if row["pass"] == kind)]
-    lines = []
-    for name in dict.fromkeys(row["network"] for row in rows if row["pass"] == kind):
-        of = {row["mode"]: row for row in rows if row["network"] == name and row["pass"] == kind}
-        cells = [_cell(of.get(mode), way) for mode in MODES for way in ways]
-        lines.append([name, str(next(iter(of.values()))["batch"]), *cells])
-    return ["network", "batch", *(f"{mode.title}: {WAYS[way]}" for mode in MODES.values() for way in ways)], lines
-
-
-def _cell(row: dict[str, Any] | None, way: str) -> str:
-    if row is None or f"torch_{way}_us" not in row:
-        return "–"
-    theirs, ours = row[f"torch_{way}_us"], row[f"leanconv_{way}_us"]
-    return f"**{theirs / ours:.2f}** ({theirs / 1000:.2f} / {ours / 1000:.2f})"
+def origin(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """On which GPU a record's rows were measured, when, and at which revisions."""
+    measured = sorted({(row["date"][:10], (row["revision"] or "unknown")[:12]) for row in rows})
+    words = ", ".join(f"{date} at revision {revision}" for date, revision in measured)
+    return f"{record['machine']['gpu']}, {words}."
 
 
 def section(record: dict[str, Any]) -> str:
+    """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
     rows = records.dated(record)
-    origin = f"{record['machine']['gpu']}, {revisions(rows)}"
-    texts = [f"{origin}. PyTorch's time over leanconv's, and both in milliseconds."]
-    for kind in dict.fromkeys(row["pass"] for row in rows):
-        texts += [PASSES[kind], records.table(table(rows, kind))]
-    return "\n\n".join(texts)
+    of = {(row["network"], row["pass"], row["mode"]): row for row in rows}
+    columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
+    ways = {kind: [way for way in WAYS if any(f"torch_{way}_us" in row for row in rows if row["pass"] == kind)]
+            for kind in PASSES}  # fmt: skip
+    lines = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        cells = [" / ".join(_ratio(of.get((network, *column)), way) for way in ways[column[0]]) for column in columns]
+        lines.append([network, *(cell if set(cell) - set("– /") else "–" for cell in cells)])
+    said = "; ".join(f"{kind}, {' / '.join(WAYS[way] for way in each)}" for kind, each in ways.items() if each)
+    table = ["network", *(f"{kind}: {MODES[mode].title}" for kind, mode in columns)], lines
+    return f"{origin(record, rows)} PyTorch's time over leanconv's: {said}.\n\n{records.table(table)}"
+
+
+def _ratio(row: dict[str, Any] | None, way: str) -> str:
+    key = f"torch_{way}_us"
+    return ratio(row[key] / row[f"leanconv_{way}_us"]) if row and key in row else "–"

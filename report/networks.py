@@ -134,6 +134,11 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
     return path
 
 
+def better(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the rows of one network PyTorch's and leanconv's, each in its quicker layout."""
+    return [min((row for row in rows if row["engine"].startswith(name)), key=lambda row: row["us"]) for name in ENGINES]
+
+
 def table(rows: Sequence[dict[str, Any]]) -> Table:
     """Milliseconds by network and engine; of the better layouts the ratio, the convolutions alone, and the errors."""
     engines = [f"{engine}-{layout.lower()}" for engine in ENGINES for layout in LAYOUTS]
@@ -141,10 +146,7 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     for network in dict.fromkeys(row["network"] for row in rows):
         of = {row["engine"]: row for row in rows if row["network"] == network}
         cells = [f"{of[engine]['us'] / 1000:.2f}" if engine in of else "–" for engine in engines]
-        theirs, ours = (
-            min((row for name, row in of.items() if name.startswith(engine)), key=lambda row: row["us"])
-            for engine in ENGINES
-        )
+        theirs, ours = better(list(of.values()))
         pairs = [f"{theirs[key] / 1000:.2f} / {ours[key] / 1000:.2f}" for key in ("convolutions_us", "eager_us")]
         errors = f"{theirs['error']:.1e} / {ours['error']:.1e}"
         taken = f"{ours['taken']} of {ours['taken'] + ours['left']}" if "taken" in ours else "–"

@@ -17,16 +17,15 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from leanconv.bench import families
+from leanconv.bench import families, provenance
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
-from leanconv.bench.tables import STANDINGS_CELL, about_layouts, heading, legend, standings, summary
+from leanconv.bench.tables import STANDINGS_CELL, about_layouts, standings
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
@@ -39,6 +38,7 @@ from report import (
     modes,
     networks,
     numerics,
+    performance,
     records,
     refit,
     training,
@@ -50,13 +50,13 @@ def named(results: Path, stem: str) -> list[Path]:
     return sorted(results.glob(f"*/{stem}.json"))
 
 
-def on_a_gpu(path: Path) -> Results | None:
+def on_a_gpu(path: Path, read: Callable[[Path], Results] = Results.read) -> Results | None:
     """The results of a suite, where there are any and of a GPU."""
-    results = Results.read(path)
+    results = read(path)
     return results if results.machine.get("gpu") and results.rows else None
 
 
-_VERSIONS = ("driver", "cuda", "nvrtc", "cudnn", "torch", "cupy", "numpy", "scipy", "opencv", "leanconv")
+_suite = partial(on_a_gpu, read=records.checked_suite)
 
 
 @dataclass(frozen=True)
@@ -64,31 +64,16 @@ class Maker:
     """What blocks of one name hold for each results file: a text or, with what it ``shows`` in words, a picture.
 
     ``make`` is given what ``read`` finds in the file, then a text's settings by name, each a list, or the path of the
-    picture. ``command`` makes such files; {} stands for suite and options.
+    picture.
     """
 
     make: Callable[..., Any]
-    command: str = "leanconv bench {}"
     shows: str = ""
-    read: Callable[[Path], Any] = records.read
+    read: Callable[[Path], Any] = records.checked
     files: Callable[[Path, str], Sequence[Path]] = named
 
 
-def _summaries(path: Path) -> str:
-    results = Results.read(path)
-    machine = results.machine
-    versions = ", ".join(f"{name} {machine[name]}" for name in _VERSIONS if machine.get(name))
-    parts = [
-        f"## {heading(results)}",
-        f"Measured {machine['date']}, {records.revision(machine)}; {versions}.",
-        records.table(summary(results)),
-    ]
-    if results.own_algorithms():
-        parts += [f"Each algorithm over all problems ({STANDINGS_CELL}):", records.table(standings(results))]
-    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in legend(results))])
-
-
-def suites(results: Path, _: str = "") -> list[Path]:
+def suites(results: Path) -> list[Path]:
     """The results files of whole suites: machine by machine in the order of the suites."""
     names = suite_names()
     settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
@@ -96,6 +81,10 @@ def suites(results: Path, _: str = "") -> list[Path]:
     found = ((named.fullmatch(path.stem), path) for path in results.glob("*/*.json"))
     ordered = sorted((path.parent.name, names.index(match[1]), path.name, path) for match, path in found if match)
     return [path for *_, path in ordered]
+
+
+def _all_suites(results: Path) -> list[Results]:
+    return [content for path in suites(results) if (content := _suite(path))]
 
 
 def captioned(results: Results, caption: str | Callable[..., str], table: Callable[..., Table], **settings: Any) -> str:
@@ -110,10 +99,6 @@ def _families(results: Results, **_: Sequence[str]) -> str:
     return f"× is {families.RATIO_CELL}. {meanings}."
 
 
-def _engines(results: Results, algorithm: Sequence[str]) -> str:
-    return f"How many times faster {algorithm[0]} is: {families.RATIO_CELL}."
-
-
 #: Tables by their name, each with the sentence that says what it has.
 TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
     "standings": (
@@ -125,49 +110,30 @@ TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
         lambda results, algorithms: comparisons.memory(results, *algorithms),
     ),
     "families": (_families, lambda results, algorithm: families.family_table(results, *algorithm)),
-    "engines": (_engines, lambda results, algorithm: comparisons.engines(results, *algorithm)),
     "targets": ("The time of the filters' transform is part of every figure.", families.goal_table),
 }  # fmt: skip
 
 
-def _errors(record: dict[str, Any], algorithms: Sequence[str]) -> str:
-    """Tables of the errors of the kernels of Im2col-Winograd and some peers, for each kind of data."""
-    entries = [numerics.Entry(**entry) for entry in record["entries"] if entry["problem"].startswith("Γ")]
-    # a GPU's record has the NumPy engine's errors too, which stand in the CPU's own
-    on_gpu = [entry for entry in entries if entry.where == "GPU"]
-    chosen = [e for e in on_gpu or entries if any(fnmatchcase(e.algorithm, pattern) for pattern in algorithms)]
-    parts = []
-    for data in dict.fromkeys(entry.data for entry in chosen):
-        table = numerics.kernel_table([entry for entry in chosen if entry.data == data])
-        parts.append(f"{records.origin(record | {'gpu': record['machine']})}. Data: {data}.\n\n{table}")
-    return "\n\n".join(parts)
-
-
 MAKERS: dict[str, Maker] = {
     **{
-        name: Maker(partial(captioned, caption=caption, table=table), read=on_a_gpu)
+        name: Maker(partial(captioned, caption=caption, table=table), read=_suite)
         for name, (caption, table) in TABLES.items()
     },
-    "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=on_a_gpu),
-    "memory-figure": Maker(
-        figures.memory, shows="Bars: memory of each layer by algorithm, as a multiple of its tensors", read=on_a_gpu
-    ),
-    "families-figure": Maker(figures.families, shows="Lines: TFLOP/s on every problem of each family", read=on_a_gpu),
-    "summaries": Maker(_summaries, read=Path, files=suites),
-    "errors": Maker(_errors, "python -m report numerics"),
-    "numerics": Maker(numerics.section, "python -m report numerics"),
-    "waits": Maker(first_calls.section, "python -m report first-calls"),
-    "cpu": Maker(cpu.section, "python -m report cpu"),
-    "layers": Maker(layers.section, "python -m report layers"),
-    "others": Maker(layers.others, "python -m report layers --others"),
-    "modes": Maker(modes.section, "python -m report modes"),
-    "networks": Maker(networks.section, "python -m report networks"),
-    "training": Maker(training.section, "examples/train_cnn.py --json"),
-    "losses-figure": Maker(
-        training.draw, "examples/train_cnn.py --json", shows="Lines: the loss by step, of each engine and seed"
-    ),
-    "processes": Maker(training.processes, "examples/train_cnn.py --json"),
-    "tuning": Maker(refit.section, "python -m report refit"),
+    "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
+    "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
+    "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
+    "memory-summary": Maker(performance.memory),
+    "numerics": Maker(numerics.section),
+    "waits": Maker(first_calls.section),
+    "cpu": Maker(cpu.section),
+    "layers": Maker(layers.section),
+    "others": Maker(layers.others),
+    "modes": Maker(modes.section),
+    "networks": Maker(networks.section),
+    "training": Maker(training.section),
+    "processes": Maker(training.processes),
+    # computed from the timed candidates, which say themselves of which kernels they are
+    "tuning": Maker(refit.section, read=records.read),
 }
 
 
@@ -202,25 +168,22 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool, mak
         if content is None:
             continue
         if not maker.shows:
-            parts += filter(None, [maker.make(content, **settings)])
+            parts += filter(None, [maker.make(content, **settings), _reason(path)])
             continue
         picture = pictures / f"{path.parent.name}-{stem}-{what.removesuffix('-figure')}.png"
         if draw:
             maker.make(content, picture)
         link = Path(os.path.relpath(picture, page.parent)).as_posix()
         gpu = (content.machine if isinstance(content, Results) else content["machine"])["gpu"]
-        parts.append(f"![{maker.shows}, on {gpu}]({link})")
-    return "\n\n".join(parts) or f"Not measured yet: `{maker.command.format(asked(stem))}` makes these figures."
+        parts += filter(None, [f"![{maker.shows}, on {gpu}]({link})", _reason(path)])
+    if not parts:
+        raise ValueError(f"there is no file {stem}.json with results of a GPU below {results}")
+    return "\n\n".join(parts)
 
 
-def asked(stem: str) -> str:
-    """The suite and the options of which `default_path` puts the results into a file of this name."""
-    suite, options = stem.removesuffix("-ablation"), ""
-    for setting, values in (("precision", PRECISIONS), ("layout", LAYOUTS)):
-        for value in values:
-            if suite.endswith(f"-{value.lower()}"):
-                suite, options = suite.removesuffix(f"-{value.lower()}"), f" --{setting} {value}{options}"
-    return f"{suite}{options}"
+def _reason(path: Path) -> str:
+    why = records.reason(path)
+    return why and f"Measured with earlier kernels: {why}"
 
 
 def texts(docs: Path) -> list[Path]:

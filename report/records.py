@@ -7,11 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import machine
+from leanconv.bench import machine, provenance
 from leanconv.bench.format import Table
+from leanconv.bench.results import Results
 from leanconv.runtime.files import write_text
 
 Record = dict[str, Any]
+#: The revision of rows whose times were in a table of tuned problems before.
+EARLIER = "before, with today's kernels"
+_REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def write(results: Path, name: str, about: Record, rows: Iterable[Any], **more: Any) -> Path:
@@ -44,8 +48,44 @@ def with_torch(revision: str | None) -> Record:
 
 
 def read(path: Path) -> Record:
-    """A record, or nothing where there is no file."""
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    """A record, or nothing where there is no file. Raises ValueError for a damaged one."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def checked(path: Path) -> Record:
+    """A record for a page, or nothing where there is no file. Raises ValueError for one that cannot be traced.
+
+    So are rows of another revision than the file's, which keep their own, unless the file is listed as an older one.
+    """
+    if not path.is_file() or _unmarked(path):
+        return read(path)
+    older = provenance.older(path.parent.parent)
+    record = provenance.committed_record(path, older)
+    about = record["machine"] if isinstance(record["machine"], dict) else record
+    others = {row.get("revision", EARLIER) for row in record.get("rows", ())} - {about["git_revision"], EARLIER}
+    if others and f"{path.parent.name}/{path.name}" not in older:
+        raise ValueError(f"{path} has rows of other revisions: {', '.join(sorted(map(str, others)))}")
+    return record
+
+
+def checked_suite(path: Path) -> Results:
+    """The results of a suite for a page. Raises ValueError for a file that cannot be traced."""
+    return Results.read(path) if _unmarked(path) else provenance.committed(path, provenance.older(path.parent.parent))
+
+
+def _unmarked(path: Path) -> bool:
+    """Whether a file was measured before files said how to trace them. NOTE: leaves with the last committed one."""
+    record = read(path)
+    about = record["machine"] if isinstance(record.get("machine"), dict) else record
+    return "schema" not in about and path.resolve().is_relative_to(_REPOSITORY)
+
+
+def reason(path: Path) -> str:
+    """Why a file of earlier kernels may still be used, as the list of them says; empty where it is not in the list."""
+    return provenance.older(path.parent.parent).get(f"{path.parent.name}/{path.name}", "")
 
 
 def origin(about: Record) -> str:

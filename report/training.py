@@ -8,23 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from leanconv.bench.format import Table
-from leanconv.bench.plots import save
 from report import records
-from report.drawing import panels
 from report.records import Record
-
-#: how an engine is called, and its colour
-ENGINES = {
-    "leanconv": ("leanconv, channels last", "#0060a0"),
-    "leanconv-nchw": ("leanconv, NCHW", "#60a0d0"),
-    "leanconv-tf32": ("leanconv, precision tf32, channels last", "#309060"),
-    "torch-fp32-nchw": ("PyTorch, strict FP32, NCHW", "#d07020"),
-    "torch-fp32-nhwc": ("PyTorch, strict FP32, channels last", "#a03020"),
-    "torch-tf32-nhwc": ("PyTorch, TF32, channels last", "#808080"),
-}
 
 
 def best(rows: Sequence[Record], engine: str) -> Record | None:
@@ -112,48 +99,6 @@ def shares(rows: Sequence[Record]) -> Table:
     return ["network", "engine", *sorts, "sum"], lines
 
 
-def draw(record: Record, path: Path) -> None:
-    """The loss curves of each network over each other, all engines and seeds."""
-    rows = [row for row in record["rows"] if row["gpus"] == 1 and row["steps"] >= 20]
-    engines: dict[tuple[str, str], set[str]] = {}
-    for row in rows:
-        engines.setdefault((row["problem"], row["optimiser"]), set()).add(row["engine"])
-    drawn = [panel for panel, of in engines.items() if len(of) > 1]
-    columns = min(3, len(drawn)) or 1
-    height = -(-len(drawn) // columns) or 1
-    figure, axes = panels(height, columns, (4.2 * columns, 2.6 * height + 0.4))
-    for axis, (problem, optimiser) in zip(axes, drawn, strict=False):
-        named: set[str] = set()
-        for row in rows:
-            if (row["problem"], row["optimiser"]) == (problem, optimiser):
-                name, colour = ENGINES[row["engine"]]
-                axis.plot(row["losses"], color=colour, linewidth=0.8, label=None if name in named else name)
-                named.add(name)
-        axis.set_title(f"{problem}, {optimiser}", fontsize=9)
-        axis.set_xlabel("step", fontsize=8)
-        axis.set_ylabel("loss", fontsize=8)
-        axis.set_yscale("log")
-        axis.legend(fontsize=6, frameon=False)
-    for axis in axes[len(drawn) :]:
-        axis.axis("off")
-    save(figure, path)
-
-
-def others(record: Record) -> str:
-    """Which rows were measured at another revision than the file's: a problem's name if all of its rows were."""
-    own = record["machine"]["git_revision"]
-    engines: dict[str, dict[str, list[str]]] = {}
-    for row in record["rows"]:
-        engines.setdefault(row["problem"], {}).setdefault(row.get("revision", own), []).append(row["engine"])
-    names: dict[str, list[str]] = {}
-    for problem, revisions in engines.items():
-        for revision, of_some in revisions.items():
-            if revision != own:
-                alone = [problem] if len(revisions) == 1 else [f"{problem} {engine}" for engine in of_some]
-                names.setdefault(revision[:12], []).extend(alone)
-    return "".join(f"; at {revision}: {', '.join(rows)}" for revision, rows in names.items())
-
-
 def section(record: Record) -> str:
     rows = record["rows"]
     meaning = (
@@ -163,7 +108,7 @@ def section(record: Record) -> str:
         "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
         "tenth of the steps, leanconv / PyTorch in strict FP32."
     )
-    texts = [f"{records.origin(record['machine'])}{others(record)}. {meaning}", records.table(table(rows)), seeds(rows)]
+    texts = [f"{records.origin(record['machine'])}. {meaning}", records.table(table(rows)), seeds(rows)]
     if any("kernels" in row for row in rows):
         texts.append("Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:")
         texts.append(records.table(shares(rows)))

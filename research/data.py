@@ -23,7 +23,7 @@ def draw(problem: ConvProblem, kind: str, seed: int = 0) -> tuple[np.ndarray, np
 
     ``"ReLU 90 %"`` and its like: max(0, normal − threshold), so many of them zeros. ``"one-hot"``: one pixel of one
     channel. ``"lone product"``: that, and filters with one weight for each channel. ``"log-normal"``: exp(2 · normal).
-    ``"12 decades"``: both ± 10^U(−6, 6); ``sparse``: 97 % of the filters and 30 % of the pixels are zeros.
+    ``"12 decades"``: both ± 10^U(−6, 6); ``sparse``: most of the filters (97 of 100) and 30 of 100 pixels are zeros.
     ``"outlier"``: normal, but one pixel is 1e6. ``"channel-scaled"``: normal, times 10^U(−3, 3) for each channel.
     Filters are normal but for ``"positive"`` (both uniform) and ``"constant"`` (all numbers 1/3).
     """

@@ -14,11 +14,22 @@ from report import pages
 MACHINE = {
     "gpu": "NVIDIA H200",
     "date": "2026-01-02T03:04:05",
-    "git_revision": "0123456789abcdef",
+    "schema": 1,
+    "git_revision": "0123456789abcdef" + 24 * "0",
+    "git_dirty": False,
+    "kernels": {},
     "ceilings": {"fp32_tflops": 50.0, "tf32_tflops": 400.0, "copy_tbytes": 4.0, "how": "made up"},
 }
 #: What records say of their machine.
-ABOUT = {"gpu": "NVIDIA X", "date": "2026-11-22T00:00:00", "cores": 16, "git_revision": "abc"}
+ABOUT = {
+    "gpu": "NVIDIA X",
+    "date": "2026-11-22T00:00:00",
+    "cores": 16,
+    "schema": 1,
+    "git_revision": "abc" + 37 * "0",
+    "git_dirty": False,
+    "kernels": {},
+}
 LAYERS = {"narrow": ConvProblem(1, 2, 9, 9, 3, 3, 3), "wide": ConvProblem(1, 2, 20, 20, 3, 5, 5)}
 
 

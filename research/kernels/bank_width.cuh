@@ -8,8 +8,8 @@
 //
 // A warp's access takes a cycle of the load unit whether its lanes read words or bytes of words, so per 32 outputs the
 // unit is busy for r * s cycles with pixels = unit = 1 and for r * ceil((s + n - 1) / n) / n with n, without `kept`.
-// Measured on an H200 (8192 x 8192, 3 x 3 to 7 x 7): n of a word is 1.6 to 1.8 times as fast as 1 for 16 bits, 1.5 to 2.2
-// for 8, of which the width of the accesses alone is 1.01 to 1.15 and 0.94 to 1.01; with `dot` it is 2.0 to 4.4.
+// Explored (H200, fb40235, 8192 x 8192, 3x3 to 7x7): n of a word is 1.6 to 1.8 times as fast as 1 for 16 bits, 1.5 to
+// 2.2 for 8, of which the width of the accesses alone is 1.01 to 1.15 and 0.94 to 1.01; with `dot` it is 2.0 to 4.4.
 #pragma once
 
 #include <device/element.cuh>

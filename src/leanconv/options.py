@@ -71,7 +71,7 @@ FUNCTIONS = {
 FIRST: dict[Op, str] = {function.op: function.names[0] for function in FUNCTIONS.values()}
 
 
-#: Half the time of a NamedTuple's own constructor.
+#: Quicker than a NamedTuple's own constructor.
 _new_tuple = tuple.__new__
 
 

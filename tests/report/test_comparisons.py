@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from leanconv.bench import default_path, show
+from leanconv.bench import default_path
 from leanconv.bench.results import Results
 from leanconv.bench.tables import standings
-from report import comparisons, figures, pages
+from leanconv.cli.main import main
+from report import comparisons, figures
 from tests import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,12 +66,13 @@ def test_speeds_name_the_largest_error() -> None:
     }  # fmt: skip
 
 
-def test_performance_page_has_the_standings(tmp_path: Path, capsys: Any) -> None:
+def test_a_results_file_is_printed_with_its_standings(tmp_path: Path, capsys: Any) -> None:
     suite = made_up.suite()
     path = default_path(suite, False, tmp_path)
     suite.write(path)
-    assert "| best of all | 2 | 3.16 (2.00) |" in pages._summaries(path)
-    show(suite)
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", str(path)])
+    assert not stopped.value.code
     assert "best of all" in capsys.readouterr().out
 
 

@@ -43,8 +43,9 @@ def test_every_way_of_every_network_is_measured_with_an_empty_cache_of_its_own(
     assert path == tmp_path / "nvidia-x" / "first-calls.json"
     # the last way finds what the second has compiled
     assert asked == [(n, w, "1", w != "from disk") for n in first_calls.NETWORKS for w in first_calls.WAYS]
+    monkeypatch.undo()
     page = made_up.filled(tmp_path, "waits first-calls")
-    assert "NVIDIA X, 2026-11-22, revision abc, 16 cores." in page
+    assert "NVIDIA X, 2026-11-22, revision abc000000000, 16 cores." in page
     assert "| resnet-50 | 3 | 5 | 1.50 s | 1.50 s | 1.50 s |" in page
 
 

@@ -88,7 +88,7 @@ def test_rows_of_earlier_runs_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(study, "perf_counter", lambda: 0.0)
     assert study.measure(tmp_path, 100) == path
     rows = _rows(path)
-    assert [row["revision"] for row in rows] == ["first", "second", study.EARLIER]
+    assert [row["revision"] for row in rows] == ["first", "second", records.EARLIER]
     text = study.section(records.read(path))
     assert (
         "3 of 3 different layers tuned, 1 at revision first (2026-11-22), 1 at revision second (2026-11-22), 1 before"
@@ -112,7 +112,7 @@ def test_the_tuner_fills_the_rows(
     assert {row["problem"] for row in rows} == {study.format_problem(each) for each in LAYERS}
     assert all((row["us"], row["revision"]) == (300, "a") and set(row["shares"]) == set(study.NETWORKS) for row in rows)
     path.unlink()
-    assert {row["revision"] for row in _rows(study.measure(tmp_path / "results"))} == {study.EARLIER}
+    assert {row["revision"] for row in _rows(study.measure(tmp_path / "results"))} == {records.EARLIER}
     assert "3 of 3 different layers tuned, 3 before" in study.section(records.read(path))
 
 

@@ -62,7 +62,7 @@ def test_a_network_is_a_line_and_the_better_layouts_are_compared(tmp_path: Path)
     rows[-1] |= {"taken": 3, "left": 1}
     records.write(tmp_path, "networks", made_up.ABOUT, rows)
     page = made_up.filled(tmp_path, "networks networks")
-    assert "NVIDIA X, 2026-11-22, revision abc. Milliseconds" in page
+    assert "NVIDIA X, 2026-11-22, revision abc000000000. Milliseconds" in page
     assert "| net | 4 | 3.00 | 4.00 | – | 1.50 | 2.00 | 1.50 / 0.75 | 6.00 / 3.00 | 2.0e-07 / 1.0e-07 | 3 of" in page
 
 

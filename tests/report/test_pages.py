@@ -19,7 +19,7 @@ from tests import made_up
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
+def test_files_of_whole_suites_in_their_order(tmp_path: Path) -> None:
     results = made_up.in_nhwc()
     assert records.table((["x", "y"], [["1", "2"]])) == "| x | y |\n|---|---|\n| 1 | 2 |"
     path = default_path(results, partial=False, root=tmp_path)
@@ -47,9 +47,6 @@ def test_performance_page_is_of_whole_suites(tmp_path: Path) -> None:
     replace(results, op="wgrad").write(gradient)
     assert gradient.stem == "im2win-nhwc-wgrad" and gradient in pages.suites(tmp_path)
     assert Results.read(further).precision == "relaxed"
-    text = made_up.filled(tmp_path, "summaries every-suite")
-    assert "## opencnn CHWN relaxed on NVIDIA H200" in text
-    assert "## im2win NHWC on NVIDIA H200" in text and "| geometric mean |" in text
 
 
 @pytest.mark.parametrize("layout", [None, *LAYOUTS])
@@ -66,6 +63,8 @@ def test_a_file_tells_what_was_asked(layout: str | None, precision: str | None, 
 
 def test_a_block_without_figures_names_the_command_that_makes_them(tmp_path: Path) -> None:
     for what, maker in pages.MAKERS.items():
+        if what in ("suites", "older"):
+            continue  # of all files
         text = made_up.filled(tmp_path, f"{what} a-file")
         assert f"\nNot measured yet: `{maker.command.format('a-file')}` makes these figures.\n" in text
 

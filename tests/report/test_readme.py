@@ -12,7 +12,6 @@ import pytest
 
 import leanconv
 from leanconv import options
-from leanconv.bench.results import Results, geometric_mean
 from leanconv.cli.main import main
 from leanconv.images import filters
 from leanconv.images.borders import ALIASES, BORDERS
@@ -25,6 +24,7 @@ from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 IM2WIN = [a.stem for a in ALGORITHMS if a.stem.startswith("im2win")]
 EVERY = (*CASES, *NATIVE_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
@@ -34,9 +34,9 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
-def lines(heading: str) -> list[str]:
+def lines(heading: str, text: str = README) -> list[str]:
     """The rows of the table below a heading or a line of text."""
-    found = README.partition(heading)[2].partition("\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    found = text.partition(heading)[2].partition("\n\n")[2].partition("\n\n")[0].splitlines()[2:]
     assert found, heading
     return found
 
@@ -113,7 +113,7 @@ def test_environment_variables() -> None:
 
 
 def test_algorithms() -> None:
-    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Algorithms")]
+    rows = [tuple(cell.strip(" `") for cell in line.split("|")[1:-1]) for line in lines("## Table", ALGORITHMS_PAGE)]
     assert [row[:4] for row in rows] == [(a.name, a.solves, a.family, a.precision) for a in leanconv.list_algorithms()]
     workspace: dict[str, set[bool]] = {}
     for algorithm in ALGORITHMS:
@@ -170,38 +170,6 @@ def test_the_borders_read_as_the_table_says() -> None:
 def test_kernels_of_the_command_line() -> None:
     for word in filters.WORDS:
         assert f"`{word}`" in README, word
-
-
-def test_figures_are_those_of_the_committed_results() -> None:
-    """The text beside the headline chart, from the files that the chart is drawn from."""
-    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
-    layers = [Results.read(folder / f"im2win{layout}.json") for layout in ("", "-nhwc", "-chwn")]
-    filtered = Results.read(folder / "filters.json")
-    rows, columns = (Results.read(folder / f"opencnn-{layout}-tensor.json") for layout in ("nhwc", "nchw"))
-    text = " ".join(README.partition("## Speed and precision, measured")[2].split())
-
-    def means(group: str) -> list[float]:
-        return [geometric_mean(results.ratios(group)) for results in layers]
-
-    lean, torch, tf32 = means("lean"), means("PyTorch"), means("TF32")
-    won = [layers[0].own(problem) for problem in layers[0].problems]
-    transformed = sum(row is not None and row.algorithm in ("winograd1d", "winograd2d") for row in won)
-    best, strict = ([geometric_mean(r.ratios(group)) for r in (rows, columns)] for group in ("best", "PyTorch"))
-    for words in (
-        f"NHWC) {best[0]:.2f} times as fast as the fastest of all cuDNN algorithms",
-        f"and {strict[0]:.1f} times as fast as PyTorch in strict FP32",
-        f"(geometric means; NCHW: {best[1]:.2f} and {strict[1]:.1f} times).",
-        f"is {1 / geometric_mean(rows.ratios('TF32')):.1f} times as fast in NHWC;",
-        f"runs {lean[0]:.2f} times as fast (NHWC: {lean[1]:.2f} times, CHWN: {lean[2]:.2f} times) as cuDNN's fastest",
-        f"the least ratio is {min(ratio for results in layers for ratio in results.ratios('lean')):.2f}.",
-        f"On {transformed} of the layers the fastest is `winograd1d` or `winograd2d`.",
-        f"{len(filtered.problems)} image filters run {geometric_mean(filtered.ratios('NPP')):.1f} times as fast as NPP",
-        f"and {geometric_mean(filtered.ratios('CuPy')):.1f} times as fast as CuPy.",
-        f"up to {1 / min(layers[0].ratios('best')):.1f} times as fast as leanconv on these layers",
-        f"the mean is {torch[0]:.2f} times (NHWC: {torch[1]:.2f} times, CHWN: {torch[2]:.2f} times).",
-        f"is {1 / max(tf32):.1f} to {1 / min(tf32):.1f} times as fast.",
-    ):
-        assert words in text, words
 
 
 def anchors(text: str) -> set[str]:

@@ -106,13 +106,17 @@ class Results:
         try:
             content = read_json(read_bytes(path))
             content["rows"] = [Row(**row) for row in content["rows"]]
-            return cls(**content)
+            read = cls(**content)
+            for row in read.rows:
+                if row.problem not in read.problems or not 0 < row.us < math.inf:
+                    raise ValueError(f"a row of {row.engine} on {row.problem!r} took {row.us} µs")
+            return read
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
 
     def refuse_other(self, other: Results) -> None:
         """Raise ValueError unless ``other`` was measured as this was: suite and settings, GPU, versions, revision."""
-        free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
+        free = ("date", "ceilings", "kernels", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
         settings = ("suite", "layout", "precision", "dtype", "op")
         one, two = ({**each.machine, **{key: getattr(each, key) for key in settings}} for each in (self, other))
         for key in (key for key in one | two if key not in free):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv import options
-from leanconv.bench import machine
+from leanconv.bench import machine, provenance
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.operands import Check, Operands, poison
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer, Peer, Unable
@@ -33,8 +33,8 @@ from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu, time_gpu_sustained
 
-#: Seconds of rest after a sustained run: for some 0.2 s after it a card at its limit of power keeps its clocks low, and
-#: what is timed then takes up to 1.3 times as long (H200).
+#: Seconds of rest after a sustained run, after which a card at its limit of power keeps its clocks low.
+#: Explored (H200, d48f601): for some 0.2 s what is timed takes up to 1.3 times as long.
 _REST_S = 0.4
 #: On a CPU every engine is timed in so many rounds, one after the other in each, so that other work of the machine does
 #: not fall on one of them alone; the quickest round counts, and a slowest so much slower is told.
@@ -76,8 +76,8 @@ class _Run:
     def budget_s(self) -> float:
         """Seconds of samples for one figure.
 
-        On an H200 the quartiles of most kernels lie within 1 % of each other, so that 60 ms, from 5 runs of the slowest
-        to 100 of those below 0.6 ms, leave the median uncertain by a few tenths of a per cent.
+        Explored (H200, b73e586): the quartiles of most kernels lie within 1 % of each other, so that 60 ms, from 5 runs
+        of the slowest to 100 of those below 0.6 ms, leave the median uncertain by a few tenths of a per cent.
         """
         if self.quick:
             return 0.015 if self.gpu else 0.03 / _ROUNDS
@@ -193,6 +193,9 @@ def run_suite(
     results.missing = [case.name for case in left]
     if resume is not None:
         results = resume.joined(results, order)
+    # of the algorithms that have rows; a name may go on with a limit of its workspace
+    stems = {row.algorithm.partition(" ")[0] for row in results.rows if row.engine.startswith("leanconv")}
+    results.machine["kernels"] = provenance.kernels(stems) if gpu else {}
     results.interrupted = interrupted
     if not results.rows:
         results.warnings.append("nothing was measured: no requested engine could run")
@@ -201,7 +204,7 @@ def run_suite(
 
 @contextmanager
 def _settled_objects() -> Iterator[None]:
-    """The garbage collector leaves alone what exists already, most of it PyTorch's: a collection takes 1 ms, not 40."""
+    """The garbage collector leaves alone what exists already, most of it PyTorch's, and is soon done."""
     gc.collect()
     gc.freeze()
     try:

@@ -23,8 +23,8 @@ BATCHES = (1, 8, 32, 128)
 Room = Callable[[ConvProblem], float]
 #: What of a configuration determines the order of its sums.
 Order = Hashable
-#: Clock cycles that count beside each predicted time, 14 µs: what a call in a loop takes on the host at least (H200,
-#: PyTorch tensors). Without them a few µs of one image outweighed a share of 128.
+#: Clock cycles that count beside each predicted time: what a call in a loop takes on the host at least. Without them a
+#: few microseconds of one image outweighed a share of 128. Explored (H200, 68babcd): 14 µs with PyTorch's tensors.
 CALL_CYCLES = 28_000
 
 

@@ -44,7 +44,7 @@ def precompile(
 ) -> PrecompileResult:
     """Compile and load the kernels of many problems, on all cores, so that the first calls do not wait for them.
 
-    Without it, the first call with each shape compiles its kernels: 0.5 s for most, up to 4 s on tensor cores.
+    Without it, the first call with each shape compiles its kernels; those for tensor cores take longest.
 
     Args:
         problems: ConvProblem and FilterProblem, in any order and number; equal ones count once. A call finds its

@@ -113,12 +113,14 @@ def bench(
     """Measure leanconv and every peer that is installed, print a table and write a results file.
 
     Suites: im2win, opencnn, winograd1d, … (a wrong name lists them). A problem in words:
-    conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7.
+    conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7. A results file (.json) is printed, and nothing measured.
     """
     from leanconv.bench import Results, default_path, plots, run_suite, show
 
     if plot:
         plots.refuse_format(plot)
+    if what.endswith(".json"):
+        return show(Results.read(Path(what)), full or None)
     results = run_suite(
         what, layout=layout, precision=precision, dtype=dtype, op=op, engines=command_line.patterns(engines),
         only=only, batch=batch, quick=quick, sustained=sustained, device=device, revision=revision,

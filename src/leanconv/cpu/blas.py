@@ -16,14 +16,14 @@ from threadpoolctl import ThreadpoolController
 
 from leanconv.runtime.threads import cores
 
-#: Multiply-adds, counted as two operations, from which a product takes several threads. Measured on two cores that
-#: other processes used too (load 3.5), milliseconds in the mean with one thread and with two: 1e6 operations 0.02 and
-#: 3.9, 7e7 2.7 and 4.1, 2.4e8 9 and 70, 4.5e8 16 and 13, 1.8e9 52 and 35, 2.1e9 59 and 58.
+#: Multiply-adds, counted as two operations, from which a product takes several threads.
+#: Explored (two busy cores, 9359ac7), milliseconds with one thread and with two: 1e6 operations 0.02 and 3.9, 7e7 2.7
+#: and 4.1, 2.4e8 9 and 70, 4.5e8 16 and 13, 1.8e9 52 and 35.
 LEAST_WORK = 1_000_000_000
 
 
 #: Operations of all products of a call below which BLAS takes one thread by itself: OpenBLAS splits a product of a
-#: matrix and a vector from 9216 elements on. Such a call is spared the 4 µs that setting the number takes.
+#: matrix and a vector from 9216 elements on. Such a call is spared setting the number.
 TINY_WORK = 2 * 9216
 
 

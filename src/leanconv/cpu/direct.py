@@ -3,8 +3,8 @@
 Depthwise layers take all taps of a filter at once over runs of neighbouring pixels and channels. With channels
 innermost a row of outputs is one run of Q·C numbers, and so are the pixels that a tap reads. With the filters repeated
 along that run, the whole layer is sums of products of such runs: ``np.einsum`` keeps a run of the output in the
-first-level cache while all taps pass over it, at 0.2 to 0.3 ns for a tap of an output (float32, one core of an EPYC),
-where a multiplication and an addition for each tap took 0.4 to 1.2.
+first-level cache while all taps pass over it. Explored (one core of an EPYC, e98bc9a): 0.2 to 0.3 ns for a tap of an
+output in float32, where a multiplication and an addition for each tap took 0.4 to 1.2.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Direct(LayerAlgorithm):
             part[...] = total.reshape(problem.k, *outer).swapaxes(0, 1) if first else total.reshape(*outer, problem.k)
 
 
-#: Bytes that the repeated filters may take: of longer rows fewer columns are computed at once. (256 KiB are up to 1.3
-#: times as slow for 7x7 filters, 4 MiB no quicker.)
+#: Bytes that the repeated filters may take: of longer rows fewer columns are computed at once.
+#: Explored (EPYC, e98bc9a): 256 KiB are up to 1.3 times as slow for 7x7 filters, 4 MiB no quicker.
 FILTER_BYTES = 1 << 20
 #: The least numbers of a run: shorter ones cost more than they save.
 LEAST_RUN = 512

@@ -16,7 +16,7 @@ from leanconv.problem import FilterProblem
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
 #: and reads 16 rows of vector width at a time; 32 rows were slower for filters up to 9×9, 8 for all.
 BAND_ROWS = 16
-#: Bytes of stacked columns of one band (512 KiB and less cost up to 40 %)
+#: Bytes of stacked columns of one band. Explored (0bd16dc): 512 KiB and less cost up to 40 %.
 BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10

@@ -20,7 +20,7 @@ from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import ConvProblem
 
 #: Bytes of temporaries that a block may take, and the fewest output pixels that keep a matrix product efficient.
-#: Measured on two cores with 1 MiB of second-level cache each: 1 to 4 MiB are within 5 %, 256 KiB costs 20 %.
+#: Explored (two cores with 1 MiB of second-level cache each, 0bd16dc): 1 to 4 MiB are within 5 %, 256 KiB costs 20 %.
 BLOCK_BYTES = 2 << 20
 LEAST_PIXELS = 384
 #: Elements of a buffer that is quicker cleared whole than at its four sides.
@@ -60,9 +60,9 @@ def keep_freed_memory() -> None:
     """Have the C library keep the memory of temporaries for the next call, instead of giving it back to the system.
 
     glibc gives each array above a threshold pages of its own, and every page that is touched for the first time costs a
-    fault. The threshold grows to the largest such array that was freed; so one is made and freed here, untouched. Γ8 on
-    64 channels of 56 x 56 pixels took 1900 faults a call, and 7.7 ms instead of 2.8 (NCHW, EPYC, one thread). With
-    other C libraries nothing changes.
+    fault. The threshold grows to the largest such array that was freed; so one is made and freed here, untouched. With
+    other C libraries nothing changes. Explored (EPYC, one thread, 2aecdf5): without it Γ8 on 64 channels of 56 x 56
+    pixels took 1900 faults a call, and 7.7 ms instead of 2.8 in NCHW.
     """
     np.empty(_KEPT_BYTES, np.uint8)
 
@@ -256,7 +256,7 @@ def windows(problem: ConvProblem, padded: np.ndarray) -> np.ndarray:
     columns = (width - (problem.s - 1) * dw - 1) // sw + 1
     taps, outputs = (problem.r, problem.s), (images, rows, columns)
     shape = (channels, *taps, *outputs) if problem.layout == "NCHW" else (*outputs, *taps, channels)
-    # as_strided takes 10 µs
+    # as_strided takes longer
     return np.ndarray(shape, padded.dtype, padded, 0, strides)
 
 
@@ -309,7 +309,7 @@ class LayerAlgorithm(CpuAlgorithm):
 
     solves = "conv2d"
 
-    #: what a call costs beside `compute_cost`, in its unit, more than one of `Im2col`: 1e6 are about 10 µs
+    #: what a call costs beside `compute_cost`, in its unit, more than one of `Im2col`
     call_cost = 0.0
     #: bytes of temporaries of a block
     budget = BLOCK_BYTES

@@ -16,7 +16,7 @@ from leanconv.problem import ConvProblem, FilterProblem
 
 #: Unit roundoff of float32: the largest relative error of one rounding.
 FLOAT32_UNIT = DTYPES["float32"].roundoff
-#: Errors that the two loose levels allow. TF32 keeps 10 bits of the operands; about 3e-4 is what it shows in practice.
+#: Errors that the two loose levels allow. TF32 keeps 10 bits of the operands.
 RELAXED_BOUND = 1e-4
 TF32_BOUND = 2e-3
 #: Where the axes N, C, H, W (of filters K, C, R, S) are among those of an array.
@@ -254,8 +254,8 @@ def error_bound(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     """The relative error that the precision level of ``problem`` allows on this data, if they are dense and random.
 
     ``"ieee"`` and ``"fp32"``: four times that of a plain sequential float32 sum, and never less than four roundings;
-    ``"relaxed"`` 1e-4; ``"tf32"`` 2e-3. The loose levels never bound tighter than ``"fp32"`` does. For float64 problems
-    it is the same, scaled to the float64 unit roundoff.
+    ``"relaxed"`` and ``"tf32"``: `RELAXED_BOUND` and `TF32_BOUND`. The loose levels never bound tighter than ``"fp32"``
+    does. For float64 problems it is the same, scaled to the float64 unit roundoff.
 
     Float16 and bfloat16 are summed in float32, and the sum is rounded once: each output is off by at most the type's
     unit roundoff u (2⁻¹¹, 2⁻⁸) of itself, so all of them by u of the norm of what is rounded. The bound is that of

@@ -64,12 +64,11 @@ class GpuSpeeds(Speeds):
     launch_cycles: int
     #: multiprocessors of a processing cluster, in which a cluster of blocks lies, at least
     processing_cluster: int
-    #: the share of its places for blocks that is counted on: where clusters filled all of an H200, some waited, and it
-    #: took 1.4 times the time
+    #: the share of its places for blocks that is counted on: where clusters filled all of an H200, some waited
     cluster_places: float
     #: clusters of 4 and 8 blocks are dealt out unevenly: where they fill more than this share of the places for blocks,
-    #: the busiest multiprocessor gets one block more than the mean (an H200 in CHWN, 28 layers: for a mean of 4.0, 5.9,
-    #: 6.1, 8.0, 11.9 and 24.2 blocks the time of 5.5, 7.0, 7.0, 8.8, 12.9 and 25.0). Clusters of 2 are dealt evenly.
+    #: the busiest multiprocessor gets one block more than the mean. Clusters of 2 are dealt evenly. Explored (H200,
+    #: 4f4e305, 28 layers in CHWN): for a mean of 4.0, 6.1, 11.9 and 24.2 blocks the time of 5.5, 7.0, 12.9 and 25.0.
     even_clusters: float
 
 

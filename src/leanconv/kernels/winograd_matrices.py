@@ -15,7 +15,7 @@ from leanconv.problem import ConvProblem
 #: Interpolation points in the order they are taken; infinity comes on top of them. A prefix gives the points of 4
 #: states (0, ±1), of 8 (and ±2, ±1/2) and of 16: there these have the least error of those measured by
 #: ``research/points.py``. They are binary fractions, and float32 holds all of ``at`` and ``bt`` exactly, where those
-#: of the paper, with ±3 and ±1/3 for ±3/4 and ±5/4, err five times as much on zero-mean data, twenty on positive.
+#: of the paper, with ±3 and ±1/3 for ±3/4 and ±5/4, err several times as much.
 POINTS = tuple(
     Fraction(numerator, denominator)
     for numerator, denominator in (
@@ -125,17 +125,17 @@ WIDTHS = {4: range(2, 4), 8: range(2, 8), 16: range(7, 10)}
 
 
 #: Fewest products of an output that 8 states may serve at "fp32", as the transforms round as often for short sums.
-#: Measured by the error of a plain sequential float32 sum, n = 7 to 2: on zero-mean data, where the level allows four
-#: times, 3.4 to 2.8 at 96 products and less beyond if sums begin anew every 32 steps, 4.1 to 3.1 at 64, 6 at 10; on
-#: pixels of which a ReLU leaves 10 %, where it allows eight, at most 7.0 from 128 on, for n = 6 to 2 on 40,000 random
-#: layers of a thousand outputs and more (CPU engine 7.6, n = 7 too), and 8.1 at 96. 4 states stay within 1.5 times from
+#: Explored (756f0a2), in errors of a plain sequential float32 sum, n = 7 to 2: on zero-mean data,
+#: where the level allows four times, 3.4 to 2.8 at 96 products and less beyond if sums begin anew every 32 steps, 4.1
+#: to 3.1 at 64, 6 at 10; on pixels of which a ReLU leaves 10 %, where it allows eight, at most 7.0 from 128 on, for
+#: n = 6 to 2 on 40,000 random layers (CPU engine 7.6, n = 7 too), and 8.1 at 96. 4 states stay within 1.5 times from
 #: one channel on.
 LEAST_PRODUCTS = 128
 
 #: Number of states and width of the column blocks of filter rows of LEAST_IN_BLOCKS columns and more, and the fewest
-#: pixels of a row that level "fp32" lets them serve. Measured as above, on layers of 128 products: on rows of as
-#: many pixels and more at most 3.4, 3.6 and 3.5 times the sequential sum's error on zero-mean data, 6.5, 6.3 and 7.0
-#: after a ReLU; blocks of 3 on rows of 8 pixels 4.4.
+#: pixels of a row that level "fp32" lets them serve. Explored (as above, 128 products): on rows of as many pixels and
+#: more at most 3.4, 3.6 and 3.5 times the sequential sum's error on zero-mean data, 6.5, 6.3 and 7.0 after a ReLU;
+#: blocks of 3 on rows of 8 pixels 4.4.
 COLUMN_BLOCKS = {(8, 3): 16, (8, 4): 8, (8, 5): 8}
 #: Narrower rows take fewer products whole: 5 by (4,5) 2 for an output, in two blocks of 3 by (6,3) 2.67.
 LEAST_IN_BLOCKS = 6
@@ -146,8 +146,8 @@ def states(width: int, products: int, row: int, precision: str) -> tuple[int, ..
 
     ``products`` is the number of products that an output sums on average, ``row`` the number of pixels in a row of the
     input. 16 states are for "relaxed" and "tf32"; in "ieee" there are no transforms. Rows at most half as wide as the
-    filter leave most of a tile to padding: the outputs are small and the roundings are not, 4 to 5 times the sequential
-    sum's for 8 states.
+    filter leave most of a tile to padding: the outputs are small and the roundings are not. Explored (5c107f1): 4 to 5
+    times the sequential sum's for 8 states.
 
     >>> states(3, 576, 56, "fp32"), states(7, 3136, 56, "relaxed"), states(3, 27, 56, "fp32")
     ((8, 4), (16, 8), (4,))

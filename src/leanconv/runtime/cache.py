@@ -67,8 +67,8 @@ def _headers(name: str) -> dict[str, str]:
 def compiler_version() -> str:
     """Version of the NVRTC that would compile; raises CudaUnavailableError where there is none.
 
-    Read from the names in site-packages, which takes 1 ms; NVRTC's own query loads 100 MB and takes 60 ms, so it serves
-    only an NVRTC that did not come as a wheel.
+    Read from the names in site-packages: NVRTC's own query loads 100 MB, so it serves only an NVRTC that did not come
+    as a wheel.
     """
     for folder in sys.path:
         try:

@@ -1,9 +1,8 @@
 """The CUDA driver, as far as leanconv needs it: some twenty calls of libcuda through ctypes.
 
-Why not cuda.core or cuda.bindings here: importing them takes 160 ms and 60 ms (this takes 2 ms), more than the whole
-budget of a first call from a warm disk cache, which takes 3 ms on an H200. Their launches are hardly cheaper: 4.2 µs of
-host time with cuda.core, 4.3 with cuda.bindings, 4.8 with a prepared ctypes call, most of it the driver's own.
-Compiling, where 0.2 s do not matter, goes through cuda.core.
+Why not cuda.core or cuda.bindings here: importing them takes longer than a first call from a warm disk cache, and their
+launches are hardly cheaper. Explored (c158035, e070a85): imports 160 and 60 ms, this 2 ms; launches 4.2 and 4.3 µs of
+host time, a prepared ctypes call 4.8, most of it the driver's own. Compiling goes through cuda.core.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Driver:
         self.device_count = count.value
 
     def unconverted(self, name: str) -> Any:
-        """The function, for ctypes objects only, without conversion: saves half a microsecond for each call."""
+        """The function, for ctypes objects only, without conversion, which takes time in each call."""
         pointer = ctypes.cast(getattr(self, name), c_void_p).value or 0
         return ctypes.CFUNCTYPE(c_int)(pointer)
 

@@ -122,5 +122,5 @@ def _raw_reader(name: str) -> Callable[[], Any]:
         return partial(os.environ.get, name)
 
 
-#: LEANCONV_WORKSPACE_LIMIT as it is stored in os.environ. Each warm call reads it, and os.environ.get takes 1 µs
+#: LEANCONV_WORKSPACE_LIMIT as it is stored in os.environ. Each warm call reads it, and os.environ.get takes longer
 raw_workspace_limit = _raw_reader("LEANCONV_WORKSPACE_LIMIT")

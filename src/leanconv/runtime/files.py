@@ -116,7 +116,7 @@ def write_text(path: Path | str, text: str) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-#: seconds after which a process that keeps a lock is not waited for any longer; a kernel compiles in 0.5
+#: seconds after which a process that keeps a lock is not waited for any longer; compiling a kernel takes far less
 PATIENCE = 30.0
 _POLL = 0.01
 #: NOTE: closing any descriptor of the file would free all locks that the process has on it, so it stays open

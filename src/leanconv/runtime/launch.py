@@ -82,7 +82,7 @@ _ATTRIBUTES = {
     "memory_clock_khz": 36,
     "memory_bus_bits": 37,
 }
-#: What copies reach of the memory's nominal speed (measured on an H200: 4.2 of 4.9 TB/s).
+#: What copies reach of the memory's nominal speed, measured on an H200.
 _COPY_SHARE = 0.855
 _MAX_GRID = 2**31 - 1
 #: oldest major compute capability that runs the kernels: they copy to shared memory asynchronously
@@ -354,7 +354,7 @@ class CudaDevice:
             start(stream, values)
 
         def run(stream: int, values: Sequence[int | float]) -> None:
-            # what `_enter` does first, without calls of it: 0.2 µs of each launch
+            # what `_enter` does first, without calls of it, in each launch
             try:
                 current, address = cells.cell
             except AttributeError:

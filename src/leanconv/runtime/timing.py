@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-#: Launches shorter than this are timed in batches, so that the events' own cost (about 2 µs) disappears.
+#: Launches shorter than this are timed in batches, so that the events' own cost disappears.
 _BATCH_US = 200.0
 _MAX_BATCH = 50
 #: Work put before a timed region so that the host stays ahead of the GPU is never longer than this.

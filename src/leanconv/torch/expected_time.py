@@ -22,9 +22,9 @@ _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.0
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
 _MEMORY, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
 _FEW = 8
-#: What part of PyTorch's expected time leanconv's predicted time may be: such that of the layers that it takes at most
-#: 2 % lose more than 5 % (tests/torch/test_expected_time.py). Where none of the measured lost, it is the most that was
-#: predicted. On tensor cores few gradients win, and what is predicted says little of which.
+#: What part of PyTorch's expected time leanconv's predicted time may be: such that of the layers that it takes few
+#: lose more than a little (tests/torch/test_expected_time.py has the limits). Where none of the measured lost, it is
+#: the most that was predicted. On tensor cores few gradients win, and what is predicted says little of which.
 _MOST_FP32 = {"fprop": 1.5, "dgrad": 1.1, "wgrad": 1.5}
 _MOST_FP32_GROUPS = 1.6
 _MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
@@ -32,7 +32,7 @@ _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
 _MOST_TENSOR_CORES = 0.5
 _MOST_DEPTHWISE = {"fprop": 0.95, "dgrad": 1.1, "wgrad": 0.85}
 _MOST_DEPTHWISE_16 = {"fprop": 1.0, "dgrad": 1.5, "wgrad": 0.7}
-#: clock cycles of a launch, 3 µs at 1.98 GHz: of PyTorch's time, and of leanconv's where its prediction leaves it out
+#: clock cycles of a launch: of PyTorch's time, and of leanconv's where its prediction leaves it out
 LAUNCH = 5940
 #: clock cycles in a microsecond, of an H200 at work
 CYCLES_PER_US = 1980
@@ -54,9 +54,10 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     """Clock cycles that PyTorch's convolution is expected to take, in the unit of `Candidate.cost`.
 
     ``tf32``: whether PyTorch may round float32 factors to 10 bits. The figures are for an H200; other GPUs are taken to
-    reach the same shares of their peaks. Of 2336 measured layers (benchmarks/results) it is within a factor of two for
-    1898, of 294 in 16 bits for 290. Large filters, for which cuDNN may take an FFT, are the least certain: in strict
-    FP32, without `torch.backends.cudnn.benchmark`, it was up to 12 times as slow as expected.
+    reach the same shares of their peaks. Large filters, for which cuDNN may take an FFT, are the least certain, most so
+    in strict FP32 without `torch.backends.cudnn.benchmark`.
+
+    Explored (H200, 1662f71): of 2336 measured layers it is within a factor of two for 1898, of 294 in 16 bits for 290.
     """
     last = problem.layout == "NHWC"
     lanes = target.multiprocessors * target.fma_lanes
@@ -68,8 +69,8 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
         share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY
         is_16bit = problem.dtype != "float32"
         if problem.groups > 1 and (is_16bit or tf32):
-            # How many groups share a tile is not known; that each has its own is not so: by that expectation ResNeXt-50
-            # lost 7 % in TF32 and 14 % in 16 bits (H200). Nothing is quicker than memory.
+            # How many groups share a tile is not known, but they do share. Nothing is quicker than memory.
+            # Explored (H200, 1cd5357): with a tile for each group ResNeXt-50 lost 7 % in TF32 and 14 % in 16 bits.
             work, share = 0.0, 1.0
         elif is_16bit or tf32:
             # a tensor core multiplies at least 16 channels, a tile 64 filters

@@ -9,7 +9,7 @@ Each is a sum of products of two tensors, so the derivative of each is one of th
 
 There are two ways in. What traces (torch.compile, fake tensors) or casts (autocast) calls the operators.
 A plain call goes to `Convolution` and its like, whose forward is leanconv's own call: PyTorch's dispatcher with its
-Python kernels takes 59 µs for a call where this takes 11 (no kernel at all, one core of an x86 server).
+Python kernels takes longer. Explored (one core of an x86 server, no kernel at all, a37ec04): 59 µs a call, this 11.
 """
 
 from __future__ import annotations
@@ -237,7 +237,8 @@ class FilterGradient(InputGradient):
 
 
 # The same for torch.func, which wants what is saved in a function of its own, and with forward-mode derivatives. NOTE:
-# only there. PyTorch then inspects the signature of ``forward`` in each call: 68 µs in place of 11
+# only there. PyTorch then inspects the signature of ``forward`` in each call. Explored (x86 server, a37ec04): 68 µs in
+# place of 11.
 
 
 def _transformed(name: str) -> Any:

@@ -37,7 +37,7 @@ _FIRST_SAMPLES, _HOPELESS, _FINAL = 3, 1.5, 1.06
 _FINAL_ROUNDS = 6
 #: A candidate that was so much slower than the best is not timed again when its kernels have changed.
 _OUTDATED = 1.25
-#: Seconds that a thread that compiles may keep the interpreter from the one that times; 5 ms by default.
+#: Seconds that a thread that compiles may keep the interpreter from the one that times; Python's default is longer.
 _SWITCH_S = 3e-4
 #: Problems whose kernels are compiled while one is timed.
 _AHEAD = 12

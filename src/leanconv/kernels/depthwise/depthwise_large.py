@@ -55,8 +55,8 @@ class LargeConfig(Config):
 
 @dataclass(frozen=True)
 class LargeSpeeds(Speeds):
-    """Fitted to 1075 measurements on an H200, of 38 layers in two layouts. The first choice is 6 % behind the best in
-    the mean."""
+    """Fitted to 1075 measurements of 38 layers in two layouts. Explored (H200, feaddb9): the first choice is 6 % behind
+    the best in the mean."""
 
     #: cycles of a multiprocessor to copy 32 floats in, or results out, as float4 along rows or otherwise (measured when
     #: others were copied one by one)
@@ -219,7 +219,8 @@ class DepthwiseLarge(DepthwiseStrategy):
         item = item_bytes(problem.dtype)
         memory = item * (pixels + outputs) / target.bytes_per_cycle
         if problem.layout == "NHWC" and config.filters * item < 32:
-            # less than a sector of each pixel: 2.1 times the time with 4 filters, 3.2 with 2, 5 with 1 (15 taps)
+            # Less than a sector of each pixel. Explored (H200, feaddb9, 15 taps): 2.1 times the time with 4 filters,
+            # 3.2 with 2, 5 with 1.
             memory *= speeds.less_than_a_sector / (config.filters * item)
         return overlapped(busy, memory, speeds.lesser)
 

@@ -29,9 +29,9 @@ class RowConfig(Config):
 class RowSpeeds(Speeds):
     """Of a block on a multiprocessor."""
 
-    #: cycles between the starts of two blocks (786432 blocks in 481 µs)
+    #: cycles between the starts of two blocks
     block_cycles: float
-    #: the time of memory relative to what the target's bandwidth says (1.61 GB in 379 µs)
+    #: the time of memory relative to what the target's bandwidth says
     memory: float
     #: the share of the peak at which instructions are issued, and of the lesser of memory and the rest that adds
     issue: float

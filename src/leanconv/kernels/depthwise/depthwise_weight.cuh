@@ -13,10 +13,10 @@
 // One step   load a strip of dy and the next row of x; multiply the row of x with all rows of dy that it overlaps:
 //            R * S * columns FMAs; 7 columns of a 7x7 filter: 20 loads for 343 FMAs.
 // Registers  R * S sums, (span + unrolled) * columns of dy, 2 windows of x, 40 for addresses.
-// Work       2 * R * S flops for 8 bytes an output pixel: reading both tensors once bounds filters up to about 8x8 (4.2
-//            TB/s, 67 TFLOP/s), FMA issue larger ones.
-// Measured   before sums were promoted, H200, 128 images: 256 x 56 x 56 with 3x3 filters 1.28 (NCHW) and 1.46 times the time
-//            of reading both (NHWC; 1.07 with split-K), 96 x 56 x 56 with 7x7 filters 3.5 (2.8) and 3.2 (2.3) times.
+// Work       2 * R * S flops for 8 bytes an output pixel: reading both tensors once bounds filters up to about 8x8, FMA
+//            issue larger ones.
+// Measured   figure: depthwise-wgrad depthwise_weight/pytorch mean = 1.95
+//            figure: depthwise-nchw-wgrad depthwise_weight/pytorch mean = 2.02
 #pragma once
 
 #include <device/ptx/sync.cuh>
@@ -67,8 +67,8 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
     using T = typename Problem::element;
     constexpr int columns = Window::columns, span = Window::span, stride = Problem::stride_h;
     // Rows of dy that an iteration takes, windows of x that are here or in flight, and steps that rows are brought to the
-    // L2 cache before they are loaded: 11 % faster in NCHW, and 11 % slower in NHWC, where it takes as many instructions
-    // as the loads do (means of 264 and 129 configurations, H200, when an iteration took one row).
+    // L2 cache before they are loaded. Explored (H200, 152a946, one row an iteration): 11 % faster in NCHW, 11 % slower
+    // in NHWC, where it takes as many instructions as the loads do.
     constexpr int unrolled = Problem::unrolled, windows = 2, ahead = Problem::nhwc ? 0 : 3;
     constexpr int promoted = 16;  // rows of dy after which sums are promoted
     static_assert(promoted % unrolled == 0, "iterations end where sums are promoted");

@@ -26,8 +26,8 @@ COLUMNS = {"NCHW": (4,), "NHWC": (4, 7, 8, 14)}
 WALKED_ROWS, WHOLE_ROWS = (7, 14, 28, 56), (1, 2, 3, 4, 7)
 #: Rows of outputs that a walking thread sums in an iteration, and rows of the image that are in flight meanwhile.
 UNROLLED, AHEAD = 2, 2
-#: Most taps of the layers that the speeds were fitted to: what it takes to load the filter is in them. Longer ones took
-#: 1.1 to 2.1 times as long as these say in NCHW (five layers, H200), and 1.1 to 1.9 times with their loads counted.
+#: Most taps of the layers that the speeds were fitted to: what it takes to load the filter is in them. Explored
+#: (H200, 1926f54): five layers of longer ones took 1.1 to 2.1 times as long as these say in NCHW.
 FITTED_TAPS = 49
 
 
@@ -51,8 +51,8 @@ class DepthwiseConfig(Config):
 class WindowSpeeds(Speeds):
     """Of threads that load all at once (``whole``), or walk down (``walked``).
 
-    Fitted on an H200 to 34 layers in both layouts, 1048 configurations. The mean error is 9 % (beside 5 µs of a launch,
-    which are not counted); the first choice is 2.6 % behind the best in the mean, 20 % at worst.
+    Fitted to 34 layers in both layouts, 1048 configurations. Explored (H200, 51895f6): the mean error is 9 % beside a
+    launch; the first choice is 2.6 % behind the best in the mean, 20 % at worst.
     """
 
     #: the share of the peak at which instructions are issued; instructions of a thread (walking: of each row) besides

@@ -28,7 +28,7 @@ FEW_CHANNELS = 4
 
 @dataclass(frozen=True)
 class DirectSpeeds(Speeds):
-    """Measured on an H200 with 15 depthwise layers of 3x3 to 7x7: within 1.2 but for images of 7x7."""
+    """Fitted to 15 depthwise layers of 3x3 to 7x7 on an H200; farthest off for images of 7x7."""
 
     #: by layout, cycles of a multiprocessor for an output, for each of its taps, and for each pair of them: in NHWC
     #: neighbouring threads read their filters R * S elements apart, so that more taps need more lines of the L1

@@ -15,8 +15,9 @@
 // Registers  thread_k * thread_pixels sums, one segment of pixels or two, 2 * thread_k weights, 10 to 26 for addresses.
 // Work       2 * C/g * R * S flops an output, bound by FMA issue. 8 filters x 8 pixels of 3x3 filters take 3 + 6 loads of
 //            128 bits for 192 FMAs, where a tiled matrix product takes 12.
-// Measured   H200, where such loops reach 55 of 67 TFLOP/s: 46 with 3x3 filters and 48 with 5x5 (64 channels of 128 x 128
-//            pixels, 128 filters), 46 with 7x7 (16 channels of 256 x 256); 34 with 3x3 on the 3 channels of an image.
+// Measured   figure: general-direct direct_tiled/pytorch mean = 1.05
+//            figure: general-direct direct_tiled tflops-most = 49.0
+//            figure: first-layers direct_tiled/pytorch mean = 1.50
 #pragma once
 
 #include <device/epilogue.cuh>
@@ -151,8 +152,8 @@ __device__ __forceinline__ void store_filters(const float (&acc)[Tile::thread_k]
 
 // NCHW: the lanes of a warp transpose their sums in shared memory, two filters of a thread at a time, so that
 // neighbouring lanes store neighbouring pixels of a row. first_k, p and q are those of the tile.
-// NOTE: a thread that stores its own pixels does not write whole sectors: 3x3 layers of 16 and 32 channels took 1.3 to 1.5
-// times as long (H200).
+// NOTE: a thread that stores its own pixels does not write whole sectors. Explored (H200, 37ab552): 3x3 layers of 16
+// and 32 channels took 1.3 to 1.5 times as long.
 template <class Problem, class Tile, class T>
 __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][Tile::thread_pixels], float* exchange,
                                              const DirectPlace<Tile>& place, const T* bias, T* y, int64 n, int group,

@@ -70,8 +70,8 @@ class TiledSpeeds(Speeds):
     store: float
     store_single: float
     store_short: float
-    #: how many times the bytes of the output memory takes in addition where the lanes of a warp store less than sectors
-    #: (NHWC: 17 such times were 1.6 to 3.2 times those of the best)
+    #: how many times the bytes of the output memory takes in addition where the lanes of a warp store less than
+    #: sectors, in NHWC
     half_sectors: float
     #: how many times as long threads in NCHW compute that store their own four pixels after a single step in straight
     #: code: the compiler mixes the addresses with the products, and 12 of 16 such kernels spilled registers
@@ -198,8 +198,8 @@ def lanes(tile: tuple[int, int, int], thread: tuple[int, int], step: int, column
     return best and best[1]
 
 
-#: Most FMAs in straight code: of a whole step, and of an iteration over a share of it. Four blocks that run 50 kB of
-#: code at different places lose a quarter of the speed (7x7 filters on an H200).
+#: Most FMAs in straight code: of a whole step, and of an iteration over a share of it. Explored
+#: (H200, 37ab552, 7x7 filters): four blocks that run 50 kB of code at different places lose a quarter of the speed.
 WHOLE_FMAS, LOOPED_FMAS = 1800, 900
 #: Most blocks and threads on a multiprocessor of any GPU.
 MOST_BLOCKS, MOST_THREADS = 24, 1536
@@ -285,7 +285,7 @@ BEST_OF_LARGE, LARGE = ((32, 16, 16), (4, 16), 2), 7
 #: Candidates whose cost is predicted, those that compute least in vain first, and how many times as much as
 #: the first they may compute.
 MOST_CANDIDATES, MOST_WASTE = 10, 2
-#: Filters of a channel below which other kernels are far ahead (twice and more on all suites), and one block is tried.
+#: Filters of a channel below which other kernels are far ahead, and one block is tried.
 FEW_FILTERS = 4
 
 

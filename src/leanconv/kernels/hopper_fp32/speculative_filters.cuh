@@ -8,8 +8,8 @@
 // speculation fails where one of these channels is more than 2^12 smaller than their greatest element. If it fails in no CTA,
 // no channel of the whole group is that small: the CTA with the greatest element has an element of each channel. One product
 // leaves a row of pixels 2^35 below its largest, and keeps 2^-11 of each product; so there the bound is 2^19.
-// Measured, H200, 512 filters of 512 x 3 x 3 (9.4 MB read, 9.4 or 12.6 written): latency costs more than bytes. So a lane
-// writes 16 bytes, eight of them a line, and the CTAs that fall back share its two steps.
+// Of 512 filters of 512 x 3 x 3 (9.4 MB read, 9.4 or 12.6 written) latency costs more than bytes. So a lane writes 16
+// bytes, eight of them a line, and the CTAs that fall back share its two steps.
 // Validation in the main kernel: consumers read the greatest magnitudes, 16 bytes a lane, each warp all of them, and every CTA
 // writes the same header and scales. Producers copy pixels meanwhile: these were there before the call's first launch.
 #pragma once

@@ -18,11 +18,9 @@
 // Registers  128 acc + 64 partial + 32 operand of 240, for 128 pixels x 256 filters.
 // Work       2 flops a product, 3 wgmma for one: peak 989 / 3 = 330 TFLOP/s at 1.83 GHz, 233 at the power limit. Per stage of
 //            128 x 256 the tensor core works 3072 cycles; the four schedulers issue some 620 for both warpgroups.
-// Measured   H200, 3x3, TFLOP/s burst / sustained:
-//              256 filters and channels   NHWC 237 / 204    NCHW, linear pixels 217 / 190    1x1, NHWC 161 / 146
-//              128                             194 / 177                        160 / 151
-//              64                              137 / 133                        101 / 103
-//            One product (tensor_running.cuh), 256 filters: 522.
+// Measured   figure: opencnn-nhwc-tensor tensor_gemm/pytorch mean = 3.53
+//            figure: opencnn-nhwc-tensor tensor_gemm tflops-most = 213
+//            figure: opencnn-nchw-tensor tensor_gemm/pytorch mean = 3.02
 #pragma once
 
 #include <device/ptx/mma.cuh>

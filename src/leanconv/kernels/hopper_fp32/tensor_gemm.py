@@ -271,7 +271,7 @@ def rounds_of(tiles: int, split: int, target: Target) -> tuple[int, int]:
     """Tiles that each CTA has, and those that are left for clusters to split; 0 where these are too many.
 
     Clusters of four and eight are placed unevenly: 32 clusters of four did not run at once on an H200's 132
-    multiprocessors, and took 1.5 times the predicted time. They split all tiles or none.
+    multiprocessors. They split all tiles or none.
     """
     blocks = max(1, target.multiprocessors // split) * split
     whole, left = divmod(tiles, blocks)

@@ -22,11 +22,11 @@
 //                  filters have scales of their own); 330 to convert dy          some 1300 cycles of each scheduler
 //   shared memory  copies in 400, dy read and written 290, x read 256, products 1152: 2100 cycles
 //   L2             50 KiB: at 22 bytes a cycle 2330 cycles
-//            It takes some 4700 cycles: each consumer converts, multiplies and adds one after the other, and two of them do
-//            not hide that. Without shared taps 128 weights x 128 filters take 4000 cycles for 1536 of tensor cores, where
-//            the converters of dy are the bound, 1400 for 64 filters; 192 x 64 take 3050 for 1152.
-// Measured   H200, burst, 3x3, 32 images of 56x56, 256 channels and filters, TFLOP/s with / without a workspace (where 16
-//            blocks at most share a tile): NHWC 171 / 127, NCHW 122 / 95; without shared taps 120 / 105 and 87 / 72.
+// Explored (H200, abe409f): a stage takes some 4700 cycles: each consumer converts, multiplies and adds one after the
+//            other, and two of them do not hide that. Without shared taps 128 weights x 128 filters take 4000 for 1536
+//            of tensor cores: the converters of dy are the bound.
+// Measured   figure: opencnn-nhwc-wgrad tensor_weight/pytorch mean = 1.55
+//            figure: opencnn-nchw-wgrad tensor_weight/pytorch mean = 1.18
 #pragma once
 
 #include <device/epilogue.cuh>

@@ -13,9 +13,10 @@
 //            second launch adds the slots of each tile in their order. With more tiles than blocks, a block has two slots, and
 //            the tiles between its first and its last go to the gradient at once (`direct`).
 // Roles      as tensor_weight; the consumers have a ping-pong schedule, a tap at a time.
-// One stage  of x with three taps: some 5500 cycles on an H200; 4700 in tensor_weight, whose taps look for no column.
-// Measured   H200, burst, 3x3, 512 images, TFLOP/s of direct arithmetic, padding counted, beside tensor_weight with split-K:
-//            512 to 512 filters 4x4 189 (121), 2x2 174 (86); 256 to 256 filters 8x8 163 (141). Without ping-pong 173, 174, 151.
+// Measured   figure: opencnn-nhwc-wgrad tensor_weight_images/pytorch mean = 1.85
+//            figure: opencnn-nhwc-wgrad tensor_weight_images/tensor_weight mean = 1.20
+// Explored (H200, 45bf8f2): a stage of x with three taps takes some 5500 cycles; 4700 in tensor_weight, whose taps look
+//            for no column.
 #pragma once
 
 #include <kernels/hopper_fp32/tensor_weight.cuh>

@@ -23,11 +23,13 @@
 // Tile end   the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
 // Registers  128 acc + 64 operand of 240.
 // Work       2 * 3 / 1.5 flops a product: peak 989 / 2 = 495 TFLOP/s of direct convolution at 1.83 GHz. Per stage and 128
-//            filters the tensor core works 3072 cycles of some 5100; conversion is 420 of the loop's 800 instructions. 163 KB
+//            filters the tensor core works 3072 cycles; conversion is 420 of the loop's 800 instructions. 163 KB
 //            come from the L2 cache, 98 KB with multicast, 99 KB with two rows.
-// Measured   H200, 3x3, NHWC, TFLOP/s burst / sustained: 512 filters and channels 280 / 248, 256: 275 / 247, 128: 247 / 222,
-//            64: 212 / 191; 256 with one product 466 / 439; 64 filters of 9x9 281 / 254, of 31x31 293 / 260. NCHW, 256: 246 /
-//            221.
+// Measured   figure: opencnn-nhwc-tensor tensor_winograd/pytorch mean = 4.25
+//            figure: opencnn-nhwc-tensor tensor_winograd tflops-most = 254
+//            figure: opencnn-nchw-tensor tensor_winograd/pytorch mean = 3.05
+//            figure: opencnn-nhwc-tf32 tensor_winograd/tf32 mean = 1.13
+//            figure: wide-filters-tensor-part tensor_winograd/tensor_gemm mean = 1.40
 #pragma once
 
 #include <device/ptx/mma.cuh>

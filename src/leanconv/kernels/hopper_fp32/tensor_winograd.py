@@ -92,7 +92,7 @@ class WinogradSpeeds(Speeds):
     #: how many times as long a stage takes with resident images, and with multicast filters
     resident: tuple[float, float]
     multicast: tuple[float, float]
-    #: a stage of the column that segments leave, as a share of a whole segment's time (0.49 to 0.67 were measured)
+    #: a stage of the column that segments leave, as a share of a whole segment's time
     rest: float
     #: cycles of a tile besides its stages, and of one of two output rows
     tile_cycles: float
@@ -320,7 +320,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         hold the outputs of a tile."""
         yield config
         pairs = variant(config, multicast=2, ping_pong=config.products == 3)
-        # NOTE: with six stages of filters, at changing places, it took 1.1 to 1.2 times as long (H200).
+        # Explored (H200, 9eb4194): with six stages of filters, at changing places, 1.1 to 1.2 times as long.
         in_ring = config.filter_stages == 4 * config.n_tiles
         fits = config.n_tiles > 1 and in_ring and not config.linear and pairs.shared_bytes <= target.shared_per_block
         if fits and phases and all(self._tiles(phase, pairs) >= target.multiprocessors for phase in phases):

@@ -2,8 +2,8 @@
 //
 // Each row has as many zeros behind it as taps reach beyond it, and each image as many rows of zeros. Outputs have the indices of
 // the pixels of such an image: output i reads pixel i + shift, for each tap another shift. The zeros behind a row are also those
-// before the next one. Of 56 x 56 pixels and 3 x 3 filters a row has 57 indices and an image 57 rows, so 3 % of the indices are of
-// no output; of 14 x 14 13 %.
+// before the next one. Of 56 x 56 pixels and 3 x 3 filters a row has 57 indices and an image 57 rows, so 113 of 3249
+// indices are of no output; of 14 x 14 29 of 225.
 //
 // With a stride, pixels fall into stride phases: those of every stride-th row and column are one, and all that a tap reads is of
 // one phase. A tile needs `Tuning::phase_pixels` of each phase: its own pixels and the halo of all taps. They are its resident

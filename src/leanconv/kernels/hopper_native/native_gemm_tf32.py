@@ -41,7 +41,7 @@ class Tf32Config(NativeConfig):
 @dataclass(frozen=True)
 class Tf32Speeds(NativeSpeeds):
     """Those of tiles are fitted to 17 layers (burst, H200), for each tile to those whose filters it divides; the cycles
-    to 30 other layers, whose times they meet within 27 %."""
+    to 30 other layers."""
 
     #: cycles that rounding the filters takes beside its bytes
     rounding: float

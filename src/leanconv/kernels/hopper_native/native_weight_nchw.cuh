@@ -18,8 +18,8 @@
 //            48 KiB loaded, 2304 cycles of products.
 // Work       2 N P Q flops a weight; tensor cores start 4096 flops a cycle and multiprocessor: 989 TFLOP/s at 1.83 GHz, two
 //            thirds of it at the power limit.
-// Measured   H200, burst, 3x3, 56x56, 256 channels and filters: 400 TFLOP/s; products alone 647, loads alone 589 (revision
-//            7767c43, where a product took three times as many instructions as today).
+// Explored (H200, 7767c43, when a product took three times as many instructions): burst, 3x3, 56x56, 256 channels and
+//            filters: 400 TFLOP/s; products alone 647, loads alone 589.
 #pragma once
 
 #include <device/element.cuh>

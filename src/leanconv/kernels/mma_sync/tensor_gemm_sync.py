@@ -79,7 +79,7 @@ class SyncSpeeds(Speeds):
     output: float
     #: speed that a CTA alone on a multiprocessor is assumed to have, of that of all that fit
     alone: float
-    #: predicted times are multiplied by this where `TensorGemm` runs: it is twice as fast on the large layers measured,
+    #: predicted times are multiplied by this where `TensorGemm` runs: it is faster on the large layers measured,
     #: and what is not measured shall not be chosen before it
     behind: float
 

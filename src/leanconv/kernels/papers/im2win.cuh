@@ -6,9 +6,9 @@
 // Requires   float32; NCHW or NHWC; a workspace for the tensor.
 // CTA tile, roles, pipelines, numerics: those of implicit_gemm. A window's elements are adjacent, so loads need no test
 //            against the border and no table.
-// Floor      The transform moves the input and the tensor once at copy bandwidth (4.25 TB/s on an H200); the product is
-//            bound by FMA issue (47 TFLOP/s reached by implicit_gemm, 55 with nothing but FMAs, fragment loads and
-//            barriers in the loop).
+// Floor      The transform moves the input and the tensor once, at copy bandwidth; FMA issue bounds the product.
+// Measured   figure: im2win im2win/pytorch mean = 0.91
+//            figure: im2win-nhwc im2win/pytorch mean = 0.89
 #pragma once
 
 #include <kernels/simt/tiled_convolution.cuh>

@@ -16,8 +16,8 @@ constexpr int window_row = Problem::columns * Problem::r * (Problem::nhwc ? Prob
 // The launch that writes the tensor. A thread writes Tuning::elements, Tuning::threads apart: the lanes of a warp read
 // and write neighbours.
 // Bytes: the tensor once for writing, the input R / stride times for reading, all but one of them from the caches: the
-// tensor's size and the input's over 4.25 TB/s on an H200. Some thirty instructions an element make 0.3 ms of issue
-// for 300 million elements, most of that time: so all offsets below the block's first line are of 32 bits.
+// tensor's size and the input's at copy bandwidth. Some thirty instructions an element take most of that time to issue:
+// so all offsets below the block's first line are of 32 bits.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win_transform(const float* __restrict__ x, float* __restrict__ windows,
                                                  long long batch) {

@@ -15,7 +15,10 @@
 //            shared memory than implicit GEMM, unless padding shifts the run. Where rows are a multiple of four long, runs
 //            arrive in copies of 128 bits, a quarter of the instructions. Outputs per row are rounded up to four: where
 //            that wastes too much, and in NHWC, where a row of a window is a run in memory anyway, runs are off.
-// Measured   H200: 55 TFLOP/s with nothing but FMAs, fragment loads and barriers (of 67); cuBLAS reaches 51.
+// Measured   figure: im2win im2win_fused/pytorch mean = 1.06
+//            figure: im2win im2win_fused/implicit_gemm mean = 1.00
+//            figure: im2win im2win_fused/im2win mean = 1.16
+// Explored (H200, ed863f8): 55 TFLOP/s of 67 with nothing but FMAs, fragment loads and barriers.
 #pragma once
 
 #include <device/ptx/memory.cuh>

@@ -59,7 +59,7 @@ MOST_COPIES = 32
 def pays(problem: ConvProblem) -> bool:
     """Whether runs are worth a try: 128-bit copies, short runs, and lines enough to fill the pipeline.
 
-    Measured on an H200: with 32-bit copies runs lose 10 to 30 % against single pixels, with sixteen pixels 8 %.
+    Explored (H200, 3a4ef04): with 32-bit copies runs lose 10 to 30 % against single pixels, with sixteen pixels 8 %.
     """
     return problem.w % 4 == 0 and run_length(problem) <= 12 and problem.group_c * problem.r >= 32
 

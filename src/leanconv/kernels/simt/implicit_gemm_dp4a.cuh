@@ -8,9 +8,10 @@
 // CTA tile, roles, pipelines: those of implicit_gemm on a fourth of the channels, dp4a in place of the FMA.
 // Work       C/g * R * S / 4 dp4a an output. An H200 starts 64 dp4a a cycle and multiprocessor, half as many as FMAs; as
 //            each takes two cycles, loads and addresses hide better than beside FMAs.
-// Measured   H200: 132 TOP/s from registers; 117 on 256 channels of 56 x 56; 97 to 107 on ResNet's layers of 3x3 (32
-//            images), where float32 reaches 40 to 44 TFLOP/s; 43 and 77 where a pixel is one word (C = 4), with a tap to
-//            decode for each.
+// Measured   figure: resnet-50-nhwc-int8 implicit_gemm_dp4a tflops-mean = 86.6
+//            figure: resnet-50-nhwc-int8 implicit_gemm_dp4a tflops-most = 106
+// Explored (H200, 874369e): 132 TOP/s from registers; 43 and 77 where a pixel is one word (C = 4), with a tap to decode
+//            for each.
 #pragma once
 
 #include <kernels/simt/loose_words.cuh>

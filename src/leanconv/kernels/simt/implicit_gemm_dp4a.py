@@ -22,10 +22,10 @@ LOOSE_DEPTH = 8
 
 @dataclass(frozen=True)
 class Dp4aSpeeds(Speeds):
-    """Of tiles of words. 15 layers with 11 configurations each: the model is within 1.1 of the measured times but for
-    layers of few channels and single images, and its choice takes 1.02 times the best one's time in the mean."""
+    """Of tiles of words. Fitted to 15 layers with 11 configurations each; farthest off for layers of few channels and
+    for single images."""
 
-    #: dp4a that a multiprocessor starts in a cycle (measured: 132 TOP/s from registers, 63 a cycle)
+    #: dp4a that a multiprocessor starts in a cycle (reached from registers: 63)
     lanes: int
     #: the share of them that the best tile reaches in the model
     best_share: float

@@ -66,8 +66,7 @@ BLOCKS = 264
 class WeightSpeeds(Speeds):
     """Of tiles of a gradient of the filters on FP32 cores."""
 
-    #: of each of `TILES`, the share of the best tile's speed (3x3, 256 channels and filters: 46 TFLOP/s in NHWC and 42
-    #: in NCHW)
+    #: of each of `TILES`, the share of the best tile's speed (3x3, 256 channels and filters)
     tiles: tuple[float, ...]
     #: of this speed, where elements are copied one by one (NCHW, CHWN)
     single_copies: float

@@ -25,7 +25,7 @@ __device__ __forceinline__ typename Problem::sum product_add(float w, float x, t
     }
 }
 
-// Measured on an H200 (ablation of suite im2win): im2win keeps 0.89 of its speed and im2win_fused 0.97 where a step is
+// Explored (H200, 0f7d648, suite im2win): im2win keeps 0.89 of its speed and im2win_fused 0.97 where a step is
 // loaded only when the one before has been computed; im2win_fused keeps 0.80 where shared memory is read in words of 32
 // bits, and 0.17 where every product reads both its operands from there.
 template <class Problem, class Tuning, class Filters, class Pixels>

@@ -24,15 +24,14 @@ class TileSpeeds(Speeds):
     #: the share of a multiprocessor's multiply-adds that the best tile reaches
     best_share: float
     #: of each of `TILES`, the share of the best tile's speed when it fills the machine (3x3 layers of 64 channels and
-    #: more; the best of NCHW and NHWC reaches 47 TFLOP/s). The last tiles of CHWN, and those of 4 and 32 filters, are
-    #: set by those of NCHW.
+    #: more). The last tiles of CHWN, and those of 4 and 32 filters, are set by those of NCHW.
     tiles: Mapping[Layout, Mapping[str, float]]
     #: how much the speed of the tile of 4 filters differs where a group has fewer than four channels (15 depthwise
     #: layers); in NHWC such channels are copied one by one
     few_channels: Mapping[Layout, float]
     #: what 16-bit elements, which pass through registers on their way to shared memory, need otherwise than floats, by
     #: layout, tile and whether windows leave the image: as many blocks as registers allow without spills, and the depth
-    #: that is quickest then (suite im2win: a third block is worth 4 to 30 %)
+    #: that is quickest then. Explored (H200, 8da0039, suite im2win): a third block is worth 4 to 30 %.
     tiles_16bit: Mapping[str, Mapping[str, int]]
     #: what starting and storing a tile costs, in reduction indices, without and with a split
     overheads: tuple[int, int]
@@ -166,8 +165,8 @@ def cost(
     ``reduction`` indices.
 
     Tiles are computed whole, the busiest multiprocessor sets the time, few warps hide less latency, and starting and
-    storing a tile costs as much as some reduction indices (``overheads``). On suite ``im2win`` this orders the tiles as
-    measured but for differences under 5 %.
+    storing a tile costs as much as some reduction indices (``overheads``). Explored (H200, cbb1363): on suite
+    ``im2win`` this orders the tiles as measured but for differences under 5 %.
     """
     speeds = TileSpeeds.of(target)
     tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups * ceil_div(pixels, config.tile_pixels)

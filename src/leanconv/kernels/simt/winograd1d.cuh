@@ -13,13 +13,14 @@
 //            transformed tiles        two steps of channels, a part of the next one made with each filter row
 // One stage  wait for the copies; barrier; per channel read fragments and multiply; after the first channel begin later
 //            copies, after the second transform a part of the next tiles (winograd_product.cuh)
-// Work       alpha = n + S - 1 products a tile, filter row and channel instead of n * S: 2.25 times fewer for (6,3), 2.5
-//            for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Per filter row, channel and tile, for each tile_k filters,
-//            (rows + R - 1) / (rows * R) input transforms of about 27 (alpha 8) or 120 (alpha 16) operations.
-// Floor      FMA issue: 47 TFLOP/s of 67 (implicit_gemm in NHWC), which would be 106 effective TFLOP/s for (6,3).
-// Measured   H200, NHWC, suite winograd1d: 68 to 90 for (6,3), up to 105 for (5,4), up to 132 for (9,8) and (8,9). In
-//            column blocks, 2.1 to 2.5 times fewer products: 63 to 105 for 8 and 9 columns, 65 to 93 for 31 x 31, where
-//            implicit_gemm has 39 to 47 and 32 to 43.
+// Work       counted: alpha = n + S - 1 products a tile, filter row and channel instead of n * S: 2.25 times fewer for
+//            (6,3), 2.5 for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Per filter row, channel and tile, for each tile_k
+//            filters, (rows + R - 1) / (rows * R) input transforms of about 27 (alpha 8) or 120 (alpha 16) operations.
+// Floor      FMA issue, as implicit_gemm.
+// Measured   figure: winograd1d winograd1d/pytorch mean only=g8* = 1.43
+//            figure: winograd1d winograd1d/implicit_gemm mean = 2.08
+//            figure: winograd1d winograd1d tflops-most = 132
+//            figure: wide-filters-part winograd1d/implicit_gemm mean = 2.00
 #pragma once
 
 #include <kernels/simt/winograd_convolution.cuh>

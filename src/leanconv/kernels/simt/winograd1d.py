@@ -102,7 +102,8 @@ class RowSpeeds(Speeds):
 def kernels_of(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
     """Numbers of states and widths of column blocks that serve the filters in their precision, whole rows first.
 
-    Γ8(7, 2) is left out of "fp32": with one long sum its error is 3.8 to 4.4 times that of a sequential one.
+    Γ8(7, 2) is left out of "fp32". Explored (4f3fbd0): with one long sum its error is 3.8 to 4.4 times that of a
+    sequential one.
     """
     forward = forward_of(problem)
     serving = kernels(forward.s, mean_products(forward), forward.w, forward.precision)
@@ -203,8 +204,8 @@ def _fitting(problem: ConvProblem, alpha: int, block: int, target: Target) -> tu
     """The configurations of a kernel of ``alpha`` states that fit the target, and their speeds.
 
     The paper's rule for ruse is that neighbouring tiles share 0.4375 of their pixels. Here sharing gains little
-    (ablation of suite winograd1d: 5 % at most, 6 % lost on average, most where rows are rounded up to pairs), so it
-    comes behind.
+    and comes behind. Explored (H200, b9574b7, ablation of suite winograd1d): 5 % gained at most, 6 % lost on average,
+    most where rows are rounded up to pairs.
     """
     shared, speeds = (block - 1) / alpha >= 0.4375, RowSpeeds.of(target)
     transform = transform_of(problem, ColumnRange(alpha, block, 0, 0))

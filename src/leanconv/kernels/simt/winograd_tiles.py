@@ -263,8 +263,9 @@ def main_cycles(
     """Predicted clock cycles of `main_launch`.
 
     The busiest multiprocessor sets the time. A block of it takes multiply-adds and transforms at ``speed``, a share of
-    the FMA peak, and a fixed time for its beginning and its outputs, ``store`` cycles each. On suites ``winograd1d``
-    and ``opencnn`` this orders the configurations as measured but for differences under 5 %.
+    the FMA peak, and a fixed time for its beginning and its outputs, ``store`` cycles each. Explored (H200,
+    cbb1363): on suites ``winograd1d`` and ``opencnn`` this orders the configurations as measured but for differences
+    under 5 %.
     """
     forward, out = forward_of(problem), transform.out[0] * transform.out[1]
     channels = ceil_div(forward.group_c, config.channels) * config.channels

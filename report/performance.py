@@ -1,0 +1,73 @@
+"""docs/performance.md, which a reader finishes in two minutes: networks, then a row for each suite and mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from leanconv.bench.format import size
+from leanconv.bench.results import Group, Results, Row, geometric_mean
+from report import records
+from report.fields import SIDES, ratio, side
+from report.modes import origin
+from report.networks import better
+
+#: Peers of the two columns of ratios: PyTorch in strict FP32, then what else users take. The first that a file has.
+_STRICT = {"": SIDES["pytorch"], "one channel": Group("torch", "PyTorch's conv2d with one channel", "torch")}
+_OTHERS = {"TF32": SIDES["tf32"], "16 bits": SIDES["16-bit"], "NPP": SIDES["npp"]}
+
+
+def memory(record: dict[str, Any]) -> str:
+    """Networks in strict FP32, each side in its better layout: the ratio, errors, memory of a pass."""
+    rows, lines = records.dated(record), []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        theirs, ours = better([row for row in rows if row["network"] == network])
+        errors = f"{ours['error']:.1e} / {theirs['error']:.1e}"
+        memory = f"{size(ours['peak_bytes'])} / {size(theirs['peak_bytes'])}"
+        lines.append([network, str(ours["batch"]), ratio(theirs["us"] / ours["us"]), errors, memory])
+    table = ["network", "batch", "× PyTorch, strict FP32", "error, ours / theirs", "memory, ours / theirs"], lines
+    return f"{origin(record, rows)} A forward pass as a CUDA graph.\n\n{records.table(table)}"
+
+
+def suites(found: Sequence[Results]) -> str:
+    """A line for each results file of a suite: what `auto` picks against PyTorch, layer by layer."""
+    about = dict.fromkeys(records.origin(content.machine) for content in found)
+    heads = ["suite", "layers", "missing", "× PyTorch, strict FP32", "× TF32, 16 bits or NPP"]
+    heads += ["error, ours / theirs", "workspace, ours / theirs"]
+    return f"{'; '.join(about)}.\n\n{records.table((heads, [_line(content) for content in found]))}"
+
+
+def older(reasons: dict[str, str], files: Sequence[str] = ("*",)) -> str:
+    """The files of earlier kernels that pages still use, each with the reason; of ``files`` if patterns are given."""
+    chosen = [name for name in reasons if any(fnmatchcase(name, f"*{pattern}.json") for pattern in files)]
+    lines = [f"- `{name}`: {reasons[name]}" for name in chosen]
+    return "\n".join(["Measured with earlier kernels:", "", *lines]) if lines else "No file is of earlier kernels."
+
+
+def _first(results: Results, groups: dict[str, Group]) -> tuple[str, dict[str, Row]]:
+    """The first group that has rows, by its name, and its row on each problem."""
+    for name, group in groups.items():
+        if rows := {problem: row for problem in results.problems if (row := results.peer(problem, group))}:
+            return name, rows
+    return "", {}
+
+
+def _line(results: Results) -> list[str]:
+    ours = {problem: row for problem in results.problems if (row := side(results, problem, "auto"))}
+    cells, compared = [], dict[str, Row]()
+    for groups in (_STRICT, _OTHERS):
+        name, rows = _first(results, groups)
+        ratios = [row.us / ours[problem].us for problem, row in rows.items() if problem in ours]
+        mean = f"{ratio(geometric_mean(ratios))} ({ratio(min(ratios))})" if ratios else "–"
+        cells.append(f"{name} {mean}".strip())
+        compared = compared or {problem: row for problem, row in rows.items() if problem in ours}
+    theirs = list(compared.values())
+    missing = len(results.problems) - len(theirs)
+    errors = [max((row.error or 0.0 for row in rows), default=None) for rows in (ours.values(), theirs)]
+    spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in (ours.values(), theirs)]
+    return [
+        results.title, str(len(results.problems)), str(missing), *cells,
+        " / ".join("–" if error is None else f"{error:.1e}" for error in errors),
+        " / ".join(size(space) for space in spaces),
+    ]  # fmt: skip

@@ -1,0 +1,123 @@
+"""docs/performance.md: networks by mode, what a call picks on each suite, files of earlier kernels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leanconv.bench import default_path, provenance
+from leanconv.bench.results import Results
+from report import pages, records
+from report.fields import Fields
+from tests import made_up
+
+FIELD = "It is <!-- figure: im2win best/lean mean -->3.16<!-- /figure --> times as fast.\n"
+
+
+def suite() -> Results:
+    """What a call picks beside peers on two layers, of which one has no PyTorch."""
+    results = made_up.in_nhwc()
+    results.rows += [
+        made_up.timed("a", "leanconv:auto", 12.0, workspace_bytes=500),
+        made_up.timed("b", "leanconv:auto", 10.0, error=3e-7),
+        made_up.timed("a", "torch-tf32-nhwc", 6.0, error=3e-4),
+    ]
+    results.rows = [row for row in results.rows if (row.problem, row.engine) != ("b", "torch-fp32-nhwc")]
+    return results
+
+
+def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
+    suite().write(default_path(suite(), False, tmp_path))
+    filters = replace(made_up.suite(), suite="filters", layout=None)
+    pairs = (("leanconv:auto", 10.0), ("torch", 20.0), ("npp", 40.0))
+    filters.rows = [made_up.timed("wide", engine, us) for engine, us in pairs]
+    filters.write(default_path(filters, False, tmp_path))
+    text = made_up.filled(tmp_path, "suites every-suite")
+    assert "\n\nNVIDIA H200, 2026-01-02, revision 0123456789ab.\n\n" in text
+    # PyTorch in NCHW is the quicker one
+    assert "| im2win NHWC | 2 | 1 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text
+    assert "| filters | 2 | 1 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
+
+
+def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
+    times = {"torch_graph_us": 30.0, "leanconv_graph_us": 10.0, "torch_eager_us": 9.0, "leanconv_eager_us": 10.0}
+    rows: list[dict[str, Any]] = [
+        {"network": "a", "mode": "fp32", "pass": "forward", **times},
+        {"network": "b", "mode": "16-bit", "pass": "forward", "torch_graph_us": 5.0, "leanconv_graph_us": 10.0},
+        {"network": "b", "mode": "fp32", "pass": "training", "torch_eager_us": 12.0, "leanconv_eager_us": 10.0},
+    ]
+    records.write(tmp_path, "modes", made_up.ABOUT, rows)
+    text = made_up.filled(tmp_path, "modes-summary modes")
+    assert "NVIDIA X, 2026-11-22 at revision abc000000000." in text
+    assert "forward, CUDA graph / eager; training, eager.\n" in text
+    assert "| network | forward: strict FP32 | forward: 16 bits | training: strict FP32 |" in text
+    assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 / – | 1.20 |" in text
+    each = {"network": "a", "batch": 4, "error": 1e-6, "peak_bytes": 10**6}
+    engines = {"torch-fp32-nchw": 30.0, "torch-fp32-nhwc": 40.0, "leanconv-nhwc": 10.0}
+    records.write(tmp_path, "networks", made_up.ABOUT, [each | {"engine": e, "us": us} for e, us in engines.items()])
+    text = made_up.filled(tmp_path, "memory-summary networks")
+    assert "| a | 4 | 3.00 | 1.0e-06 / 1.0e-06 | 1.00 MB / 1.00 MB |" in text
+
+
+def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    path = default_path(made_up.suite(), False, results)
+    replace(made_up.suite(), machine=made_up.MACHINE | {"kernels": {"im2win": "earlier"}}).write(path)
+    for block in ("standings im2win", "suites every-suite"):
+        with pytest.raises(ValueError, match=rf"page.md: block '{block}': .*im2win.json is of earlier kernels: im2win"):
+            pages.fill(made_up.blocks(block), page, results, tmp_path)
+    with pytest.raises(ValueError, match=r"page.md: figure 'im2win best/lean mean': .*im2win.json is of earlier kern"):
+        Fields(results).fill(FIELD, page)
+    (results / "older.json").write_text(json.dumps({"nvidia-h200/im2win.json": "only comments changed, we say."}))
+    assert "\nMeasured with earlier kernels: only comments changed, we say.\n" in pages.fill(
+        made_up.blocks("standings im2win"), page, results, tmp_path
+    )
+    text = pages.fill(made_up.blocks("older every-file"), page, results, tmp_path)
+    assert "- `nvidia-h200/im2win.json`: only comments changed, we say." in text
+    with pytest.raises(ValueError, match="the page does not say that only comments changed, we say"):
+        Fields(results).fill(FIELD, page)
+    assert Fields(results).fill(text + FIELD, page) == text + FIELD
+    assert Fields(results).fill("// figure: im2win best/lean mean = 1\n", Path("a.cuh")).endswith(" = 3.16\n")
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"git_dirty": True}, "is dirty"),
+        ({"git_dirty": None}, "is dirty"),
+        ({"git_revision": "abc"}, "is of an unknown revision"),
+        ({"schema": provenance.SCHEMA + 1}, "is of schema"),
+        ({"kernels": None}, "is damaged"),
+    ],
+)
+def test_files_that_cannot_be_traced_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    page = tmp_path / "page.md"
+    replace(made_up.suite(), machine=made_up.MACHINE | changes).write(default_path(made_up.suite(), False, tmp_path))
+    records.write(tmp_path, "modes", made_up.MACHINE | changes, [{"network": "a", "us": 1.0}])
+    for block in ("standings im2win", "suites every-suite", "modes modes", "modes-summary modes"):
+        with pytest.raises(ValueError, match=f"page.md: block '{block}': .*json {said}"):
+            pages.fill(made_up.blocks(block), page, tmp_path, tmp_path)
+    for words in ("im2win best/lean mean", "modes network=a us mean"):
+        with pytest.raises(ValueError, match=f"page.md: figure '{words}': .*json {said}"):
+            Fields(tmp_path).fill(f"<!-- figure: {words} -->1<!-- /figure -->", page)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    path = default_path(made_up.suite(), False, tmp_path)
+    made_up.suite().write(path)
+    path.write_text(path.read_text()[:-300])
+    with pytest.raises(ValueError, match=r"page.md: figure 'im2win best/lean mean'.*im2win.json"):
+        Fields(tmp_path).fill(FIELD, tmp_path / "page.md")
+    with pytest.raises(ValueError, match=r"page.md: block 'standings im2win'.*im2win.json"):
+        pages.fill(made_up.blocks("standings im2win"), tmp_path / "page.md", tmp_path, tmp_path)
+
+
+def test_rows_of_another_revision_are_refused(tmp_path: Path) -> None:
+    rows = [{"network": "a", "us": 1.0, "revision": "1" * 40}, {"network": "b", "us": 1.0}]
+    records.write(tmp_path, "modes", made_up.MACHINE, rows)
+    with pytest.raises(ValueError, match="modes.json has rows of other revisions: 1111"):
+        Fields(tmp_path).figure("modes network=a us mean")
