@@ -45,7 +45,6 @@ def test_page_has_every_measured_table() -> None:
     for suite in ("opencnn", "opencnn-chwn"):
         for what in ("families", "speeds"):
             assert f"<!-- made: {what} {suite} " in TEXT
-    for block in ("targets opencnn", "engines opencnn algorithm=winograd2d", "families-figure opencnn"):
-        assert f"<!-- made: {block} -->" in TEXT
+    assert "<!-- made: targets opencnn -->" in TEXT
     for block in ("ablation opencnn-ablation algorithm=winograd2d", "ablation-figure opencnn-ablation"):
         assert f"<!-- made by research: {block} -->" in TEXT
