@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import GROUPS, Group, Results, Row, geometric_mean, right
+from leanconv.bench.results import GROUPS, Results, Row, geometric_mean, right
 from leanconv.runtime.files import write_text
 from report import records
 
@@ -36,17 +36,15 @@ from report import records
 FIELD = re.compile(r"<!-- figure: ([^>]*?) -->(.*?)<!-- /figure -->", re.DOTALL)
 COMMENT = re.compile(r"^([ \t]*(?:(?://|#).*)?\bfigure: )(\S[^\n]*?) = \S+(?: [kMG]B)?", re.MULTILINE)
 _FOLDER = "nvidia-h200"
-_OF_GROUPS = {"lean": "lean", "cudnn": "best", "npp": "NPP", "im2col": "im2col", "cupy": "CuPy", "opencv": "OpenCV"}
-#: Peers by the name that fields give them; PyTorch is that of its quicker layout, but where a name says ``-same``.
+#: Groups of peers by the name that fields give them.
 SIDES = {
-    **{name: next(group for group in GROUPS if group.name == known) for name, known in _OF_GROUPS.items()},
-    "pytorch": Group("pytorch", "PyTorch, strict FP32, in its quicker layout", "torch-fp32-*"),
-    "pytorch-same": Group("pytorch-same", "the same in the problem's layout", "torch-fp32-{layout}"),
-    "tf32": Group("tf32", "PyTorch with TF32, in its quicker layout", "torch-tf32-*"),
-    "tf32-same": Group("tf32-same", "the same in the problem's layout", "torch-tf32-{layout}"),
-    "16-bit": Group("16-bit", "PyTorch in 16 bits, in its quicker layout", "torch-*float16-*"),
-    "16-bit-same": Group("16-bit-same", "the same in the problem's layout", "torch-*float16-{layout}"),
-}
+    "pytorch": "PyTorch", "pytorch-same": "PyTorch, same layout", "tf32": "TF32", "tf32-same": "TF32, same layout",
+    "16-bit": "PyTorch, 16 bits", "16-bit-same": "PyTorch, 16 bits, same layout", "compile": "torch.compile",
+    "compile-tf32": "torch.compile, TF32", "compile-16-bit": "torch.compile, 16 bits", "lean": "lean", "cudnn": "best",
+    "cufft": "cuFFT", "causal_conv1d": "causal_conv1d", "im2col": "im2col", "torch": "torch", "npp": "NPP",
+    "cupy": "CuPy", "opencv": "OpenCV",
+}  # fmt: skip
+_GROUPS = {group.name: group for group in GROUPS}
 #: What a row of a suite says, by the name that fields give it, and how it is written.
 VALUES: dict[str, tuple[Callable[[Row], float | None], Callable[[float], str]]] = {
     "us": (lambda row: row.us, quantity),
@@ -74,14 +72,18 @@ def ratio(value: float) -> str:
 def side(results: Results, problem: str, name: str) -> Row | None:
     """The row of one side on a problem. Raises ValueError where the whole file has none of this name."""
     if name in SIDES:
-        return results.peer(problem, SIDES[name])
+        return results.peer(problem, _GROUPS[SIDES[name]])
     if name == "best":
         return results.own(problem)
     if name == "auto" and "schema" not in results.machine:
         return results.own(problem)  # NOTE: leaves with the last file that does not have what a call picks
     algorithm, _, way = name.partition(":")
     engine = "leanconv" + (f":{way}" if way else ":auto" if algorithm == "auto" else "")
-    known = [row for row in results.rows if row.engine == engine and algorithm in (row.algorithm, "auto", "best")]
+    known = [
+        row
+        for row in results.rows
+        if row.engine == engine and algorithm in (row.algorithm.replace(" ", "-"), "auto", "best")
+    ]
     if not known:
         raise ValueError(f"the file has no rows of {name!r}")
     return min((row for row in known if row.problem == problem and right(row)), key=lambda row: row.us, default=None)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from leanconv.bench.format import quantity
-from leanconv.bench.results import TABLE_BYTES, Group, Results, Row, right
+from leanconv.bench.results import PEER_LAYOUTS, TABLE_BYTES, Group, Results, Row, right
 from report.drawing import INK, bars, finish, legend, panels, refuse_empty
 
 #: leanconv's algorithms, PyTorch and im2col, then cuDNN's algorithms: what they are called, and their colour. The
@@ -53,7 +53,8 @@ def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
         found = {name: results.own(problem, [name]) for name in _OWN}
         found |= {label: peers.get(name) for name, (label, _) in _GROUPS.items()}
         for name, (label, _) in _CUDNN.items():
-            group = Group(name, "", f"cudnn:{name}-{{layout}}", instead=(f"cudnn:{name}-*", ""))
+            own = results.problems[problem].get("layout") in PEER_LAYOUTS
+            group = Group(name, "", f"cudnn:{name}-{'{layout}' if own else '*'}")
             found[label] = results.peer(problem, group)
         for label, row in found.items():
             if row is not None and right(row):

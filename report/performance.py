@@ -7,15 +7,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from leanconv.bench.format import size
-from leanconv.bench.results import Group, Results, Row, geometric_mean
+from leanconv.bench.results import Results, Row, geometric_mean
 from report import records
-from report.fields import SIDES, ratio, side
+from report.fields import ratio, side
 from report.modes import origin
 from report.networks import better
 
 #: Peers of the two columns of ratios: PyTorch in strict FP32, then what else users take. The first that a file has.
-_STRICT = {"": SIDES["pytorch"], "one channel": Group("torch", "PyTorch's conv2d with one channel", "torch")}
-_OTHERS = {"TF32": SIDES["tf32"], "16 bits": SIDES["16-bit"], "NPP": SIDES["npp"]}
+_STRICT = {"": "pytorch", "one channel": "torch"}
+_OTHERS = {"TF32": "tf32", "16 bits": "16-bit", "NPP": "npp"}
 
 
 def memory(record: dict[str, Any]) -> str:
@@ -45,10 +45,10 @@ def older(reasons: dict[str, str], files: Sequence[str] = ("*",)) -> str:
     return "\n".join(["Measured with earlier kernels:", "", *lines]) if lines else "No file is of earlier kernels."
 
 
-def _first(results: Results, groups: dict[str, Group]) -> tuple[str, dict[str, Row]]:
-    """The first group that has rows, by its name, and its row on each problem."""
-    for name, group in groups.items():
-        if rows := {problem: row for problem in results.problems if (row := results.peer(problem, group))}:
+def _first(results: Results, sides: dict[str, str]) -> tuple[str, dict[str, Row]]:
+    """The first side that has rows, by its name, and its row on each problem."""
+    for name, peer in sides.items():
+        if rows := {problem: row for problem in results.problems if (row := side(results, problem, peer))}:
             return name, rows
     return "", {}
 
@@ -56,8 +56,8 @@ def _first(results: Results, groups: dict[str, Group]) -> tuple[str, dict[str, R
 def _line(results: Results) -> list[str]:
     ours = {problem: row for problem in results.problems if (row := side(results, problem, "auto"))}
     cells, compared = [], dict[str, Row]()
-    for groups in (_STRICT, _OTHERS):
-        name, rows = _first(results, groups)
+    for sides in (_STRICT, _OTHERS):
+        name, rows = _first(results, sides)
         ratios = [row.us / ours[problem].us for problem, row in rows.items() if problem in ours]
         mean = f"{ratio(geometric_mean(ratios))} ({ratio(min(ratios))})" if ratios else "–"
         cells.append(f"{name} {mean}".strip())

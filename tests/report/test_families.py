@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.kernels.winograd_matrices import POINTS, WIDTHS
 from leanconv.problem import ConvProblem
-from report import comparisons, figures, pages
-from report.numerics import Entry
+from report import pages
 from tests import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,20 +92,6 @@ def test_family_table() -> None:
     assert found["all"]["count"] == "90" and found["all"]["TFLOP/s"] == "45.0–130"
 
 
-def test_engines_are_compared_with_by_name() -> None:
-    results = measured()
-    wrong = [replace(row, error=0.1) if row.engine == "cudnn:fft-nchw" else row for row in results.rows]
-    some = [row for row in wrong if row.engine != "torch-fp32-nhwc" or row.problem.startswith("g8(7,2)")]
-    found = made_up.rows_of(comparisons.engines(replace(results, rows=some), "winograd1d"))
-    assert "cudnn:fft-nchw" not in found, "a wrong answer is no peer"
-    assert found["cudnn:implicit_precomp_gemm-nhwc"] == {
-        "engine": "cudnn:implicit_precomp_gemm-nhwc", "most workspace": "1.02 kB", "Γ8": "4.50 (4.50–4.50)",
-        "Γ16": "6.50 (6.50–6.50)", "all": "5.09 (4.50–6.50)",
-    }  # fmt: skip
-    assert found["torch-fp32-nhwc"]["Γ8"] == "3.00 (3.00–3.00), 10 of 60" and found["torch-fp32-nhwc"]["Γ16"] == "–"
-    assert comparisons.engines(measured("opencnn"), "winograd2d")[0][2:] == ["conv2", "conv3", "conv4", "conv5", "all"]
-
-
 def verdicts(results: Results) -> list[str]:
     return [line[-1] for line in goal_table(results)[1]]
 
@@ -148,21 +132,6 @@ def test_a_run_shows_families_and_targets(capsys: Any) -> None:
     assert "Γ16(8,9)" in shown and "geometric mean of the ratio to cuDNN without workspace" in shown
 
 
-def test_figure_has_a_panel_for_each_family(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    results = measured()
-    lines = figures.family_rows(results, families(results)["g8(7,2)"])
-    assert list(lines) == ["winograd1d", "implicit_gemm", "cuDNN without workspace", "cuDNN's fastest", "PyTorch"]
-    assert all(row and row.tflops == 90 for row in lines["winograd1d"])
-    figures.families(results, tmp_path / "f.svg")
-    text = (tmp_path / "f.svg").read_text()
-    assert text.count("<!-- Γ") == 9 and "128x7x7x1024" in text
-    figures.families(measured("opencnn"), tmp_path / "g.png")
-    assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(ValueError, match="nothing to draw"):
-        figures.families(replace(results, rows=[]), tmp_path / "none.png")
-
-
 def test_the_page_has_the_points_of_the_transforms() -> None:
     text = (ROOT / "docs" / "algorithms" / "im2col-winograd.md").read_text(encoding="utf-8")
     for alpha, widths in WIDTHS.items():
@@ -171,39 +140,11 @@ def test_the_page_has_the_points_of_the_transforms() -> None:
         assert f"| {alpha} | 0 {pairs} ∞ |" in text and f"| {alpha} | {kernels} |" in text
 
 
-def test_errors_are_those_of_the_gpus_record(tmp_path: Path) -> None:
-    def entry(algorithm: str, where: str, data: str, error: float, problem: str = "Γ8(6,3), 64 channels") -> Any:
-        return asdict(Entry(algorithm, "fp32", where, problem, 576, data, error, 4e-7))
-
-    entries = [entry("winograd1d", "CPU", "zero-mean", 9e-7), entry("winograd1d", "GPU", "zero-mean", 5e-7)]
-    entries += [entry("im2win", "GPU", "zero-mean", 3e-7), entry("cudnn:fft-nchw", "GPU", "in [1, 2]", 2e-7)]
-    entries += [entry("winograd1d", "GPU", "zero-mean", 7e-7, "layer 3×3×64")]
-    record = made_up.MACHINE | {"machine": "NVIDIA H200"}
-    folder, page = tmp_path / "nvidia-h200", tmp_path / "page.md"
-    page.write_text(made_up.blocks("errors numerics algorithms=winograd1d,cudnn:*"))
-    assert [*pages.fill_all(tmp_path, tmp_path)] == [page] and "Not measured yet" in page.read_text()
-    folder.mkdir()
-    (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries}))
-    assert [*pages.fill_all(tmp_path, tmp_path)] == [page]
-    text = page.read_text()
-    assert "NVIDIA H200, 2026-01-02, revision 0123456789ab. Data: zero-mean." in text and "Data: in [1, 2]." in text
-    assert "| Γ8(6,3), 64 channels | 4.0e-07 | 5.0e-07 (1.25×) |" in text and "`cudnn:fft-nchw` GPU" in text
-    assert not any(words in text for words in ("im2win", "9.0e-07", "7.0e-07", "CPU"))
-    (folder / "numerics.json").write_text(json.dumps(record | {"entries": entries[:1]}))
-    assert [*pages.fill_all(tmp_path, tmp_path)] == [page]
-    assert "`winograd1d` CPU" in page.read_text(), "what NumPy does, where no GPU has been measured"
-
-
 def test_blocks_of_families(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     results, page = measured(), tmp_path / "docs" / "page.md"
     page.parent.mkdir()
-    blocks = ("families winograd1d algorithm=winograd1d", "engines winograd1d algorithm=winograd1d")
-    blocks += ("targets winograd1d", "families-figure winograd1d", "targets opencnn")
-    page.write_text(made_up.blocks(*blocks))
+    page.write_text(made_up.blocks("families winograd1d algorithm=winograd1d", "targets winograd1d"))
     results.write(default_path(results, False, tmp_path))
     assert [*pages.fill_all(page.parent, tmp_path)] == [page]
     text = page.read_text()
     assert "| Γ8(6,3) | 10 | 90.0–90.0 | 20.0% (20.0%) |" in text and "| ≥ 2.5 | 3.25 | yes |" in text
-    assert "| cudnn:fft-nchw | 100 MB |" in text and "Not measured yet: `leanconv bench opencnn` makes" in text
-    assert (page.parent / "pictures" / "nvidia-h200-winograd1d-families.png").exists()

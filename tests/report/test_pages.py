@@ -11,7 +11,6 @@ import pytest
 
 from leanconv.bench import default_path
 from leanconv.bench.results import Results
-from leanconv.bench.suites import LAYOUTS, suite_layout
 from report import pages, records
 from report.__main__ import main
 from tests import made_up
@@ -49,24 +48,10 @@ def test_files_of_whole_suites_in_their_order(tmp_path: Path) -> None:
     assert Results.read(further).precision == "relaxed"
 
 
-@pytest.mark.parametrize("layout", [None, *LAYOUTS])
-@pytest.mark.parametrize("precision", [None, "relaxed"])
-@pytest.mark.parametrize("suite_name", ["opencnn", "general-direct"])
-def test_a_file_tells_what_was_asked(layout: str | None, precision: str | None, suite_name: str) -> None:
-    own = suite_layout(suite_name)
-    results = replace(made_up.in_nhwc(), suite=suite_name, layout=layout or own, precision=precision)
-    options = [] if layout in (None, own) else ["--layout", layout]
-    options += ["--precision", precision] if precision else []
-    for suffix in ("", "-ablation"):
-        assert pages.asked(default_path(results, False, suffix=suffix).stem).split() == [suite_name, *options]
-
-
-def test_a_block_without_figures_names_the_command_that_makes_them(tmp_path: Path) -> None:
-    for what, maker in pages.MAKERS.items():
-        if what in ("suites", "older"):
-            continue  # of all files
-        text = made_up.filled(tmp_path, f"{what} a-file")
-        assert f"\nNot measured yet: `{maker.command.format('a-file')}` makes these figures.\n" in text
+def test_a_block_without_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for what in set(pages.MAKERS) - {"suites", "older"}:
+        with pytest.raises(ValueError, match=f"page.md: block '{what} a-file': .*there is no file a-file.json"):
+            made_up.filled(tmp_path, f"{what} a-file")
 
 
 def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> None:
@@ -114,6 +99,7 @@ def test_blocks_are_filled_and_nothing_else(tmp_path: Path) -> None:
     page.parent.mkdir(parents=True)
     page.write_text(PAGE)
     suite.write(default_path(suite, False, results))
+    made_up.in_nhwc().write(default_path(made_up.in_nhwc(), False, results))
     assert [*pages.fill_all(docs, results)] == [page]
     text = page.read_text()
     assert "NVIDIA H200, 2026-01-02, revision 0123456789ab." in text and "old" not in text
@@ -121,7 +107,7 @@ def test_blocks_are_filled_and_nothing_else(tmp_path: Path) -> None:
     (link,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     picture = (page.parent / link).resolve()
     assert picture == (docs / "pictures" / "nvidia-h200-im2win-speed.png").resolve() and picture.exists()
-    assert "Not measured yet: `leanconv bench im2win --layout NHWC` makes" in text
+    assert "| a | 1.00 | 1.00 | 1.00 | – |" in text
     outside = re.sub(r"(<!-- made[^\n]*\n).*?(<!-- /made)", r"\1\2", text, flags=re.DOTALL)
     assert outside == PAGE.replace("old\n", "")
     before = page.stat().st_mtime_ns

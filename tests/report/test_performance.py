@@ -51,7 +51,7 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
         {"network": "b", "mode": "fp32", "pass": "training", "torch_eager_us": 12.0, "leanconv_eager_us": 10.0},
     ]
     records.write(tmp_path, "modes", made_up.ABOUT, rows)
-    text = made_up.filled(tmp_path, "modes-summary modes")
+    text = made_up.filled(tmp_path, "modes modes")
     assert "NVIDIA X, 2026-11-22 at revision abc000000000." in text
     assert "forward, CUDA graph / eager; training, eager.\n" in text
     assert "| network | forward: strict FP32 | forward: 16 bits | training: strict FP32 |" in text
@@ -98,7 +98,7 @@ def test_files_that_cannot_be_traced_are_refused(tmp_path: Path, changes: dict[s
     page = tmp_path / "page.md"
     replace(made_up.suite(), machine=made_up.MACHINE | changes).write(default_path(made_up.suite(), False, tmp_path))
     records.write(tmp_path, "modes", made_up.MACHINE | changes, [{"network": "a", "us": 1.0}])
-    for block in ("standings im2win", "suites every-suite", "modes modes", "modes-summary modes"):
+    for block in ("standings im2win", "suites every-suite", "modes modes"):
         with pytest.raises(ValueError, match=f"page.md: block '{block}': .*json {said}"):
             pages.fill(made_up.blocks(block), page, tmp_path, tmp_path)
     for words in ("im2win best/lean mean", "modes network=a us mean"):

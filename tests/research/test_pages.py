@@ -14,10 +14,10 @@ from tests import made_up
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_block_without_figures_names_the_command_that_makes_them(tmp_path: Path) -> None:
-    for what, maker in pages.MAKERS.items():
-        text = made_up.filled(tmp_path, f"{what} a-file", by=pages)
-        assert f"\nNot measured yet: `{maker.command.format('a-file')}` makes these figures.\n" in text
+def test_a_block_without_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for what in pages.MAKERS:
+        with pytest.raises(ValueError, match=f"page.md: block '{what} a-file': .*there is no file a-file.json"):
+            made_up.filled(tmp_path, f"{what} a-file", by=pages)
 
 
 def test_blocks_of_results_are_left_alone(tmp_path: Path) -> None:

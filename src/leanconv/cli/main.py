@@ -97,7 +97,7 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
     quick: command_line.Quick = False,
     sustained: Annotated[
-        bool, typer.Option("--sustained", help="Also measure leanconv on a card that has been at work for a while.")
+        bool, typer.Option("--sustained", help="Also measure engines on a card that has been at work.")
     ] = False,
     seconds: command_line.Seconds = None,
     resume: command_line.Resume = None,
