@@ -71,8 +71,8 @@ class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "backward", "bias", "call", "cudnn", "input", "key", "line", "looks", "options", "packed", "problem",
-        "tf32", "version", "weight", "weight_ref",
+        "alike", "asks_tf32", "backward", "bias", "call", "cudnn", "dtype", "function", "given", "input", "key", "line",
+        "looks", "memory", "options", "packed", "problem", "tf32", "version", "weight", "weight_ref",
     )  # fmt: skip
 
     def __init__(
@@ -97,14 +97,18 @@ class Layer:
         self.alike: Callable[..., bool] | None = None
         #: how often that was made
         self.looks = 0
-        #: whether TF32 is allowed, where that matters
-        self.tf32 = key[-2] if key[-1] is None and input.dtype is torch.float32 else None
+        _, self.function, *_, self.given, self.tf32, self.dtype = key
+        #: whether it matters if TF32 is allowed
+        self.asks_tf32 = self.dtype is None and input.dtype is torch.float32
+        self.memory = _memory(input, weight, bias)
 
-    def look(self, *tensors: Any) -> None:
+    def look(self, input: Any, weight: Any, bias: Any) -> None:
         """Let the next call with tensors alike skip the key. A layer that is called otherwise each time gives up."""
-        if self.looks < _MOST_LOOKS:
-            self.looks += 1
-            self.alike = alike(*[each for each in tensors if each is not None])
+        ready = self.call is not None and self.dtype is None
+        if self.looks >= _MOST_LOOKS or (ready and not (self.fits(input, bias) and signature(weight) == self.weight)):
+            return
+        self.looks += 1
+        self.alike = alike(input, weight) if bias is None else alike(input, weight, bias)
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -335,6 +339,11 @@ def _each(value: Any, axes: int) -> tuple[int, ...] | None:
     return None
 
 
+def _memory(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
+    """What a ready call depends on besides sizes and strides: alignment of the images, addresses of the parameters."""
+    return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
+
+
 def _replacement(function: Function) -> Callable[..., Any]:
     original = function.original
 
@@ -351,14 +360,14 @@ def _replacement(function: Function) -> Callable[..., Any]:
                 and layer.alike is not None
                 and (bias is None) is (layer.bias is None)
                 and (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
-                and layer.key[1] is function
-                and options == layer.key[-3]
+                and layer.function is function
+                and options == layer.given
                 and layer.weight_ref() is weight
-                and (layer.tf32 is None or layer.tf32 is tf32_allowed())
-                and (layer.key[-1] is None or layer.key[-1] is autocast_dtype())
+                and (not layer.asks_tf32 or layer.tf32 is tf32_allowed())
+                and (layer.dtype is None or layer.dtype is autocast_dtype())
             )
             if known:
-                *_, tf32, dtype = layer.key
+                tf32, dtype = layer.tf32, layer.dtype
             elif (
                 type(input) is not torch.Tensor
                 or not on_gpu(input)
@@ -394,14 +403,16 @@ def _replacement(function: Function) -> Callable[..., Any]:
                 return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
         x = input if dtype is None or input.dtype is dtype else input.to(dtype)
-        if not layer.fits(x, bias):
-            if not address(x) or x.is_neg():
-                return original(input, weight, bias, *options)
-            return layers.anew(layer, x, weight, bias, dtype, tf32)
-        if signature(weight) != layer.weight:
-            # other memory: the next call decides anew
-            layers.forget(layer)
-            return layers.anew(layer, x, weight, bias, dtype, tf32)
+        # of tensors that are alike only their memory is asked
+        if not known or dtype is not None or layer.memory != _memory(x, weight, bias):
+            if not layer.fits(x, bias):
+                if not address(x) or x.is_neg():
+                    return original(input, weight, bias, *options)
+                return layers.anew(layer, x, weight, bias, dtype, tf32)
+            if signature(weight) != layer.weight:
+                # other memory: the next call decides anew
+                layers.forget(layer)
+                return layers.anew(layer, x, weight, bias, dtype, tf32)
         kept = layer.packed
         if kept is None and layer.problem is not None and not capturing():
             version = version_of(weight, bias, dtype)

@@ -71,7 +71,7 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
     """
     try:
         sizes, strides = [[*each.shape] for each in tensors], [[*each.stride()] for each in tensors]
-        guards = torch._C._dynamo.guards.TensorGuards  # type: ignore[attr-defined]
+        guards: Any = torch._C._dynamo.guards.TensorGuards
         check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         return check if check(*tensors) is True else None
     except Exception:
