@@ -70,6 +70,7 @@ def modes(
     mode: Annotated[list[str] | None, typer.Option(help="fp32, tf32-fp32, tf32 or 16-bit; by default all.")] = None,
     only: Annotated[list[str] | None, typer.Option("--pass", help="forward or training; by default both.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
+    tuned: Annotated[bool, typer.Option("--tune", help="Tuned too; use an empty LEANCONV_TUNING_DIR.")] = False,
     seconds: command_line.Seconds = None,
     results: Records = RESULTS,
     revision: command_line.Revision = None,
@@ -79,7 +80,7 @@ def modes(
     from report.networks import NETWORKS
 
     chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
-    print(measure(results, revision, *chosen, seconds, compiled))
+    print(measure(results, revision, *chosen, seconds, compiled, tuned))
 
 
 def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tuple[str, ...]:

@@ -29,27 +29,27 @@ def speeds(results: Results, algorithms: Sequence[str]) -> Table:
     return ["problem", *names, *(SPEED_PEERS[name] for name in groups), "our largest error"], lines
 
 
-def memory(results: Results, algorithm: str, fused: str) -> Table:
-    """Memory beyond input, filters and output, layer by layer, and that of ``algorithm`` as a share of im2col's.
+def memory(results: Results, algorithms: Sequence[str]) -> Table:
+    """Memory beyond input, filters and output, layer by layer, and that of the first algorithm as a share of im2col's.
 
     The last line is the share on layers with 3×3 filters: geometric mean, largest in brackets.
     """
     groups = [name for name in MEMORY_PEERS if name in results.groups()]
-    columns = ["problem", "tensors", fused, algorithm, "of im2col's", *(MEMORY_PEERS[name] for name in groups)]
+    columns = ["problem", "tensors", *algorithms, "of im2col's", *(MEMORY_PEERS[name] for name in groups)]
     lines, small = [], []
     for problem, about in results.problems.items():
         peers = results.peers(problem)
-        rows = [results.own(problem, [name]) for name in (fused, algorithm)]
-        share = _share(rows[1], peers.get("im2col"))
+        rows = [results.own(problem, [name]) for name in algorithms]
+        share = _share(rows[0], peers.get("im2col"))
         parsed = parse_problem(about["words"])
         if share is not None and parsed.kind == "conv2d" and parsed.r == parsed.s == 3:
             small.append(share)
         cells = [size(row.workspace_bytes) if row else "–" for row in (*rows, *(peers.get(name) for name in groups))]
         percent = "–" if share is None else f"{100 * share:.0f}%"
-        lines.append([problem, size(about["bytes"]), *cells[:2], percent, *cells[2:]])
+        lines.append([problem, size(about["bytes"]), *cells[: len(algorithms)], percent, *cells[len(algorithms) :]])
     if small:
         mean = f"{100 * geometric_mean(small):.0f}% ({100 * max(small):.0f}%)"
-        lines.append(["layers with 3×3 filters", "", "", "", mean, *[""] * len(groups)])
+        lines.append(["layers with 3×3 filters", "", *[""] * len(algorithms), mean, *[""] * len(groups)])
     return columns, lines
 
 

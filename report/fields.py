@@ -10,7 +10,7 @@ settings; FILE is a results file below ``benchmarks/results/nvidia-h200``, or wi
 
 Of a suite WHAT is one of `SIDES`, an algorithm of ours or ``ALGORITHM:prepared`` (packed weights kept), or two of them:
 ``WHO/AGAINST`` is the time of AGAINST over that of WHO, layer by layer. STAT is ``mean`` (geometric), ``least``,
-``most``, ``count`` (layers that have both), ``missing`` (the others) and ``wins`` (ratios of one and more). Of one side
+``most``, ``count`` (layers that have both) and ``missing`` (the others). Of one side
 it is ``us``, ``tflops``, ``error``, … (`VALUES`) with ``-mean``, ``-least`` or ``-most``, or bare for a single layer.
 ``only=PATTERN`` chooses layers by their names.
 
@@ -95,8 +95,6 @@ def _statistic(name: str, values: Sequence[float], of: int, write: Callable[[flo
         return str(len(values))
     if name == "missing":
         return str(of - len(values))
-    if name == "wins":
-        return str(sum(value >= 1 for value in values))
     if not values:
         raise ValueError("there are no such rows")
     if not name:

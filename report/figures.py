@@ -34,10 +34,6 @@ _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
 _DASHED = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 
 
-def _title(results: Results, words: str) -> str:
-    return f"{results.title} on {results.place}: {words}"
-
-
 def _spread(problems: Sequence[str], most: int) -> list[Sequence[str]]:
     """Problems spread evenly over the fewest rows of at most ``most``."""
     rows = -(-len(problems) // most)
@@ -90,4 +86,4 @@ def speed(results: Results, path: Path) -> None:
             textcoords="offset points", va="center", fontsize=8, color=INK, annotation_clip=False,
         )  # fmt: skip
     legend(axes[0], colours, hatch="needs a workspace")
-    finish(figure, path, _title(results, "effective TFLOP/s, counted as direct convolution"))
+    finish(figure, path, f"{results.title} on {results.place}: effective TFLOP/s, counted as direct convolution")

@@ -46,7 +46,7 @@ MODES = {
 }
 PASSES = ("forward", "training")
 #: How a network is run, by the name of the times of a row.
-WAYS = {"graph": "CUDA graph", "eager": "eager", "compile": "torch.compile, graph"}
+WAYS = {"graph": "CUDA graph", "tuned": "tuned, graph", "eager": "eager", "compile": "torch.compile, graph"}
 
 
 def elapsed_us(call: Callable[[], Any], count: int) -> float:
@@ -128,8 +128,11 @@ def step(model: Any, x: Any, mode: Mode) -> Callable[[], Any]:
     return run
 
 
-def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str, Any]:
-    """Times of PyTorch's and of leanconv's forward pass, and how far apart the results are."""
+def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool, tuned: bool) -> dict[str, Any]:
+    """Times of PyTorch's and of leanconv's forward pass, and how far apart the results are.
+
+    What tuning finds is kept in LEANCONV_TUNING_DIR; so it comes last, after what is measured without tables.
+    """
     import torch
 
     import leanconv.torch
@@ -148,15 +151,21 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool) -> dict[str,
             if compiled:
                 others["leanconv"] = _compiled_graph(model, x)
             report = taken.report()
-        for name, of in (("graph", graphs), ("compile", others)):
-            if of:
-                for who, spent in in_turn({who: graph.replay for who, graph in of.items()}).items():
-                    us[f"{who}_{name}_us"] = round(spent, 1)
+        us |= _replays("graph", graphs) | _replays("compile", others)
+        if tuned:
+            with leanconv.torch.enable(model, precision=mode.precision, tune=x):
+                us |= _replays("tuned", {"torch": graph, "leanconv": captured(call)[0]})
         graphs["torch"].replay()
         graphs["leanconv"].replay()
         apart = float((ours_y.double() - y.double()).norm() / y.double().norm())
     counts = {"taken": len(report.taken), "left": len(report.left), "packed_bytes": report.packed_bytes}
     return us | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
+
+
+def _replays(way: str, graphs: dict[str, Any]) -> dict[str, float]:
+    """Microseconds of each graph's replay, as fields of a row."""
+    spent = in_turn({who: graph.replay for who, graph in graphs.items()})
+    return {f"{who}_{way}_us": round(us, 1) for who, us in spent.items()}
 
 
 def _compiled_graph(model: Any, x: Any) -> Any:
@@ -182,7 +191,7 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
 
 def measure(
     results: Path, revision: str | None, names: Sequence[str], modes: Sequence[str], passes: Sequence[str],
-    seconds: float | None, compiled: bool,
+    seconds: float | None, compiled: bool, tuned: bool,
 ) -> Path:  # fmt: skip
     """Measure on this machine's GPU what the results file does not have of this revision; other rows stay."""
     import torch
@@ -200,7 +209,8 @@ def measure(
             break
         with arithmetic(mode.tf32):
             model, x = network(name, mode, kind != "forward")
-            found = measure_forward(model, x, mode, compiled) if kind == "forward" else measure_step(model, x, mode)
+            forward = partial(measure_forward, compiled=compiled, tuned=tuned)
+            found = (forward if kind == "forward" else measure_step)(model, x, mode)
         row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x

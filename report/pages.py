@@ -105,10 +105,7 @@ TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
         f"× is the {STANDINGS_CELL}.", lambda results, together=(): standings(results, [together] if together else []),
     ),
     "speeds": ("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
-    "memory": (
-        "Memory beside input, filters and output.",
-        lambda results, algorithms: comparisons.memory(results, *algorithms),
-    ),
+    "memory": ("Memory beside input, filters and output.", comparisons.memory),
     "families": (_families, lambda results, algorithm: families.family_table(results, *algorithm)),
     "targets": ("The time of the filters' transform is part of every figure.", families.goal_table),
 }  # fmt: skip

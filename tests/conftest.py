@@ -443,13 +443,13 @@ def patch_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Autocast of the CPU casts aten::_convolution only without its last argument, TF32.
     """
-    from leanconv.torch import functions, registration
+    from leanconv.torch import functions, registration, switches
 
-    convolution = functions._convolution
+    convolution = switches._convolution
     monkeypatch.setattr(registration, "_KEY", "CPU")
     monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
-    monkeypatch.setattr(functions, "_KIND", "cpu")
-    monkeypatch.setattr(functions, "_convolution", lambda *given: convolution(*given[:-1]))
+    monkeypatch.setattr(switches, "_KIND", "cpu")
+    monkeypatch.setattr(switches, "_convolution", lambda *given: convolution(*given[:-1]))
 
 
 __all__ = [

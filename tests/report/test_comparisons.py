@@ -37,7 +37,7 @@ def test_standings_are_geometric_means_and_the_least() -> None:
 
 def test_memory_is_compared_with_im2col_on_3x3_layers() -> None:
     suite = made_up.suite()
-    found = made_up.rows_of(comparisons.memory(suite, "im2win", "im2win_fused"))
+    found = made_up.rows_of(comparisons.memory(suite, ["im2win", "im2win_fused"]))
     assert found["narrow"] == {
         "problem": "narrow", "tensors": "1.00 kB", "im2win_fused": "0", "im2win": "500", "of im2col's": "50%",
         "im2col + cuBLAS": "1.00 kB", "cuDNN's fastest": "1.00 MB",

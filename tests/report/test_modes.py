@@ -25,7 +25,8 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     seen: list[tuple[str, bool]] = []
 
-    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool) -> dict[str, float]:
+    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool) -> dict[str, float]:
+        assert tuned and not compiled
         seen.append((mode.title, torch.backends.cudnn.allow_tf32))
         return {"torch_graph_us": 3000.0, "leanconv_graph_us": 2000.0 if mode.tf32 else 1000.0}
 
@@ -33,7 +34,7 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(modes, "measure_step", lambda *_: {"torch_eager_us": 9000.0, "leanconv_eager_us": 10000.0})
     allowed = torch.backends.cudnn.allow_tf32
     names, passes = ("resnet18", "resnet50"), tuple(modes.PASSES)
-    path = modes.measure(tmp_path, None, names, ("fp32", "tf32"), passes, None, False)
+    path = modes.measure(tmp_path, None, names, ("fp32", "tf32"), passes, None, False, True)
     assert torch.backends.cudnn.allow_tf32 == allowed
     assert seen == [("strict FP32", False)] * 2 + [("TF32", True)] * 2
     rows = records.read(path)["rows"]
@@ -41,14 +42,14 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
         ("resnet50", "fp32", "forward"), ("resnet50", "tf32", "forward"), ("resnet18", "fp32", "forward"),
         ("resnet18", "tf32", "forward"), ("resnet50", "fp32", "training"), ("resnet50", "tf32", "training"),
     ]  # fmt: skip
-    modes.measure(tmp_path, None, names, ("fp32", "tf32"), passes, None, False)
+    modes.measure(tmp_path, None, names, ("fp32", "tf32"), passes, None, False, True)
     assert len(seen) == 4, "nothing is measured twice"
     about["git_revision"] = "new"
-    modes.measure(tmp_path, None, ("resnet18",), ("fp32",), ("forward",), None, False)
+    modes.measure(tmp_path, None, ("resnet18",), ("fp32",), ("forward",), None, False, True)
     assert len(seen) == 5 and len(records.read(path)["rows"]) == 6
     page = modes.section(records.read(path))
     assert "| resnet50 | 3.00 | 1.50 | 0.90 | 0.90 |\n| resnet18 | 3.00 | 1.50 | – | – |" in page
-    assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False) == path
+    assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False, True) == path
     assert len(seen) == 5, "there was no time left"
 
 

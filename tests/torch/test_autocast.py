@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import functions, packed, patch  # noqa: E402
+from leanconv.torch import functions, packed, patch, switches  # noqa: E402
 from tests.torch.test_patched_functions import LAYERS, no_kernel  # noqa: E402, F401
 
 nn, F = torch.nn, torch.nn.functional
@@ -99,7 +99,7 @@ def test_autocast_that_is_off_or_of_another_type(device: HostDevice, monkeypatch
         with cast(), cast(False):
             assert layer(x).dtype == torch.float32
         with pytest.MonkeyPatch.context() as changed, cast():
-            changed.setattr(functions, "_KIND", "cuda")
+            changed.setattr(switches, "_KIND", "cuda")
             assert layer(x).dtype == torch.float32, "autocast of other devices"
         with cast():
             half = layer(x)

@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
 from leanconv.runtime import cache  # noqa: E402
+from leanconv.torch import patch  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -103,7 +104,8 @@ def train(net: Any, form: Any, steps: int = 3) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_training_is_the_same_and_deterministic(form: Any) -> None:
+def test_training_is_the_same_and_deterministic(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch, "worth_recording", lambda *_: True)
     start = {name: each.clone() for name, each in small_net(form).state_dict().items()}
 
     def run(net: Any) -> list[Any]:
@@ -194,6 +196,7 @@ def test_autocast_and_warm_up() -> None:
 
 def test_nothing_is_compiled_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for gradients of filters, which a patch allows a workspace."""
+    monkeypatch.setattr(patch, "worth_recording", lambda *_: True)
     form = FORMS[1]
     net = small_net(form)
     x = torch.randn(48, 3, 28, 28, device="cuda").contiguous(memory_format=form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.conftest import HostDevice, says
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import functions, patch, registration  # noqa: E402
+from leanconv.torch import functions, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
@@ -123,8 +124,8 @@ def test_what_pytorch_gives_to_cudnn_goes_there_at_once(left: HostDevice, monkey
         asked.append((padding, stride, dilation, groups, *switches))
         return pytorch(x, w, None, stride, padding, dilation, groups)
 
-    monkeypatch.setattr(functions, "_cudnn_convolution", cudnn)
-    monkeypatch.setattr(functions, "_backend", lambda *given: torch._C._ConvBackend.Cudnn)
+    monkeypatch.setattr(switches, "_cudnn_convolution", cudnn)
+    monkeypatch.setattr(switches, "_backend", lambda *given: torch._C._ConvBackend.Cudnn)
     x = torch.randn(2, 4, 9, 8)
     layer = nn.Conv2d(4, 6, 3, (2, 1), padding=1, groups=2, bias=False)
     others = nn.Conv2d(4, 6, 3), nn.ConvTranspose2d(4, 6, 3, bias=False), nn.Conv1d(4, 6, 3, bias=False)
@@ -367,3 +368,85 @@ def test_what_is_pytorchs_alone(device: HostDevice) -> None:
                 torch.testing.assert_close(F.conv2d(x, w), expected[0])
                 torch.testing.assert_close(layer(kept[0]), expected[1])
                 layer(torch.randn(2, 4, 9, 8))
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_functions_of_the_same_filters_are_told_apart(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    """conv2d and conv_transpose2d may be called with equal arguments, and compute different things."""
+    if not taken:
+        monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6)
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    names = "conv2d", "conv_transpose2d"
+    with torch.no_grad():
+        expected = [getattr(F, name)(x, w) for name in names]
+        with leanconv.torch.enable():
+            for _ in range(3):
+                for name, y in zip(names, expected, strict=True):
+                    close(getattr(F, name)(x, w), y)
+
+
+def test_a_call_as_before_reads_no_sizes(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and comparing them is most of what a layer costs in a network whose host is behind."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    others = [
+        torch.randn(2, 4, 9, 9), x.contiguous(memory_format=torch.channels_last), x.double(), x[:1], torch._neg_view(x),
+    ]  # fmt: skip
+    expected = [copy.deepcopy(layer).to(each.dtype)(each) for each in (x, *others)]
+    with torch.no_grad(), leanconv.torch.enable():
+        for _ in range(2):
+            close(layer(x), expected[0])
+        asked = []
+        tf32 = functions.tf32_allowed
+        monkeypatch.setattr(functions, "any_autocast", lambda: asked.append("a key") or False)
+        monkeypatch.setattr(functions, "tf32_allowed", lambda: asked.append("TF32") or tf32())
+        close(layer(x), expected[0])
+        assert asked == ["TF32"], "no key was built"
+        for each, y in zip(others, expected[1:], strict=True):
+            close(layer.to(each.dtype)(each), y)
+            close(layer.float()(x), expected[0])
+        assert "a key" in asked
+
+
+def test_a_torch_without_guards_builds_keys(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", None)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    assert switches.alike(x) is None
+    with torch.no_grad():
+        expected = layer(x)
+        with leanconv.torch.enable() as taken:
+            for _ in range(3):
+                close(layer(x), expected)
+    assert taken.report().taken[0].calls == 3
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_modes_and_transforms_are_seen_after_calls_without(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, guarded: bool
+) -> None:
+    if not guarded:
+        monkeypatch.setattr(functions, "alike", lambda *tensors: None)
+    layer, x = nn.Conv2d(4, 6, 3).requires_grad_(False), torch.randn(2, 4, 9, 8)
+    seen: list[str] = []
+
+    class Dispatch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    expected = layer(x)
+    with leanconv.torch.enable():
+        for _ in range(2):
+            layer(x)
+        with Dispatch():
+            y = layer(x)
+        close(y, expected)
+        assert seen == ["aten.convolution.default"]
+        close(torch.func.vmap(layer)(torch.stack([x, x]))[1], expected)
+        y, tangent = torch.func.jvp(layer, (x,), (x,))
+        close(y, expected)
+        close(tangent, expected - layer.bias[:, None, None])
+        assert "aten::_convolution" in str(torch.jit.trace(layer, x).inlined_graph)
+        x.requires_grad_()
+        assert layer(x).requires_grad

@@ -34,74 +34,45 @@ from leanconv.torch.deciding import Choice, Deciding
 from leanconv.torch.layers import tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
 from leanconv.torch.report import Line
+from leanconv.torch.switches import (
+    address,
+    alike,
+    any_autocast,
+    autocast_dtype,
+    capturing,
+    compiling,
+    dispatch_modes,
+    function_modes,
+    grad_enabled,
+    left_to_cudnn,
+    left_to_pytorch,
+    of_cudnn,
+    on_gpu,
+    saved_hooks,
+    tracing,
+    transforms,
+    uses_cudnn,
+)
 
 F = torch.nn.functional
 #: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
 MOST_PACKED = 512 << 20
-#: whose autocast matters; tests, which have no GPU, patch the CPU's convolutions
-_KIND = "cuda"
 #: what autocast casts, and to what: None where it is off
 _CAST = torch.float32, torch.float16, torch.bfloat16
 _TYPES = None, torch.float16, torch.bfloat16
-#: Layers that one patch knows at most.
-MOST_LAYERS = 4096
-
-_compiling = torch.compiler.is_dynamo_compiling
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-_any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
-_autocast: Callable[[str], bool] = torch.is_autocast_enabled
-tracing: Callable[[], Any] = torch._C._get_tracing_state
-_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-_benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
-_deterministic: Callable[[], bool] = torch._C._get_cudnn_deterministic
-_always_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
-_cudnn: Callable[[], bool] = torch._C._get_cudnn_enabled
-_convolution: Callable[..., Any] = torch._convolution
-_cudnn_convolution: Callable[..., Any] = torch.cudnn_convolution
-_backend: Callable[..., Any] = torch._C._select_conv_backend
-#: what is called for each tensor that autograd saves; None where nothing is
-_saved_hooks: Callable[[bool], Any] = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None
-)
-#: whether the current stream captures a CUDA graph
-capturing: Callable[[], bool] = (
-    torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else lambda: False
-)
-#: whether a tensor is one for us
-on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
-
-
-def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
-    """aten::convolution as PyTorch's own kernel computes it. It is found sooner by its name than by its key."""
-    deterministic = _deterministic() or _always_deterministic()
-    return _convolution(x, w, bias, *given, _benchmark(), deterministic, _cudnn(), tf32)
-
-
-def autocast_dtype() -> Any:
-    """The type in which autocast computes convolutions on the GPU; None where it is off."""
-    return torch.get_autocast_dtype(_KIND) if _autocast(_KIND) else None
-
+#: Layers that one patch knows at most, and how often each of them looks at how it is called.
+MOST_LAYERS, _MOST_LOOKS = 4096, 8
 
 #: what is switched on; the last one decides
 active: list[Deciding] = []
-
-
-def address(tensor: Any) -> int | None:
-    """Where its memory is; None for what has none, such as a tensor that has outlived a transform of torch.func."""
-    try:
-        return int(tensor.data_ptr())
-    except RuntimeError:
-        return None
 
 
 class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "backward", "bias", "call", "cudnn", "input", "key", "line", "options", "packed", "problem", "version",
-        "weight", "weight_ref",
+        "alike", "asks_tf32", "backward", "bias", "call", "cudnn", "dtype", "function", "given", "input", "key", "line",
+        "looks", "memory", "options", "packed", "problem", "tf32", "version", "weight", "weight_ref",
     )  # fmt: skip
 
     def __init__(
@@ -113,7 +84,7 @@ class Layer:
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
         #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
-        self.cudnn = None if self.call is not None or key[-1] is not None else _of_cudnn(input, weight, bias, options)
+        self.cudnn = None if self.call is not None or key[-1] is not None else of_cudnn(input, weight, bias, options)
         #: kept filters, and what computes with them
         self.packed: tuple[PackedFilters, Callable[..., Any]] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
@@ -121,6 +92,23 @@ class Layer:
         #: by the gradients that are wanted, of images and of filters: the lines of all that is left to PyTorch, forward
         #: and backward, if all is; else None
         self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
+        #: says of tensors whether they are alike to those of the call before, and so is what PyTorch's dispatcher is
+        #: told by modes and transforms; None where it cannot be said
+        self.alike: Callable[..., bool] | None = None
+        #: how often that was made
+        self.looks = 0
+        _, self.function, *_, self.given, self.tf32, self.dtype = key
+        #: whether it matters if TF32 is allowed
+        self.asks_tf32 = self.dtype is None and input.dtype is torch.float32
+        self.memory = _memory(input, weight, bias)
+
+    def look(self, input: Any, weight: Any, bias: Any) -> None:
+        """Let the next call with tensors alike skip the key. A layer that is called otherwise each time gives up."""
+        ready = self.call is not None and self.dtype is None
+        if self.looks >= _MOST_LOOKS or (ready and not (self.fits(input, bias) and signature(weight) == self.weight)):
+            return
+        self.looks += 1
+        self.alike = alike(input, weight) if bias is None else alike(input, weight, bias)
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -299,15 +287,6 @@ class Layers:
         layer.packed = packed, function.ready(call)
 
 
-def _of_cudnn(x: Any, w: Any, bias: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Padding, stride, dilation and groups, if all that PyTorch's convolution does is to call cuDNN's."""
-    stride, padding, dilation, transposed, output_padding, groups = given
-    if bias is not None or transposed or x.dim() != 4 or x.dtype is not w.dtype:
-        return None
-    backend = _backend(x, w, None, stride, padding, dilation, transposed, output_padding, groups, None)
-    return (padding, stride, dilation, groups) if backend.name == "Cudnn" else None
-
-
 def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
     return left_to_pytorch(x, w, bias, given, tf32)
 
@@ -360,61 +339,80 @@ def _each(value: Any, axes: int) -> tuple[int, ...] | None:
     return None
 
 
+def _memory(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
+    """What a ready call depends on besides sizes and strides: alignment of the images, addresses of the parameters."""
+    return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
+
+
 def _replacement(function: Function) -> Callable[..., Any]:
     original = function.original
 
     def convolution(input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Any:
-        if (
-            _compiling()
-            or named
-            or not active
-            or type(input) is not torch.Tensor
-            or not on_gpu(input)
-            or _dispatch_modes()
-            or _function_modes()
-            or _transforms() is not None
-            or tracing() is not None
-            or forward_ad._current_level >= 0
-        ):
+        if compiling() or named or not active or function_modes() or forward_ad._current_level >= 0:
             return original(input, weight, bias, *options, **named)
+        at = id(weight)
         try:
             layers = active[-1].layers
-            dtype = autocast_dtype() if _any_autocast() else None
-            at = id(weight)
-            tf32 = tf32_allowed()
-            key = at, input.shape, input.stride(), input.dtype, options, tf32, dtype
             layer = layers.latest.get(at)
-            # a layer is most often called as before: then no key is hashed
-            if layer is None or layer.key != key or layer.weight_ref() is not weight:
-                layer = layers.seen(key, weight)
+            # a layer is most often called as before
+            known = (
+                layer is not None
+                and layer.alike is not None
+                and (bias is None) is (layer.bias is None)
+                and (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
+                and layer.function is function
+                and options == layer.given
+                and layer.weight_ref() is weight
+                and (not layer.asks_tf32 or layer.tf32 is tf32_allowed())
+                and (layer.dtype is None or layer.dtype is autocast_dtype())
+            )
+            if known:
+                tf32, dtype = layer.tf32, layer.dtype
+            elif (
+                type(input) is not torch.Tensor
+                or not on_gpu(input)
+                or dispatch_modes()
+                or transforms() is not None
+                or tracing() is not None
+            ):
+                return original(input, weight, bias, *options)
+            else:
+                dtype = autocast_dtype() if any_autocast() else None
+                tf32 = tf32_allowed()
+                key = at, function, input.shape, input.stride(), input.dtype, options, tf32, dtype
+                if layer is None or layer.key != key or layer.weight_ref() is not weight:
+                    layer = layers.seen(key, weight)
         except (TypeError, RuntimeError, AttributeError, IndexError):
             return original(input, weight, bias, *options)
         if layer is None:
             layer = layers.decide(key, function, input, weight, bias)
             if layer is None:
                 return original(input, weight, bias, *options)
-        if _grad_enabled() and (
+        if not known and (dtype is not None or not any_autocast()):
+            layer.look(input, weight, bias)
+        if grad_enabled() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
-            if _saved_hooks(True) is not None:
+            if saved_hooks(True) is not None:
                 # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
                 return original(input, weight, bias, *options)
             return layers.record(layer, input, weight, bias, dtype, tf32)
         if layer.call is None:
             layer.line.calls += 1
-            if layer.cudnn is not None and bias is None and _cudnn():
-                deterministic = _deterministic() or _always_deterministic()
-                return _cudnn_convolution(input, weight, *layer.cudnn, _benchmark(), deterministic, tf32)
+            if layer.cudnn is not None and bias is None and uses_cudnn():
+                return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
         x = input if dtype is None or input.dtype is dtype else input.to(dtype)
-        if not layer.fits(x, bias):
-            if not address(x) or x.is_neg():
-                return original(input, weight, bias, *options)
-            return layers.anew(layer, x, weight, bias, dtype, tf32)
-        if signature(weight) != layer.weight:
-            # other memory: the next call decides anew
-            layers.forget(layer)
-            return layers.anew(layer, x, weight, bias, dtype, tf32)
+        # of tensors that are alike only their memory is asked
+        if not known or dtype is not None or layer.memory != _memory(x, weight, bias):
+            if not layer.fits(x, bias):
+                if not address(x) or x.is_neg():
+                    return original(input, weight, bias, *options)
+                return layers.anew(layer, x, weight, bias, dtype, tf32)
+            if signature(weight) != layer.weight:
+                # other memory: the next call decides anew
+                layers.forget(layer)
+                return layers.anew(layer, x, weight, bias, dtype, tf32)
         kept = layer.packed
         if kept is None and layer.problem is not None and not capturing():
             version = version_of(weight, bias, dtype)

@@ -29,7 +29,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import functions, registration
+from leanconv.torch import functions, registration, switches
 from leanconv.torch.deciding import Choice, Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share, pytorch_cycles, worth_recording
 from leanconv.torch.layers import (
@@ -127,7 +127,7 @@ class Patch:
         choice = self.choice(x, w, bias, given)
         choice.line.calls += 1
         if choice.call is None:
-            return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
+            return switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
         return choice.call(x, w, bias)
 
     def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice:

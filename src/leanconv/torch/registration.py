@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from leanconv.call import bind
-from leanconv.torch import functions, recorded
+from leanconv.torch import functions, recorded, switches
 from leanconv.torch.deciding import Deciding
 from leanconv.torch.layers import tf32_allowed
 
@@ -119,8 +119,8 @@ def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
     if patch is not None and _libraries.get(_KEY) not in _with_backward:
         add_backward()
     # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
-    if patch is None or functions.tracing() is not None:
-        return functions.left_to_pytorch(x, w, bias, given, tf32_allowed())
+    if patch is None or switches.tracing() is not None:
+        return switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
     return patch.convolution(x, w, bias, *given)
 
 
