@@ -1,4 +1,4 @@
-"""Tables of the pages on algorithms: speeds and memory layer by layer, the ablation, and each engine of the peers."""
+"""Tables of the pages on algorithms: speeds and memory layer by layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from leanconv.bench.results import Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
 
 #: Groups of peers that stand in the table of speeds, and what they are called there.
-SPEED_PEERS = {
-    "lean": "cuDNN without workspace",
-    "best": "cuDNN's fastest",
-    "PyTorch": "PyTorch",
-    "im2col": "im2col + cuBLAS",
-}
+SPEED_PEERS = {"lean": "cuDNN without workspace", "best": "cuDNN's fastest", "PyTorch": "PyTorch",
+               "im2col": "im2col + cuBLAS"}  # fmt: skip
 #: The same for memory: the unrolled image, cuDNN's fastest algorithm, and what PyTorch picks.
 MEMORY_PEERS = {"im2col": "im2col + cuBLAS", "best": "cuDNN's fastest", "PyTorch": "PyTorch's pick"}
 
@@ -36,8 +32,7 @@ def speeds(results: Results, algorithms: Sequence[str]) -> Table:
 def memory(results: Results, algorithm: str, fused: str) -> Table:
     """Memory beyond input, filters and output, layer by layer, and that of ``algorithm`` as a share of im2col's.
 
-    The last lines: the share on layers with 3×3 filters (geometric mean, largest in brackets), and how much less
-    memory, tensors included, ``algorithm`` and ``fused`` take than each peer on average.
+    The last line is the share on layers with 3×3 filters: geometric mean, largest in brackets.
     """
     groups = [name for name in MEMORY_PEERS if name in results.groups()]
     columns = ["problem", "tensors", fused, algorithm, "of im2col's", *(MEMORY_PEERS[name] for name in groups)]
@@ -55,8 +50,6 @@ def memory(results: Results, algorithm: str, fused: str) -> Table:
     if small:
         mean = f"{100 * geometric_mean(small):.0f}% ({100 * max(small):.0f}%)"
         lines.append(["layers with 3×3 filters", "", "", "", mean, *[""] * len(groups)])
-    for name in (fused, algorithm):
-        lines.append([f"{name}, all memory, against", *[""] * 4, *(_saved(results, name, group) for group in groups)])
     return columns, lines
 
 
@@ -64,14 +57,3 @@ def _share(row: Row | None, other: Row | None) -> float | None:
     if row is None or other is None or row.workspace_bytes is None or not other.workspace_bytes:
         return None
     return row.workspace_bytes / other.workspace_bytes
-
-
-def _saved(results: Results, algorithm: str, group: str) -> str:
-    """By how much less memory than a group an algorithm takes, the tensors included, on average over the problems."""
-    shares = []
-    for problem, about in results.problems.items():
-        row, peer = results.own(problem, [algorithm]), results.peers(problem).get(group)
-        if row and peer and row.workspace_bytes is not None and peer.workspace_bytes is not None:
-            shares.append((about["bytes"] + row.workspace_bytes) / (about["bytes"] + peer.workspace_bytes))
-    saved = 1 - sum(shares) / len(shares) if shares else 0.0
-    return (f"{100 * saved:.0f}% less" if saved >= 0 else f"{-100 * saved:.0f}% more") if shares else "–"

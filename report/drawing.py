@@ -45,7 +45,7 @@ def finish(figure: Any, path: Path, title: str) -> None:
 
 def bars(
     axis: Any, names: Sequence[str], heights: dict[str, list[float | None]], colours: dict[str, str],
-    hatched: dict[str, list[bool]] | None = None, pale_below: float = 0.0, named: Sequence[str | None] = (),
+    hatched: dict[str, list[bool]] | None = None, named: Sequence[str | None] = (),
 ) -> None:  # fmt: skip
     """Groups of bars; in a group only the series that have a value, side by side around its middle.
 
@@ -69,24 +69,20 @@ def bars(
                     va="bottom", fontsize=7, color=INK, zorder=4,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 )  # fmt: skip
-            if pale_below:
-                axis.bar(place, pale_below, width * 0.92, color="#ffffff", alpha=0.72, linewidth=0, zorder=3)
     tidy(axis, hidden=("top", "right", "left"))
     axis.set_xticks(range(len(names)), names, fontsize=8.5, color=INK)
     axis.tick_params(axis="x", length=0)
     axis.set_xlim(-0.55, len(names) - 0.45)
 
 
-def legend(axis: Any, colours: dict[str, str], hatch: str = "", pale: str = "", above: float = 1.02) -> None:
-    """What each colour stands for, over the axis; and what hatched and pale bars do."""
+def legend(axis: Any, colours: dict[str, str], hatch: str = "", above: float = 1.02) -> None:
+    """What each colour stands for, over the axis; and what hatched bars do."""
     from matplotlib.patches import Patch
 
     edge: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.35}
     patches = [Patch(facecolor=colour, label=label, **edge) for label, colour in colours.items()]
     if hatch:
         patches.append(Patch(facecolor="#ffffff", hatch="/////", label=hatch, **edge))
-    if pale:
-        patches.append(Patch(facecolor="#e9e9e9", label=pale, **edge))
     columns = min(len(patches), 6 if len(patches) <= 6 else 5)
     axis.legend(
         handles=patches, fontsize=8.5, ncols=columns, loc="lower left", bbox_to_anchor=(0, above), frameon=False,

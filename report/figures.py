@@ -53,9 +53,8 @@ def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
         found = {name: results.own(problem, [name]) for name in _OWN}
         found |= {label: peers.get(name) for name, (label, _) in _GROUPS.items()}
         for name, (label, _) in _CUDNN.items():
-            own = results.problems[problem].get("layout") in PEER_LAYOUTS
-            group = Group(name, "", f"cudnn:{name}-{'{layout}' if own else '*'}")
-            found[label] = results.peer(problem, group)
+            layout = "{layout}" if results.problems[problem].get("layout") in PEER_LAYOUTS else "*"
+            found[label] = results.peer(problem, Group(name, "", f"cudnn:{name}-{layout}"))
         for label, row in found.items():
             if row is not None and right(row):
                 rows[label][problem] = row

@@ -9,7 +9,6 @@ with its revision, until their layer is timed again.
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -178,12 +177,6 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "layout", "layers", *heads, "left to PyTorch"], lines
 
 
-def _revisions(rows: Sequence[dict[str, Any]]) -> str:
-    found = Counter(f"at revision {(row['revision'] or 'unknown')[:12]} ({row['date'][:10]})"
-                    if row["revision"] != records.EARLIER else records.EARLIER for row in rows)  # fmt: skip
-    return ", ".join(f"{count} {words}" for words, count in found.items())
-
-
 def others(record: dict[str, Any]) -> str:
     """By operation, kind of layer and PyTorch's arithmetic: how many layers, and times as fast as PyTorch."""
     found: dict[tuple[str, ...], list[float]] = {}
@@ -196,12 +189,12 @@ def others(record: dict[str, Any]) -> str:
     lines = [[*key, str(len(each)), f"{statistics.geometric_mean(each):.2f}", f"{min(each):.2f}"]
              for key, each in sorted(found.items())]  # fmt: skip
     heads = ["PyTorch in", "groups", "operation", "layout", "layers", "× PyTorch", "least"]
-    return f"{record['machine']['gpu']}: {_revisions(record['rows'])}.\n\n{records.table((heads, lines))}"
+    return f"{records.origin_of_rows(record)}.\n\n{records.table((heads, lines))}"
 
 
 def section(record: dict[str, Any]) -> str:
     rows = record["rows"]
-    said = f"{record['machine']['gpu']}: {len(rows)} of {record['layers']} different layers tuned, {_revisions(rows)}."
+    said = f"{records.origin_of_rows(record)}. {len(rows)} of {record['layers']} different layers are tuned."
     if strict := [row["peers"]["torch-fp32"] / row["us"] for row in rows if "torch-fp32" in row["peers"]]:
         said += (
             f" Their winners are {statistics.geometric_mean(strict):.2f} times as fast as strict FP32 in the "

@@ -215,13 +215,6 @@ def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
     return row["pass"] != "forward", list(NETWORKS).index(row["network"]), list(MODES).index(row["mode"])
 
 
-def origin(record: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """On which GPU a record's rows were measured, when, and at which revisions."""
-    measured = sorted({(row["date"][:10], (row["revision"] or "unknown")[:12]) for row in rows})
-    words = ", ".join(f"{date} at revision {revision}" for date, revision in measured)
-    return f"{record['machine']['gpu']}, {words}."
-
-
 def section(record: dict[str, Any]) -> str:
     """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
     rows = records.dated(record)
@@ -235,7 +228,7 @@ def section(record: dict[str, Any]) -> str:
         lines.append([network, *(cell if set(cell) - set("– /") else "–" for cell in cells)])
     said = "; ".join(f"{kind}, {' / '.join(WAYS[way] for way in each)}" for kind, each in ways.items() if each)
     table = ["network", *(f"{kind}: {MODES[mode].title}" for kind, mode in columns)], lines
-    return f"{origin(record, rows)} PyTorch's time over leanconv's: {said}.\n\n{records.table(table)}"
+    return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's: {said}.\n\n{records.table(table)}"
 
 
 def _ratio(row: dict[str, Any] | None, way: str) -> str:

@@ -155,20 +155,10 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return ["network", "batch", *titles, "×", "convolutions alone", "without graphs", "error", "taken"], lines
 
 
-def revisions(rows: Sequence[dict[str, Any]]) -> str:
-    """When the networks were measured and at which revision; those that share both together."""
-    of: dict[str, list[str]] = {}
-    for row in rows:
-        words = f"{row['date'][:10]}, {records.revision({'git_revision': row['revision']}, digits=12)}"
-        names = of.setdefault(words, [])
-        names += [row["network"]] if row["network"] not in names else []
-    return next(iter(of)) if len(of) == 1 else "; ".join(f"{', '.join(names)}: {words}" for words, names in of.items())
-
-
 def section(record: dict[str, Any]) -> str:
     rows = records.dated(record)
     meaning = (
         "Milliseconds of a forward pass. × is PyTorch's time over leanconv's, each in its better layout; the pairs "
         "to the right are PyTorch / leanconv in these layouts; “taken” is how many layers ran on leanconv."
     )
-    return f"{record['machine']['gpu']}, {revisions(rows)}. {meaning}\n\n{records.table(table(rows))}"
+    return f"{records.origin_of_rows(record)}. {meaning}\n\n{records.table(table(rows))}"

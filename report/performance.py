@@ -10,7 +10,6 @@ from leanconv.bench.format import size
 from leanconv.bench.results import Results, Row, geometric_mean
 from report import records
 from report.fields import ratio, side
-from report.modes import origin
 from report.networks import better
 
 #: Peers of the two columns of ratios: PyTorch in strict FP32, then what else users take. The first that a file has.
@@ -27,7 +26,7 @@ def memory(record: dict[str, Any]) -> str:
         memory = f"{size(ours['peak_bytes'])} / {size(theirs['peak_bytes'])}"
         lines.append([network, str(ours["batch"]), ratio(theirs["us"] / ours["us"]), errors, memory])
     table = ["network", "batch", "× PyTorch, strict FP32", "error, ours / theirs", "memory, ours / theirs"], lines
-    return f"{origin(record, rows)} A forward pass as a CUDA graph.\n\n{records.table(table)}"
+    return f"{records.origin_of_rows(record)}. A forward pass as a CUDA graph.\n\n{records.table(table)}"
 
 
 def suites(found: Sequence[Results]) -> str:

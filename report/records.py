@@ -93,6 +93,16 @@ def origin(about: Record) -> str:
     return f"{about['gpu']}, {about['date'][:10]}, {revision(about, 12)}"
 
 
+def origin_of_rows(record: Record) -> str:
+    """On which GPU a record's rows were measured, when, and at which revisions."""
+    own = record["machine"]["git_revision"]
+    commits = {
+        (row["date"][:10], (own if row["revision"] == EARLIER else row["revision"])[:12]) for row in dated(record)
+    }
+    words = "; ".join(f"{date}, revision {commit}" for date, commit in sorted(commits))
+    return f"{record['machine']['gpu']}, {words}"
+
+
 def revision(record: Record, digits: int = 40) -> str:
     """The git revision that a record was measured with, and whether files differed from it."""
     commit = (record.get("git_revision") or "unknown")[:digits]

@@ -44,24 +44,6 @@ def times(theirs: Record | None, ours: Record | None) -> str:
     return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
-def seeds(rows: Sequence[Record]) -> str:
-    """A sentence on the last losses of each training with several seeds, and on those that were run twice."""
-    sentences = []
-    last: dict[tuple[str, str, str], list[float]] = {}
-    for row in (row for row in rows if row["gpus"] == 1):
-        last.setdefault((row["problem"], row["optimiser"], row["engine"]), []).append(row["loss"])
-    for (problem, optimiser, engine), losses in last.items():
-        theirs = last.get((problem, optimiser, "torch-fp32-nhwc"), [])
-        if engine == "leanconv" and min(len(losses), len(theirs)) > 1:
-            one, other = (", ".join(f"{loss:.3g}" for loss in sorted(each)) for each in (losses, theirs))
-            sentences.append(f"{problem}, {optimiser}, {len(losses)} seeds: losses {one}; PyTorch's {other}.")
-    twice = [row for row in rows if "repeats" in row]
-    if twice:
-        same = sum(row["repeats"] for row in twice)
-        sentences.append(f"Of {len(twice)} trainings by leanconv that were run twice, {same} gave the same bits again.")
-    return " ".join(sentences)
-
-
 def several(rows: Sequence[Record]) -> Table:
     """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
     has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
@@ -88,19 +70,7 @@ def several(rows: Sequence[Record]) -> Table:
     return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
 
 
-def shares(rows: Sequence[Record]) -> Table:
-    """A line for each training that was profiled: milliseconds of a step in each sort of kernels."""
-    profiled = [row for row in rows if "kernels" in row and row["gpus"] == 1]
-    sorts = list(dict.fromkeys(sort for row in profiled for sort in row["kernels"]))
-    lines = []
-    for row in profiled:
-        each = [row["kernels"].get(sort, 0.0) / 1000 for sort in sorts]
-        lines.append([row["problem"], row["engine"], *(f"{ms:.2f}" for ms in each), f"{sum(each):.1f}"])
-    return ["network", "engine", *sorts, "sum"], lines
-
-
 def section(record: Record) -> str:
-    rows = record["rows"]
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
         "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
@@ -108,11 +78,7 @@ def section(record: Record) -> str:
         "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
         "tenth of the steps, leanconv / PyTorch in strict FP32."
     )
-    texts = [f"{records.origin(record['machine'])}. {meaning}", records.table(table(rows)), seeds(rows)]
-    if any("kernels" in row for row in rows):
-        texts.append("Milliseconds of a step that the GPU spends in each sort of kernels, by PyTorch's profiler:")
-        texts.append(records.table(shares(rows)))
-    return "\n\n".join(filter(None, texts))
+    return f"{records.origin(record['machine'])}. {meaning}\n\n{records.table(table(record['rows']))}"
 
 
 def processes(record: Record) -> str:

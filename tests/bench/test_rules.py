@@ -63,7 +63,7 @@ def test_auto_is_timed_as_a_call_without_an_algorithm(monkeypatch: pytest.Monkey
     choice = SimpleNamespace(algorithm=algorithm, config=config)
     loaded = SimpleNamespace(problem=LAYER, plan=plan, device=device, choice=choice)
     asked: list[Any] = []
-    monkeypatch.setattr(bind, "load", lambda *given: asked.append(given) or loaded)
+    monkeypatch.setattr(bind, "load", lambda *given: (asked.__iadd__([given]), loaded)[1])
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr("leanconv.conv2d", lambda *given, **named: calls.append(named))
     (auto,) = own._auto(LAYER, Operands(LAYER, gpu=False))
@@ -116,7 +116,7 @@ def test_all_rows_of_a_problem_have_the_l2_in_one_state(monkeypatch: pytest.Monk
     problem = ConvProblem(32, 64, 56, 56, 128, 1, 1)
     assert CEILINGS.bound(problem, "fp32") == "fp32" and CEILINGS.bound(problem, "tf32") == "copy"
     for arithmetic in ("fp32", "tf32", "fp16x3"):
-        candidate = Candidate("x", "x", lambda: None, arithmetic=arithmetic)  # type: ignore[arg-type]
+        candidate = Candidate("x", "x", lambda: None, arithmetic=arithmetic)
         assert timed_row(candidate, problem, monkeypatch).l2 == "warm"
 
 

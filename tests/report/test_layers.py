@@ -90,10 +90,7 @@ def test_rows_of_earlier_runs_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     rows = _rows(path)
     assert [row["revision"] for row in rows] == ["first", "second", records.EARLIER]
     text = study.section(records.read(path))
-    assert (
-        "3 of 3 different layers tuned, 1 at revision first (2026-11-22), 1 at revision second (2026-11-22), 1 before"
-        in text
-    )
+    assert "2026-11-22, revision first; 2026-11-22, revision second. 3 of 3 different layers are tuned." in text
     assert "are 3.00 times as fast" in text and "; 0 are below 0.97" in text
     assert "| vgg16 | NCHW | 2 | 3.00 | 3.00 | 0.80 | 0.80 | 0 |" in text
     assert "| resnet18 | NHWC | 1 | 3.00 |" in text and "| all different layers | NCHW | 2 |" in text
@@ -113,7 +110,7 @@ def test_the_tuner_fills_the_rows(
     assert all((row["us"], row["revision"]) == (300, "a") and set(row["shares"]) == set(study.NETWORKS) for row in rows)
     path.unlink()
     assert {row["revision"] for row in _rows(study.measure(tmp_path / "results"))} == {records.EARLIER}
-    assert "3 of 3 different layers tuned, 3 before" in study.section(records.read(path))
+    assert "revision a. 3 of 3 different layers are tuned." in study.section(records.read(path))
 
 
 def test_the_committed_record_is_of_known_layers() -> None:

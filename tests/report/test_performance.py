@@ -52,7 +52,7 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     ]
     records.write(tmp_path, "modes", made_up.ABOUT, rows)
     text = made_up.filled(tmp_path, "modes modes")
-    assert "NVIDIA X, 2026-11-22 at revision abc000000000." in text
+    assert "NVIDIA X, 2026-11-22, revision abc000000000." in text
     assert "forward, CUDA graph / eager; training, eager.\n" in text
     assert "| network | forward: strict FP32 | forward: 16 bits | training: strict FP32 |" in text
     assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 / – | 1.20 |" in text

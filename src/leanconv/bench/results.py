@@ -251,7 +251,7 @@ GROUPS = (
     Group("best", "the fastest of all cuDNN, its algorithms and its graphs, whatever workspace and layout", "cudnn*:*"),
     Group("PyTorch", "PyTorch in the faster of its layouts, strict FP32 with cudnn.benchmark on", "torch-fp32-*"),
     Group("PyTorch, same layout", "the same in the problem's layout", "torch-fp32-{layout}"),
-    Group("TF32", "PyTorch with TF32 in the faster of its layouts, wrong by about 3e-4", "torch-tf32-*"),
+    Group("TF32", "PyTorch with TF32, which rounds operands to 11 bits, in the faster of its layouts", "torch-tf32-*"),
     Group("TF32, same layout", "the same in the problem's layout", "torch-tf32-{layout}"),
     Group(
         "PyTorch, 16 bits",

@@ -253,7 +253,9 @@ def _present(
             continue
         if peer.name == "torch-cpu" and run.gpu:
             continue
-        if reason := peer.absent() or ("the run is on the CPU" if peer.needs_gpu and not run.gpu else ""):
+        by_request = f"it takes seconds a layer; --engines {peer.engines[0]} asks for it"
+        reason = peer.absent() or ("the run is on the CPU" if peer.needs_gpu and not run.gpu else "")
+        if reason := reason or (by_request if peer.by_request and not run.engines else ""):
             absent[peer.name] = reason
         else:
             present.append(peer)

@@ -89,7 +89,9 @@ def bench(
     dtype: command_line.Dtype = None,
     op: command_line.Operation = None,
     only: command_line.Only = None,
-    engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
+    engines: Annotated[
+        str, typer.Option(help="Patterns between commas: 'leanconv*,torch-*,cudnn*'; compile-* only so.")
+    ] = "",
     algorithms: Annotated[
         str, typer.Option(help="Patterns of leanconv's own algorithms; by default those that the suite is about.")
     ] = "",

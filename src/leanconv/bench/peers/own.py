@@ -17,6 +17,7 @@ from leanconv.bench.results import AUTO, AUTO_ENGINE
 from leanconv.call import bind
 from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
+from leanconv.call.gpu_call import Loaded
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm
@@ -104,7 +105,7 @@ def _auto(problem: Problem, operands: Operands) -> Iterator[Candidate | Unable]:
 
 
 def _candidate(
-    engine: str, name: str, loaded: bind.Loaded, call: Any, layout: Layout | None, y: Any, notes: Iterable[str]
+    engine: str, name: str, loaded: Loaded, call: Any, layout: Layout | None, y: Any, notes: Iterable[str]
 ) -> Candidate:
     plan, compiled = loaded.plan, loaded.device.compiled(loaded.plan)
     arithmetic = loaded.choice.algorithm.arithmetic(loaded.problem)

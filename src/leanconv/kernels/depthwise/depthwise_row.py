@@ -77,8 +77,8 @@ class DepthwiseRow(DepthwiseStrategy):
         return problem.n * problem.k * problem.p * ceil_div(problem.q, 4 * config.vectors * config.threads)
 
     def cycles(self, problem: ConvProblem, config: RowConfig, target: Target) -> float:
-        """That of the memory, of instructions and loads from the L1, or of starting blocks; beside 5 µs of a launch,
-        which are not counted."""
+        """That of the memory, of instructions and loads from the L1, or of starting blocks; beside a launch,
+        which is not counted."""
         speeds, loads = RowSpeeds.of(target), vector_loads(problem)
         blocks = self.blocks(problem, config) / target.multiprocessors
         warps = blocks * config.threads / 32
