@@ -209,10 +209,11 @@ class Fields:
         if isinstance(content, Results):
             if len(what) != 2 or "in" in settings:
                 raise ValueError("a field of a suite has the words FILE WHO[/AGAINST] STAT [only=PATTERN]")
-            return of_suite(content, *what, **settings)
+            return of_suite(content, what[0], what[1], **settings)
         if len(what) != 3 or "only" in settings:
             raise ValueError("a field of a record has the words FILE KEY=PATTERN,… FIELD[/FIELD] STAT [in=UNIT]")
-        return of_record(content, *what, settings.get("in", ""))
+        chosen, value, stat = what
+        return of_record(content, chosen, value, stat, settings.get("in", ""))
 
     def fill(self, text: str, page: Path) -> str:
         """``text`` of a page or a source with its fields made anew. Raises ValueError for one that cannot be."""
