@@ -77,10 +77,12 @@ def checked_suite(path: Path) -> Results:
 
 
 def _unmarked(path: Path) -> bool:
-    """Whether a file was measured before files said how to trace them. NOTE: leaves with the last committed one."""
+    """Whether a file is of a time before schemas and may be used: clean, of a revision, in the list of older ones."""
     record = read(path)
     about = record["machine"] if isinstance(record.get("machine"), dict) else record
-    return "schema" not in about and path.resolve().is_relative_to(_REPOSITORY)
+    listed = reason(path) and about.get("git_dirty") is False and about.get("git_revision")
+    # NOTE: the second half leaves as soon as all files are new or in the list
+    return "schema" not in about and (bool(listed) or path.resolve().is_relative_to(_REPOSITORY))
 
 
 def reason(path: Path) -> str:
