@@ -10,9 +10,8 @@ settings; FILE is a results file below ``benchmarks/results/nvidia-h200``, or wi
 
 Of a suite WHAT is one of `SIDES`, an algorithm of ours or ``ALGORITHM:prepared`` (packed weights kept), or two of them:
 ``WHO/AGAINST`` is the time of AGAINST over that of WHO, layer by layer. STAT is ``mean`` (geometric), ``least``,
-``most``, ``count`` (layers that have both) and ``missing`` (the others). Of one side
-it is ``us``, ``tflops``, ``error``, … (`VALUES`) with ``-mean``, ``-least`` or ``-most``, or bare for a single layer.
-``only=PATTERN`` chooses layers by their names.
+``most``, ``count`` (layers that have both) or ``missing`` (the others). Of one side it is one of `VALUES` with ``-mean``,
+``-least`` or ``-most``, or bare for a single layer. ``only=PATTERN`` chooses layers by their names.
 
 Of a record WHAT is two words, rows and values: ``key=PATTERN,…`` chooses rows, ``field`` or ``field/field`` is their
 value. ``key=A/B`` is the value of B's rows over that of the row of A that is otherwise alike, the least where several
