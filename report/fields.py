@@ -10,7 +10,7 @@ settings; FILE is a results file below ``benchmarks/results/nvidia-h200``, or wi
 
 Of a suite WHAT is one of `SIDES`, an algorithm of ours or ``ALGORITHM:prepared`` (packed weights kept), or two of them:
 ``WHO/AGAINST`` is the time of AGAINST over that of WHO, layer by layer. STAT is ``mean`` (geometric), ``least``,
-``most``, ``count`` (layers that have both) or ``missing`` (the others). Of one side it is one of `VALUES` with ``-mean``,
+``most``, ``count`` (layers that have both) or ``missing`` (the others). Of one side: one of `VALUES` with ``-mean``,
 ``-least`` or ``-most``, or bare for a single layer. ``only=PATTERN`` chooses layers by their names.
 
 Of a record WHAT is two words, rows and values: ``key=PATTERN,…`` chooses rows, ``field`` or ``field/field`` is their
