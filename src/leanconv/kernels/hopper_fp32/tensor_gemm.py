@@ -120,8 +120,7 @@ class GemmSpeeds(Speeds):
     #: tap
     resident_bytes: float
     #: how many times as fast copies for a row of taps are, and the power of the share of their pixels that a tile
-    #: outputs: 1.10, 1.06 and 0.93 with rows of 56, 28 and 7 pixels. Short rows have many ends: more to copy, and bank
-    #: conflicts.
+    #: outputs. Short rows have many ends: more to copy, and bank conflicts.
     row_copies: tuple[float, float]
 
     def of_tile(self, config: TensorConfig) -> float:
