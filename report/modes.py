@@ -45,8 +45,8 @@ MODES = {
     "16-bit": Mode("16 bits", True, half=True),
 }
 PASSES = ("forward", "training")
-#: How a network is run, by the name of the times of a row.
-WAYS = {"graph": "CUDA graph", "tuned": "tuned, graph", "eager": "eager", "compile": "torch.compile, graph"}
+#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, eagerly, under torch.compile.
+WAYS = ("graph", "tuned", "eager", "compile")
 
 
 def elapsed_us(call: Callable[[], Any], count: int) -> float:
@@ -227,18 +227,19 @@ def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
 
 def section(record: dict[str, Any]) -> str:
     """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
-    rows = records.dated(record)
-    of = {(row["network"], row["pass"], row["mode"]): row for row in rows}
+    of = {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
     columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
-    ways = {kind: [way for way in WAYS if any(f"torch_{way}_us" in row for row in rows if row["pass"] == kind)]
-            for kind in PASSES}  # fmt: skip
+    ways = {
+        column: [way for way in WAYS if any(key[1:] == column and f"torch_{way}_us" in row for key, row in of.items())]
+        for column in columns
+    }
     lines = []
-    for network in dict.fromkeys(row["network"] for row in rows):
-        cells = [" / ".join(_ratio(of.get((network, *column)), way) for way in ways[column[0]]) for column in columns]
+    for network in dict.fromkeys(row["network"] for row in record["rows"]):
+        cells = [" / ".join(_ratio(of.get((network, *column)), way) for way in ways[column]) for column in columns]
         lines.append([network, *(cell if set(cell) - set("– /") else "–" for cell in cells)])
-    said = "; ".join(f"{kind}, {' / '.join(WAYS[way] for way in each)}" for kind, each in ways.items() if each)
-    table = ["network", *(f"{kind}: {MODES[mode].title}" for kind, mode in columns)], lines
-    return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's: {said}.\n\n{records.table(table)}"
+    heads = [f"{kind}: {MODES[mode].title} ({' / '.join(ways[kind, mode])})" for kind, mode in columns]
+    table = records.table((["network", *heads], lines))
+    return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's.\n\n{table}"
 
 
 def _ratio(row: dict[str, Any] | None, way: str) -> str:

@@ -61,12 +61,11 @@ def _line(results: Results) -> list[str]:
         mean = f"{ratio(geometric_mean(ratios))} ({ratio(min(ratios))})" if ratios else "–"
         cells.append(f"{name} {mean}".strip())
         compared = compared or {problem: row for problem, row in rows.items() if problem in ours}
-    theirs = list(compared.values())
-    missing = len(results.problems) - len(theirs)
-    errors = [max((row.error or 0.0 for row in rows), default=None) for rows in (ours.values(), theirs)]
-    spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in (ours.values(), theirs)]
+    both = (ours.values(), compared.values())
+    errors = [max((row.error or 0.0 for row in rows), default=None) for rows in both]
+    spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in both]
     return [
-        results.title, str(len(results.problems)), str(missing), *cells,
+        results.title, str(len(results.problems)), str(len(results.problems) - len(compared)), *cells,
         " / ".join("–" if error is None else f"{error:.1e}" for error in errors),
         " / ".join(size(space) for space in spaces),
     ]  # fmt: skip
