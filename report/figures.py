@@ -11,7 +11,7 @@ from pathlib import Path
 from leanconv.bench.families import families as by_family
 from leanconv.bench.families import title
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import TABLE_BYTES, Group, Results, Row, right
+from leanconv.bench.results import PEER_LAYOUTS, TABLE_BYTES, Group, Results, Row, right
 from report.comparisons import MEMORY_PEERS
 from report.drawing import INK, bars, finish, legend, panels, refuse_empty, tidy
 
@@ -68,8 +68,8 @@ def speed_rows(results: Results) -> dict[str, dict[str, Row]]:
         found = {name: results.own(problem, [name]) for name in _OWN}
         found |= {label: peers.get(name) for name, (label, _) in _GROUPS.items()}
         for name, (label, _) in _CUDNN.items():
-            group = Group(name, "", f"cudnn:{name}-{{layout}}", instead=(f"cudnn:{name}-*", ""))
-            found[label] = results.peer(problem, group)
+            layout = "{layout}" if results.problems[problem].get("layout") in PEER_LAYOUTS else "*"
+            found[label] = results.peer(problem, Group(name, "", f"cudnn:{name}-{layout}"))
         for label, row in found.items():
             if row is not None and right(row):
                 rows[label][problem] = row

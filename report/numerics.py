@@ -22,6 +22,7 @@ from leanconv.bench.operands import Operands
 from leanconv.bench.peers.base import Candidate
 from leanconv.bench.peers.cudnn import CudnnError, CudnnPeer
 from leanconv.bench.peers.own import compile_ahead, plan_of
+from leanconv.bench.provenance import provenance
 from leanconv.bench.suites import dense_filter
 from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d
 from leanconv.kernels import ALGORITHMS
@@ -283,14 +284,13 @@ def section(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def record(machine_name: str, entries: Sequence[Any], revision: str | None = None) -> dict[str, Any]:
+def record(name: str, entries: Sequence[Any], revision: str | None = None, gpu: bool = False) -> dict[str, Any]:
     """What the file of a measurement holds; ``revision`` is what to record where there is no git checkout."""
     return {
-        "machine": machine_name,
+        "machine": name,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "numpy": np.__version__,
-        **machine.revision(),
-        **({"git_revision": revision} if revision else {}),
+        **provenance(revision, gpu),
         "entries": [asdict(entry) for entry in entries],
     }
 
@@ -301,7 +301,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
     if gpu:
         compile_kernels()
     name = launch.open_device(0).name if gpu else "the CPU"
-    made = record(name, [*measured(gpu=gpu), *measure_kernels(gpu=gpu)], revision)
+    made = record(name, [*measured(gpu=gpu), *measure_kernels(gpu=gpu)], revision, gpu)
     path = results / machine.slug({"gpu": name if gpu else None}) / "numerics.json"
     write_text(path, json.dumps(made, indent=1) + "\n")
     return path

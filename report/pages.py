@@ -105,7 +105,7 @@ def captioned(results: Results, caption: str | Callable[..., str], table: Callab
 
 
 def _families(results: Results, **_: Sequence[str]) -> str:
-    meanings = "; ".join(f"{group.name}: {group.says(results.layout)}" for group in families.PEERS)
+    meanings = "; ".join(f"{group.name}: {group.meaning}" for group in families.PEERS)
     return f"× is {families.RATIO_CELL}. {meanings}."
 
 

@@ -344,7 +344,7 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     plans = list(own._plans([a for a in ALGORITHMS if a.name == "implicit_gemm"], problems))
     assert len(plans) == 1, "an algorithm is asked for what it solves"
     assert cache.load(cache.key(plans[0].launches[0], Described.target.arch)) is not None
-    assert len(list((tmp_path / "kernels").iterdir())) == 2
+    assert len(list((tmp_path / "kernels").iterdir())) == 3, "and what a call picks"
     broken = replace(plans[0], launches=(replace(plans[0].launches[0], function="no_such_function"),))
     own.compile_ahead([broken])
 
@@ -356,7 +356,7 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
     monkeypatch.setattr(launch, "open_device", None)
     own.compile_ahead(plans)
-    assert len(list((tmp_path / "kernels").iterdir())) == 2
+    assert len(list((tmp_path / "kernels").iterdir())) == 3
 
 
 def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) -> None:
@@ -374,7 +374,9 @@ def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) 
         ("leanconv", False, 640), ("leanconv:prepared", True, 640),
     ])):  # fmt: skip
         device = SimpleNamespace(compiled=lambda plan: [code] * len(plan.every_launch))
-        found = SimpleNamespace(plan=plan, device=device, choice=SimpleNamespace(algorithm=algorithm, config=config))
+        found = SimpleNamespace(
+            problem=problem, plan=plan, device=device, choice=SimpleNamespace(algorithm=algorithm, config=config)
+        )
         monkeypatch.setattr(bind, "load", lambda *arguments, found=found: found)
         monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
         candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))
@@ -389,8 +391,12 @@ def test_prepared_filters_give_the_same_answer_on_the_gpu() -> None:
     for layout in LAYOUTS:
         case = Case("layer", ConvProblem(2, 40, 12, 12, 8, 3, 3, padding=(1, 1, 1, 1), layout=layout))  # type: ignore[arg-type]
         results = run_suite([case], engines=("leanconv*",), algorithms=("winograd1d",), quick=True, progress=False)
-        assert [row.engine for row in results.rows] == ["leanconv", "leanconv:prepared"] and not results.failed
-        assert all(row.error is not None and row.error < 3e-6 and row.prepared_bytes > 0 for row in results.rows)
+        assert [row.engine for row in results.rows] == [
+            "leanconv:auto",
+            "leanconv",
+            "leanconv:prepared",
+        ] and not results.failed
+        assert all(row.error is not None and row.error < 3e-6 and row.prepared_bytes > 0 for row in results.rows[1:])
         own = results.own("layer")
         assert own is not None and own.engine == "leanconv", "its time holds the transform of the filters"
 

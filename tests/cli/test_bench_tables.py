@@ -12,7 +12,7 @@ from rich.console import Console
 from leanconv.bench import geometric_mean, tables
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import GROUPS, right
+from leanconv.bench.results import right
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import detail, legend, put_legend, summary
 from leanconv.problem import ConvProblem
@@ -26,8 +26,8 @@ def test_peers_are_grouped_and_wrong_answers_are_not_compared_with() -> None:
     own = results.own("a")
     assert own is not None and own.algorithm == "good"
     peers = {name: row.us for name, row in results.peers("a").items()}
-    assert peers == {"lean": 30.0, "lean, own layout": 40.0, "best": 5.0, "PyTorch": 20.0}
-    assert results.ratios("PyTorch") == [2.0, 8.0]
+    assert peers == {"lean": 30.0, "lean, own layout": 40.0, "best": 5.0, "PyTorch": 3.0, "PyTorch, same layout": 20.0}
+    assert results.ratios("PyTorch, same layout") == [2.0, 8.0] and results.ratios("PyTorch") == [0.3, 8.0]
     assert results.ratios("best") == [0.5]
 
 
@@ -45,10 +45,7 @@ def test_peers_without_the_layout_are_compared_with_in_their_own() -> None:
     assert "cuDNN and PyTorch have no layout CHWN: they take the same numbers in NCHW and NHWC" in notes
     assert "PyTorch in the faster of its layouts" in notes and "in the problem's layout" not in notes
     other = "\n".join(legend(made_up.in_nhwc()))
-    assert "PyTorch in the problem's layout" in other and "have no layout" not in other
-    for group in GROUPS:
-        named = group.says("CHWN") != group.meaning
-        assert named == (group.instead is not None) and group.says("NHWC") == group.says(None) == group.meaning
+    assert "in the problem's layout" in other and "have no layout" not in other
 
 
 def test_geometric_mean() -> None:
@@ -64,7 +61,8 @@ def test_tables() -> None:
     columns, lines = summary(results)
     by_name = {line[0]: dict(zip(columns, line, strict=True)) for line in lines}
     assert by_name["a"]["× lean"] == "3.00" and by_name["b"]["× lean"] == "–"
-    assert by_name["geometric mean"]["× PyTorch"] == "4.00"
+    assert by_name["geometric mean"]["× PyTorch, same layout"] == "4.00"
+    assert by_name["a"]["× PyTorch"] == "0.30", "a ratio below one is printed like the others"
     assert by_name["a"]["algorithm"] == "good" and by_name["a"]["of ceiling"] == "50% fp32"
     assert [line[3] for line in detail(results)[1][:3]] == ["1.00", "2.00", "3.00"]
     assert "99 registers, 0 B spilled" in str(detail(results))
@@ -82,7 +80,7 @@ def test_plot_draws_each_series(tmp_path: Path) -> None:
     from leanconv.bench.plots import plot, speeds, unit
 
     results = made_up.in_nhwc()
-    assert list(speeds(results)) == ["leanconv", "lean", "lean, own layout", "best", "PyTorch"]
+    assert list(speeds(results)) == ["leanconv", "lean", "lean, own layout", "best", "PyTorch", "PyTorch, same layout"]
     assert unit(results) == "TFLOP/s" and speeds(results)["PyTorch"] == {"a": 1.0, "b": 1.0}
     plot(results, tmp_path / "bars.svg")
     assert "geometric" not in (tmp_path / "bars.svg").read_text() and len(list(tmp_path.iterdir())) == 1

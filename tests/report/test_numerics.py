@@ -79,7 +79,7 @@ def test_the_command_writes_the_record_of_the_page(
     monkeypatch.setattr(numerics, "measured", lambda gpu: [])
     monkeypatch.setattr(numerics, "measure_kernels", lambda gpu: entries)
     with pytest.raises(SystemExit) as stopped:
-        main(["numerics", "--results", str(tmp_path), "--revision", "abc"])
+        main(["numerics", "--results", str(tmp_path), "--revision", "abc" + 37 * "0"])
     assert not stopped.value.code and "numerics.json" in capsys.readouterr().out
     text = made_up.filled(tmp_path, "numerics numerics")
     assert "## Measured on the CPU" in text and "revision abc" in text and "Γ4(3,2), 4 channels" in text

@@ -334,13 +334,13 @@ def test_comments_do_not_make_a_new_version(monkeypatch: pytest.MonkeyPatch, sta
 
     def kernels(change: Any) -> dict[str, str]:
         monkeypatch.setattr(cache, "headers", lambda name: {key: change(text) for key, text in real(name).items()})
-        tables._version.cache_clear()
+        tables.source_version.cache_clear()
         return tables.kernels_of(plan)
 
     assert kernels(lambda text: b"// a word /*\n" + text.replace(b"\n", b"\n\n")) == before
     assert kernels(lambda text: text + b"int more;") != before
     monkeypatch.undo()
-    tables._version.cache_clear()
+    tables.source_version.cache_clear()
 
 
 @pytest.mark.parametrize(

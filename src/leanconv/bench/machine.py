@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.bench.ceilings import Ceilings
+from leanconv.bench.provenance import provenance
 from leanconv.runtime.cache import INSTALL_COMPILER
 from leanconv.runtime.launch import why_no_gpu
 from leanconv.runtime.threads import cores
@@ -33,26 +34,10 @@ def gpu_usable() -> tuple[bool, str]:
     return True, ""
 
 
-def revision() -> dict[str, Any]:
-    """The git commit of the checkout that contains this package, and whether files differ from it."""
-    here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(("git", "-C", str(here), *arguments), capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)
-        dirty = git("status", "--porcelain", "--untracked-files=no")
-        return {"git_revision": git("rev-parse", "HEAD"), "git_dirty": bool(dirty)}
-    except (OSError, subprocess.CalledProcessError):
-        return {"git_revision": None, "git_dirty": None}
-
-
 def describe(
     gpu: bool, ceilings: Ceilings | None, versions: dict[str, str], given_revision: str | None
 ) -> dict[str, Any]:
-    """The ``machine`` record of a results file."""
+    """The ``machine`` record of a results file. Raises ValueError as `provenance` does."""
     record: dict[str, Any] = {
         "gpu": None,
         "cpu": _cpu_name(),
@@ -61,14 +46,11 @@ def describe(
         "python": platform.python_version(),
         "numpy": np.__version__,
         "leanconv": installed_version("leanconv") or "not installed (run from its source)",
-        **revision(),
+        **provenance(given_revision, gpu),
         **versions,
     }
     if ceilings:
         record["ceilings"] = asdict(ceilings)
-    if given_revision:
-        # what the checkout's own revision differs from is not what was given
-        record |= {"git_revision": given_revision, "git_dirty": None}
     if gpu:
         record |= _gpu_record()
     return record

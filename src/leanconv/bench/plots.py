@@ -88,10 +88,10 @@ def speeds(results: Results) -> dict[str, dict[str, float]]:
     """Height of each bar: series, then problem."""
     series: dict[str, dict[str, float]] = {}
     for problem, about in results.problems.items():
-        own = results.own(problem)
+        own = results.own(problem, results.headline)
         rows = {"leanconv": own} if own else {}
         # TF32 computes something else, many times faster: its bars would flatten all others.
-        rows |= {name: row for name, row in results.peers(problem).items() if name != "TF32"}
+        rows |= {name: row for name, row in results.peers(problem).items() if "TF32" not in name}
         for name, row in rows.items():
             # An image's pixels are read once and written once, four bytes each time.
             speed = about["bytes"] / 8 / row.us * 1e-3 if _filters(results) else row.tflops

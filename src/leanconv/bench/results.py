@@ -20,6 +20,8 @@ PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
 _MOST = 1e-4
 #: The same at precision tf32.
 _MOST_TF32 = 2e-3
+#: The engine and the name of what a call without ``algorithm=`` runs.
+AUTO_ENGINE, AUTO = "leanconv:auto", "auto"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Row:
     #: bytes of packed weights, which depend on the filters only and can be kept for later calls
     prepared_bytes: int = 0
     dtype: str = "float32"
-    #: of leanconv, where it was asked for: the mean of calls back to back on a card that has been at work for a while
+    #: on a GPU, where it was asked for: the mean of calls back to back on a card that has been at work for a while
     us_sustained: float | None = None
     #: the precision level that leanconv was asked for
     precision: str = "fp32"
@@ -106,13 +108,17 @@ class Results:
         try:
             content = read_json(read_bytes(path))
             content["rows"] = [Row(**row) for row in content["rows"]]
-            return cls(**content)
+            read = cls(**content)
+            for row in read.rows:
+                if row.problem not in read.problems or not 0 < row.us < math.inf:
+                    raise ValueError(f"a row of {row.engine} on {row.problem!r} took {row.us} µs")
+            return read
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
 
     def refuse_other(self, other: Results) -> None:
         """Raise ValueError unless ``other`` was measured as this was: suite and settings, GPU, versions, revision."""
-        free = ("date", "ceilings", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
+        free = ("date", "ceilings", "kernels", *(("cpu", "cores", "memory_bytes") if self.machine.get("gpu") else ()))
         settings = ("suite", "layout", "precision", "dtype", "op")
         one, two = ({**each.machine, **{key: getattr(each, key) for key in settings}} for each in (self, other))
         for key in (key for key in one | two if key not in free):
@@ -147,9 +153,22 @@ class Results:
         return [row for row in self.rows if row.problem == problem]
 
     def own(self, problem: str, algorithms: Collection[str] | None = None) -> Row | None:
-        """leanconv's fastest row on a problem, of all its algorithms or of those named."""
-        rows = (row for row in self.of(problem) if row.engine == "leanconv" and right(row))
-        return _fastest(row for row in rows if algorithms is None or row.algorithm in algorithms)
+        """leanconv's fastest row on a problem, of all its algorithms or of those named.
+
+        ``"auto"`` among the names is the row of what a call picks.
+        """
+        names = self.own_algorithms() if algorithms is None else algorithms
+        engines = {"leanconv": names, AUTO_ENGINE: self._picked if AUTO in names else ()}
+        return _fastest(row for row in self.of(problem) if row.algorithm in engines.get(row.engine, ()) and right(row))
+
+    @property
+    def _picked(self) -> set[str]:
+        return {row.algorithm for row in self.rows if row.engine == AUTO_ENGINE}
+
+    @property
+    def headline(self) -> list[str] | None:
+        """Whose row stands for leanconv: what a call picks, where that was measured, else the fastest (None)."""
+        return [AUTO] if self._picked else None
 
     def own_algorithms(self) -> list[str]:
         """Names of leanconv's algorithms that have a row, in the order of the rows."""
@@ -169,6 +188,14 @@ class Results:
         """Names of the groups that have a row, in the order of GROUPS."""
         present = {name for problem in self.problems for name in self.peers(problem)}
         return [group.name for group in GROUPS if group.name in present]
+
+    def counted(self, algorithms: Collection[str] | None = None) -> str:
+        """Of how many layers each group's ratio to leanconv, or the best of ``algorithms``, is; what a caption says."""
+        every, parts = len(self.problems), []
+        for name in self.groups():
+            count = len(self.ratios(name, algorithms))
+            parts.append(f"× {name}: {count} of {every}" + (f", {every - count} missing" if count < every else ""))
+        return f"Layers with both figures: {'; '.join(parts)}."
 
     def ratios(self, group: str, algorithms: Collection[str] | None = None) -> list[float]:
         """How many times faster leanconv, or the best of ``algorithms``, is than a group, where both ran."""
@@ -196,32 +223,21 @@ def right(row: Row) -> bool:
 class Group:
     """Peers that count as one in comparisons: the fastest of them.
 
-    ``engine`` is a pattern of engine names, ``{layout}`` in it the problem's layout. In a layout that no peer has, none
-    of PEER_LAYOUTS, ``instead`` is pattern and meaning; a group that names the layout and has no such has no row there.
+    ``engine`` is a pattern of engine names, ``{layout}`` in it the problem's layout: in a layout that no peer has, such
+    a group has no row.
     """
 
     name: str
     meaning: str
     engine: str
     most_workspace: int | None = None
-    instead: tuple[str, str] | None = None
-
-    def says(self, layout: str | None) -> str:
-        """What the group means for problems in a layout."""
-        return self.instead[1] if self.instead and _foreign(layout) else self.meaning
 
     def holds(self, row: Row, layout: str | None) -> bool:
         """Whether a row belongs to the group."""
-        pattern = self.instead[0] if self.instead and _foreign(layout) else self.engine
-        pattern = pattern.replace("{layout}", (layout or "").lower())
+        pattern = self.engine.replace("{layout}", (layout or "").lower())
         if self.most_workspace is not None and not (row.workspace_bytes or 0) <= self.most_workspace:
             return False
         return fnmatchcase(row.engine, pattern)
-
-
-def _foreign(layout: str | None) -> bool:
-    """Whether a layer's layout is one that peers do not have."""
-    return layout is not None and layout not in PEER_LAYOUTS
 
 
 #: cuDNN's implicit_precomp_gemm keeps a table of a few kB and otherwise needs nothing; it counts as without workspace.
@@ -229,28 +245,27 @@ TABLE_BYTES = 64 * 1024
 
 GROUPS = (
     Group(
-        "lean", "the fastest cuDNN algorithm in any layout with less than 64 kB of workspace", "cudnn:*", TABLE_BYTES
+        "lean", "the fastest cuDNN algorithm in any layout with less than 64 kB of workspace", "cudnn*:*", TABLE_BYTES
     ),
-    Group("lean, own layout", "the same among those in the problem's layout", "cudnn:*-{layout}", TABLE_BYTES),
-    Group("best", "the fastest of all cuDNN algorithms, whatever its workspace and layout", "cudnn:*"),
-    Group(
-        "PyTorch",
-        "PyTorch in the problem's layout, strict FP32 with cudnn.benchmark on",
-        "torch-fp32-{layout}",
-        instead=("torch-fp32-*", "PyTorch in the faster of its layouts, strict FP32 with cudnn.benchmark on"),
-    ),
-    Group(
-        "TF32",
-        "PyTorch in the problem's layout with TF32, wrong by about 3e-4",
-        "torch-tf32-{layout}",
-        instead=("torch-tf32-*", "PyTorch with TF32 in the faster of its layouts, wrong by about 3e-4"),
-    ),
+    Group("lean, own layout", "the same among those in the problem's layout", "cudnn*:*-{layout}", TABLE_BYTES),
+    Group("best", "the fastest of all cuDNN, its algorithms and its graphs, whatever workspace and layout", "cudnn*:*"),
+    Group("PyTorch", "PyTorch in the faster of its layouts, strict FP32 with cudnn.benchmark on", "torch-fp32-*"),
+    Group("PyTorch, same layout", "the same in the problem's layout", "torch-fp32-{layout}"),
+    Group("TF32", "PyTorch with TF32 in the faster of its layouts, wrong by about 3e-4", "torch-tf32-*"),
+    Group("TF32, same layout", "the same in the problem's layout", "torch-tf32-{layout}"),
     Group(
         "PyTorch, 16 bits",
-        "PyTorch in the problem's layout and 16-bit type, on tensor cores, cudnn.benchmark on",
-        "torch-*float16-{layout}",
-        instead=("torch-*float16-*", "PyTorch in the faster of its layouts and the 16-bit type, on tensor cores"),
+        "PyTorch in the 16-bit type, on tensor cores, cudnn.benchmark on, in the faster of its layouts",
+        "torch-*float16-*",
     ),
+    Group("PyTorch, 16 bits, same layout", "the same in the problem's layout", "torch-*float16-{layout}"),
+    Group(
+        "torch.compile", "torch.compile in the faster layout, strict FP32, default and max-autotune", "compile-fp32-*"
+    ),
+    Group("torch.compile, TF32", "the same with TF32", "compile-tf32-*"),
+    Group("torch.compile, 16 bits", "the same in the 16-bit type", "compile-*float16-*"),
+    Group("cuFFT", "torch.fft, along the axis of a long filter", "cufft"),
+    Group("causal_conv1d", "the kernels of Mamba's causal layers", "causal_conv1d"),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
     Group("torch", "PyTorch's conv2d with one channel", "torch"),
     Group("NPP", "NPP, the border written out beforehand and not timed", "npp"),

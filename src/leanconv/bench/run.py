@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv import options
-from leanconv.bench import machine
+from leanconv.bench import machine, provenance
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.operands import Check, Operands, poison
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer, Peer, Unable
@@ -28,7 +28,8 @@ from leanconv.bench.suites import (
     suite_names,
     with_batch,
 )
-from leanconv.dtypes import DTYPES
+from leanconv.dtypes import DTYPES, is_narrow
+from leanconv.kernels.contract import Arithmetic
 from leanconv.problem import Problem
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Timing, time_cpu, time_gpu, time_gpu_sustained
@@ -56,7 +57,7 @@ class _Run:
     workspace_limit: int | None = None
     #: wall-clock time, in seconds of time.perf_counter, after which no further problem is begun
     until: float = math.inf
-    #: whether leanconv's speed on a busy card is measured, too
+    #: whether speeds on a busy card are measured, too
     sustained: bool = False
 
     def wants(self, engine: str) -> bool:
@@ -111,7 +112,7 @@ def run_suite(
     suite's (peers run in the layouts that they have, in any precision as in float32, and in the type if they have it);
     ``engines`` are patterns such as ``"leanconv"``, ``"cudnn:*"``; ``only`` is a pattern that problem names must match;
     ``batch`` replaces the number of images; ``quick`` spends a quarter of the time on each figure, ``sustained``
-    measures leanconv on a busy card, too; ``device`` is None
+    measures what runs on the GPU on a busy card, too; ``device`` is None
     (the GPU where there is one), ``"cuda"`` or ``"cpu"``; ``revision`` is what to record where the package is not in a
     git checkout; ``peers`` are the libraries to run, by default all of PEERS.
 
@@ -193,6 +194,9 @@ def run_suite(
     results.missing = [case.name for case in left]
     if resume is not None:
         results = resume.joined(results, order)
+    # of the algorithms that have rows; a name may go on with a limit of its workspace
+    stems = {row.algorithm.partition(" ")[0] for row in results.rows if row.engine.startswith("leanconv")}
+    results.machine["kernels"] = provenance.kernels(stems) if gpu else {}
     results.interrupted = interrupted
     if not results.rows:
         results.warnings.append("nothing was measured: no requested engine could run")
@@ -249,7 +253,9 @@ def _present(
             continue
         if peer.name == "torch-cpu" and run.gpu:
             continue
-        if reason := peer.absent() or ("the run is on the CPU" if peer.needs_gpu and not run.gpu else ""):
+        by_request = f"it takes seconds a layer; --engines {peer.engines[0]} asks for it"
+        reason = peer.absent() or ("the run is on the CPU" if peer.needs_gpu and not run.gpu else "")
+        if reason := reason or (by_request if peer.by_request and not run.engines else ""):
             absent[peer.name] = reason
         else:
             present.append(peer)
@@ -349,14 +355,23 @@ def _further_rounds(
             )
 
 
+def _cold(problem: Problem, run: _Run) -> bool:
+    """Whether every engine's inputs come from memory: for image filters, and where copies bind the direct convolution.
+
+    That of 16-bit layers on tensor cores. It is the problem's property, so all its rows have the L2 in one state.
+    """
+    direct: Arithmetic = "fp16" if is_narrow(problem.dtype) else "fp32"
+    return problem.kind == "filter2d" or run.ceilings.bound(problem, direct) == "copy"
+
+
 def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operands: Operands, run: _Run) -> Row:
     bound = run.ceilings.bound(problem, candidate.arithmetic)
-    cold = candidate.on_gpu and (bound == "copy" or problem.kind == "filter2d")
+    cold = candidate.on_gpu and _cold(problem, run)
     with candidate.scope():
         error = _checked(candidate, check, operands, run.gpu)
         timing = _time(candidate, cold, run)
         busy = None
-        if run.sustained and candidate.on_gpu and candidate.engine.startswith("leanconv"):
+        if run.sustained and candidate.on_gpu:
             busy = round(time_gpu_sustained(candidate.call), 3)
             time.sleep(_REST_S)
         workspace = candidate.workspace_bytes

@@ -28,12 +28,14 @@ def _share(row: Row) -> str:
 
 
 def summary(results: Results) -> Table:
-    """A line for each problem: leanconv's fastest algorithm, and how many times faster it is than each group of peers.
+    """A line for each problem: what a call picks, or leanconv's fastest algorithm where that was not measured, and how
+    many times faster it is than each group of peers. Workspace and error of PyTorch stand beside ours.
 
-    Without rows of leanconv, the peers' microseconds stand in place of ratios. The last line is geometric means.
+    Without rows of leanconv, the peers' microseconds stand in place of ratios. The last lines are geometric means, with
+    the fastest of ours in place of what a call picks, too.
     """
-    groups = results.groups()
-    own = any(results.own(problem) for problem in results.problems)
+    groups, who = results.groups(), results.headline
+    own = any(results.own(problem) or results.own(problem, who) for problem in results.problems)
     if not own:
         columns = ["problem", *(f"{name}, µs" for name in groups)]
         lines = []
@@ -41,31 +43,40 @@ def summary(results: Results) -> Table:
             peers = results.peers(problem)
             lines.append([problem, *(quantity(peers[name].us) if name in peers else "–" for name in groups)])
         return columns, lines
-    columns = ["problem", "algorithm", "µs", "TFLOP/s", "of ceiling", "workspace", "error", *(f"× {g}" for g in groups)]
+    columns = ["problem", "auto" if who else "algorithm", "µs", "TFLOP/s", "of ceiling", "workspace", "error"]
+    torch = next((name for name in ("PyTorch", "PyTorch, 16 bits") if name in groups), None)
+    columns += [f"workspace of {torch}", f"error of {torch}"] if torch else []
+    columns += ["fastest"] if who else []
+    before = len(columns)
+    columns += [f"× {name}" for name in groups]
     lines = []
     for problem in results.problems:
-        row, peers = results.own(problem), results.peers(problem)
-        if row is None:
-            lines.append([problem, "–", *[""] * (len(columns) - 2)])
-            continue
-        figures = [quantity(row.us), quantity(row.tflops), _share(row), _memory(row), _error(row)]
-        ratios = [f"{peers[name].us / row.us:.2f}" if name in peers else "–" for name in groups]
-        lines.append([problem, row.algorithm, *figures, *ratios])
-    means = [results.ratios(name) for name in groups]
-    lines.append(
-        ["geometric mean", *[""] * 6, *(f"{geometric_mean(values):.2f}" if values else "–" for values in means)]
-    )
+        row, peers, fastest = results.own(problem, who), results.peers(problem), results.own(problem)
+        own_cells = (
+            [row.algorithm, quantity(row.us), quantity(row.tflops), _share(row), _memory(row), _error(row)]
+            if (row)
+            else ["–", *[""] * 5]
+        )
+        theirs = peers.get(torch or "")
+        their_cells = [_memory(theirs), _error(theirs)] if theirs else ["–", "–"]
+        best = [f"{fastest.algorithm}, {quantity(fastest.us)} µs" if fastest else "–"]
+        ratios = [f"{peers[name].us / row.us:.2f}" if row and name in peers else "–" for name in groups]
+        lines.append([problem, *own_cells, *(their_cells if torch else []), *(best if who else []), *ratios])
+    for words, algorithms in [("geometric mean", who), *([("geometric mean, fastest", None)] if who else [])]:
+        means = [results.ratios(name, algorithms) for name in groups]
+        cells = [f"{geometric_mean(values):.2f}" if values else "–" for values in means]
+        lines.append([words, *[""] * (before - 1), *cells])
     return columns, lines
 
 
 def standings(results: Results, together: Sequence[Sequence[str]] = ()) -> Table:
     """How many times faster than each group of peers every algorithm of leanconv is over all problems.
 
-    A line for each algorithm, for the best of each of ``together`` on every problem, and for the best of all. A cell is
-    the geometric mean over the problems that both ran, with the least of the ratios in brackets.
+    A line for what a call picks, for each algorithm, for the best of each of ``together`` on every problem, and for the
+    best of all. A cell is the geometric mean over the problems that both ran, with the least of the ratios in brackets.
     """
     groups, own = results.groups(), results.own_algorithms()
-    sets = [(name, [name]) for name in own]
+    sets = [(name, [name]) for name in [*(results.headline or ()), *own]]
     sets += [("best of " + ", ".join(names), list(names)) for names in together]
     sets += [("best of all", own)] if len(own) > 1 else []
     lines = []
@@ -118,9 +129,11 @@ def legend(results: Results) -> list[str]:
     said = ", ".join(f"{kind} {quantity(rate)} TFLOP/s" for kind, rate in rates.items() if rate)
     lines = [f"Ceilings in this run: {said}, copy {quantity(ceilings['copy_tbytes'])} TB/s ({ceilings['how']})."]
     present = results.groups()
-    meanings = [f"{group.name}: {group.says(results.layout)}" for group in GROUPS if group.name in present]
+    meanings = [f"{group.name}: {group.meaning}" for group in GROUPS if group.name in present]
     if meanings:
-        lines.append("× is the peer's time over leanconv's. " + "; ".join(meanings) + ".")
+        picked = " with what a call picks (auto)" if results.headline else ""
+        lines.append(f"× is the peer's time over leanconv's{picked}. " + "; ".join(meanings) + ".")
+        lines.append(results.counted(results.headline))
     if note := about_layouts(results):
         lines.append(note)
     if any(row.prepared_bytes for row in results.rows):

@@ -85,7 +85,9 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="Also draw bars into t
 Gpu = Annotated[str, typer.Option("--device", help="cuda or cuda:N.")]
 LIMIT = "Bytes of GPU memory that an algorithm may take for scratch and packed weights, such as 0 or 64MiB."
 Limit = Annotated[str | None, typer.Option("--workspace-limit", metavar="BYTES", help=LIMIT)]
-Revision = Annotated[str | None, typer.Option("--revision", help="Git revision to record where there is no checkout.")]
+Revision = Annotated[
+    str | None, typer.Option("--revision", help="Full hash of the clean commit that this is, where there is no git.")
+]
 
 
 def patterns(text: str) -> tuple[str, ...]:

@@ -89,7 +89,9 @@ def bench(
     dtype: command_line.Dtype = None,
     op: command_line.Operation = None,
     only: command_line.Only = None,
-    engines: Annotated[str, typer.Option(help="Patterns between commas, such as 'leanconv,torch-*,cudnn:*'.")] = "",
+    engines: Annotated[
+        str, typer.Option(help="Patterns between commas: 'leanconv*,torch-*,cudnn*'; compile-* only so.")
+    ] = "",
     algorithms: Annotated[
         str, typer.Option(help="Patterns of leanconv's own algorithms; by default those that the suite is about.")
     ] = "",
@@ -97,7 +99,7 @@ def bench(
     device: Annotated[str | None, typer.Option(help="cuda or cpu; by default the GPU where there is one.")] = None,
     quick: command_line.Quick = False,
     sustained: Annotated[
-        bool, typer.Option("--sustained", help="Also measure leanconv on a card that has been at work for a while.")
+        bool, typer.Option("--sustained", help="Also measure engines on a card that has been at work.")
     ] = False,
     seconds: command_line.Seconds = None,
     resume: command_line.Resume = None,

@@ -48,7 +48,8 @@ USER, SHIPPED_TABLE, MODEL = "your table", "the shipped table", "the cost model"
 NO_LIMIT = "auto"
 
 _LINE = re.compile(r'^("(?:conv|filter):[^"\n]*"): (\{.*\}),?$', re.MULTILINE)
-_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
+#: Comments; and first strings and characters, in which there is none.
+_COMMENT = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
 
 
 class TableError(LeanconvError, ValueError):
@@ -170,16 +171,20 @@ def path_of(folder: Path, model: str) -> Path:
 
 
 @cache
-def _version(header: str) -> str:
+def source_version(*headers: str) -> str:
+    """A hash of kernel headers and of what they include, which comments and spaces do not change."""
+    sources: dict[str, bytes] = {}
+    for header in headers:
+        sources |= kernel_cache.headers(header)
     digest = hashlib.sha256()
-    for name, text in sorted(kernel_cache.headers(header).items()):
-        digest.update(name.encode() + b"\0" + b"".join(_COMMENT.sub(b"", text).split()) + b"\0")
+    for name, text in sorted(sources.items()):
+        digest.update(name.encode() + b"\0" + b"".join(_COMMENT.sub(rb"\1", text).split()) + b"\0")
     return digest.hexdigest()[:12]
 
 
 def kernels_of(plan: Plan) -> dict[str, str]:
     """The versions of a plan's kernels: hashes of their sources, which comments and spaces do not change."""
-    return {launch.symbol: _version(launch.header) for launch in plan.every_launch}
+    return {launch.symbol: source_version(launch.header) for launch in plan.every_launch}
 
 
 def changed(timed: Timed, plan: Plan) -> list[str]:

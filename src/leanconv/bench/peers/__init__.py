@@ -2,8 +2,10 @@
 
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.bench.peers.cudnn import CudnnPeer
+from leanconv.bench.peers.cudnn_graph import CudnnGraphPeer
 from leanconv.bench.peers.images import CupyPeer, OpencvPeer, ScipyPeer
 from leanconv.bench.peers.npp import NppPeer
+from leanconv.bench.peers.others import CausalPeer, CompilePeer, FourierPeer, UnmeasuredPeer
 from leanconv.bench.peers.own import LeanconvPeer
 from leanconv.bench.peers.torch_peer import Im2colPeer, TorchCpuPeer, TorchPeer
 
@@ -12,6 +14,12 @@ PEERS: tuple[Peer, ...] = (
     LeanconvPeer(),
     TorchPeer(),
     CudnnPeer(),
+    CudnnGraphPeer(),
+    CompilePeer(),
+    FourierPeer(),
+    CausalPeer(),
+    UnmeasuredPeer("cutlass", "nothing here runs its TF32 and 3xTF32 implicit GEMM yet"),
+    UnmeasuredPeer("tensorrt", "nothing here builds its engines yet"),
     Im2colPeer(),
     NppPeer(),
     CupyPeer(),

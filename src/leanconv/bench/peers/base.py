@@ -60,6 +60,8 @@ class Peer(ABC):
     engines: ClassVar[tuple[str, ...]]
     solves: ClassVar[tuple[str, ...]]
     needs_gpu: ClassVar[bool]
+    #: takes so long to prepare that it runs only where a pattern of engines asks for it
+    by_request: ClassVar[bool] = False
     #: the Python module whose presence and version count
     module: ClassVar[str] = ""
 

@@ -7,17 +7,21 @@ from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import leanconv
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
+from leanconv.bench.results import AUTO, AUTO_ENGINE
 from leanconv.call import bind
 from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
+from leanconv.call.gpu_call import Loaded
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm
+from leanconv.options import Layout
 from leanconv.plan import Launch, Plan
 from leanconv.problem import Problem
 from leanconv.runtime import cache, launch
@@ -25,14 +29,16 @@ from leanconv.runtime.threads import side_by_side
 
 
 class LeanconvPeer(Peer):
-    """Every algorithm that can run the problem, each with the configuration that a user's call gets.
+    """What a call without ``algorithm=`` picks, as ``leanconv:auto``, then every algorithm that can run the problem.
+
+    Each has the configuration that a user's call gets.
 
     One that packs the filters first runs twice: as ``leanconv``, packing them in each call, and as
     ``leanconv:prepared``, given filters of `prepare_weights`.
     """
 
     name = "leanconv"
-    engines = ("leanconv", "leanconv:prepared")
+    engines = ("leanconv", "leanconv:prepared", AUTO_ENGINE)
     solves = ("conv2d", "filter2d")
     needs_gpu = False
 
@@ -55,9 +61,11 @@ class LeanconvPeer(Peer):
         """Compile the kernels of all problems, on every core; one after another would take longer than their timing."""
         algorithms = self._algorithms(gpu)
         if gpu:
-            compile_ahead(_plans(algorithms, problems))
+            compile_ahead(chain(_picked(problems), _plans(algorithms, problems)))
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        if gpu:
+            yield from _auto(problem, operands)
         for algorithm in self._algorithms(gpu):
             if problem.kind != algorithm.solves:
                 continue
@@ -71,6 +79,42 @@ class LeanconvPeer(Peer):
                 layout = getattr(problem, "layout", None)
                 call = _call(problem, operands, algorithm, operands.output(layout))
                 yield Candidate("leanconv", algorithm.stem, call, layout, None, on_gpu=False, note="CPU")
+
+
+def _picked(problems: Sequence[Problem]) -> Iterator[Plan]:
+    """What calls without ``algorithm=`` run. A problem that nothing fits says so when it is timed."""
+    for problem in problems:
+        with suppress(Exception):
+            yield bind.load(problem, 0).plan
+
+
+def _auto(problem: Problem, operands: Operands) -> Iterator[Candidate | Unable]:
+    """The whole call as a user writes it, filters packed within; also where one of the algorithms is the same call."""
+    try:
+        loaded = bind.load(problem, 0)
+    except NoAlgorithmError as error:
+        yield Unable(AUTO_ENGINE, str(error))
+        return
+    algorithm = loaded.choice.algorithm
+    assert isinstance(algorithm, GpuAlgorithm)
+    notes = [f"strategy of {algorithm.name}"] if algorithm.strategy else []
+    notes += _notes(algorithm, loaded.choice)
+    layout = getattr(problem, "layout", None)
+    y = operands.output(layout)
+    yield _candidate(AUTO_ENGINE, algorithm.stem, loaded, _call(problem, operands, None, y), layout, y, notes)
+
+
+def _candidate(
+    engine: str, name: str, loaded: Loaded, call: Any, layout: Layout | None, y: Any, notes: Iterable[str]
+) -> Candidate:
+    plan, compiled = loaded.plan, loaded.device.compiled(loaded.plan)
+    arithmetic = loaded.choice.algorithm.arithmetic(loaded.problem)
+    return Candidate(
+        engine, name, call, layout, plan.workspace_bytes, arithmetic=arithmetic,
+        out=y, registers=max(code.registers for code in compiled),
+        spill_bytes=sum(code.spill_bytes for code in compiled), note=", ".join(notes),
+        prepared_bytes=plan.prepared_bytes,
+    )  # fmt: skip
 
 
 def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iterator[Plan]:
@@ -129,21 +173,16 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
     for limit in plans:
         name = algorithm.stem if limit is not None or len(plans) == 1 else f"{algorithm.stem} split-K"
         loaded = bind.load(problem, 0, algorithm.stem, limit)
-        compiled, plan = loaded.device.compiled(loaded.plan), loaded.plan
         y = operands.output(layout)
-        candidate = Candidate(
-            "leanconv", name, _call(problem, operands, algorithm, y, limit), layout, plan.workspace_bytes,
-            arithmetic=algorithm.arithmetic(problem), out=y, registers=max(code.registers for code in compiled),
-            spill_bytes=sum(code.spill_bytes for code in compiled),
-            note=", ".join(_notes(algorithm, loaded.choice)), prepared_bytes=plan.prepared_bytes,
-        )  # fmt: skip
+        call = _call(problem, operands, algorithm, y, limit)
+        candidate = _candidate("leanconv", name, loaded, call, layout, y, _notes(algorithm, loaded.choice))
         yield candidate
-        if plan.prepare:
+        if loaded.plan.prepare:
             given = _call(problem, operands, algorithm, y, limit, prepared=True)
             note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
             candidate = replace(candidate, engine="leanconv:prepared", call=given, note=note)
             yield candidate
-        del candidate, y  # their memory is given back before the next ones are made
+        del candidate, call, y  # their memory is given back before the next ones are made
 
 
 def _notes(algorithm: Algorithm, choice: Choice) -> Iterator[str]:
@@ -156,8 +195,10 @@ def _notes(algorithm: Algorithm, choice: Choice) -> Iterator[str]:
 
 
 def _call(
-    problem: Problem, operands: Operands, algorithm: Algorithm, y: Any, limit: int | None = None, prepared: bool = False
-) -> Any:
+    problem: Problem, operands: Operands, algorithm: Algorithm | None, y: Any, limit: int | None = None,
+    prepared: bool = False,
+) -> Any:  # fmt: skip
+    """A call of ``algorithm``, or as ``auto`` picks."""
     if problem.kind == "conv2d":
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
         if operands.gpu:
@@ -166,8 +207,8 @@ def _call(
         w = leanconv.prepare_weights(w) if prepared else w
         layer = (problem.stride, problem.padding, problem.dilation, problem.groups)
         how: Any = {
-            "layout": problem.layout, "algorithm": algorithm.stem, "precision": problem.precision, "out": out,
-            "workspace_limit": limit,
+            "layout": problem.layout, "algorithm": algorithm.stem if algorithm else AUTO,
+            "precision": problem.precision, "out": out, "workspace_limit": limit,
         }  # fmt: skip
         gradients: dict[str, Any] = {"dgrad": leanconv.conv2d_input, "wgrad": leanconv.conv2d_weight}
         shape = tuple(out.shape)
@@ -184,5 +225,6 @@ def _call(
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
         return lambda: algorithm.run(problem, image, kernel)
-    assert algorithm is choose(problem, launch.open_device(0).target).algorithm, "filter2d runs another algorithm"
+    picked = choose(problem, launch.open_device(0).target).algorithm
+    assert algorithm is None or algorithm is picked, "filter2d runs another algorithm"
     return lambda: leanconv.filter2d(image, kernel, border=problem.border, anchor=problem.anchor, out=y)
