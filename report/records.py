@@ -15,7 +15,6 @@ from leanconv.runtime.files import write_text
 Record = dict[str, Any]
 #: The revision of rows whose times were in a table of tuned problems before.
 EARLIER = "before, with today's kernels"
-_REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def write(results: Path, name: str, about: Record, rows: Iterable[Any], **more: Any) -> Path:
@@ -77,12 +76,10 @@ def checked_suite(path: Path) -> Results:
 
 
 def _unmarked(path: Path) -> bool:
-    """Whether a file is of a time before schemas and may be used: clean, of a revision, in the list of older ones."""
+    """Whether a file is of a time before schemas and in the list of older ones, whose reason its page shows."""
     record = read(path)
     about = record["machine"] if isinstance(record.get("machine"), dict) else record
-    listed = reason(path) and about.get("git_dirty") is False and about.get("git_revision")
-    # NOTE: the second half leaves as soon as all files are new or in the list
-    return "schema" not in about and (bool(listed) or path.resolve().is_relative_to(_REPOSITORY))
+    return "schema" not in about and bool(reason(path))
 
 
 def reason(path: Path) -> str:

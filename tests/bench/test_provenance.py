@@ -104,19 +104,17 @@ def test_the_hash_of_the_sources_is_gits(tmp_path: Path) -> None:
     assert provenance.source_tree(tmp_path) != tree
 
 
-def test_a_given_revision_is_a_clean_checkout_where_there_is_no_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = {"git_revision": None, "git_dirty": None}
-    for here, given, dirty in (
-        (nothing, COMMIT, False),
-        (nothing, None, None),
-        ({"git_revision": COMMIT, "git_dirty": False}, COMMIT, False),
-        ({"git_revision": COMMIT, "git_dirty": True}, COMMIT, True),
-        ({"git_revision": "f" * 40, "git_dirty": False}, COMMIT, True),
-    ):
+def test_a_given_revision_is_a_clean_checkout_unless_git_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = provenance.source_tree(provenance._PACKAGE)
+    # without a history, without that commit in it, of the same sources, of others
+    for tree, dirty in ((None, False), ("", False), (source, False), ("a" * 40, True)):
+        monkeypatch.setattr(provenance, "_tree_of", lambda commit, folder, tree=tree: tree)
+        about = provenance.provenance(COMMIT)
+        assert (about["git_revision"], about["git_dirty"]) == (COMMIT, dirty)
+        assert about["schema"] == provenance.SCHEMA and about["source"] == source
+    for here in {"git_revision": None, "git_dirty": None}, {"git_revision": COMMIT, "git_dirty": True}:
         monkeypatch.setattr(provenance, "revision", lambda here=here: here)
-        about = provenance.provenance(given)
-        assert (about["git_revision"], about["git_dirty"]) == (given or here["git_revision"], dirty)
-        assert about["schema"] == provenance.SCHEMA and len(about["source"]) == 40
+        assert here.items() <= provenance.provenance(None).items()
     with pytest.raises(ValueError, match="revision='abc' is no commit"):
         provenance.provenance("abc")
 

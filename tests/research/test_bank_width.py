@@ -104,7 +104,7 @@ def a_file(folder: Path) -> None:
 def test_the_page_has_a_line_for_each_type_and_filter(tmp_path: Path) -> None:
     a_file(tmp_path)
     text = filled(tmp_path, "banks-figure bank-width", "banks bank-width", by=pages)
-    assert "NVIDIA X, 2026-11-22, revision abc. An image of 8192² pixels; the matched n in bold." in text
+    assert "NVIDIA X, 2026-11-22, revision abc000000000. An image of 8192² pixels; the matched n in bold." in text
     assert text.count("| uint8, 7×7 | 1.33 | **1.33** | 1.33 | 2.00 |") == 2
     assert text.count("| float16, 3×3 | **1.33** | 1.33 | 1.33 | – |") == 2
     assert text.count("| float32, 5×5 | 1.33 | 1.33 | – | – |") == 2

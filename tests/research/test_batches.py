@@ -28,7 +28,7 @@ def test_times_are_beside_those_of_the_default(tmp_path: Path) -> None:
     assert lines[2][0] == "geometric mean" and lines[2][3:7] == ["(1.00)"] * 4
     records.write(tmp_path, "batch-invariance", made_up.ABOUT, [row("a", 2.0)])
     text = made_up.filled(tmp_path, "batches batch-invariance", by=pages)
-    assert "NVIDIA X, 2026-11-22, revision abc." in text and "| a | NHWC | tensor_gemm | 20.0 (2.00) |" in text
+    assert "NVIDIA X, 2026-11-22, revision abc000000000." in text and "| a | NHWC | tensor_gemm | 20.0 (2.00) |" in text
 
 
 def test_every_layer_has_an_algorithm_for_all_batches() -> None:

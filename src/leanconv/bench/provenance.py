@@ -34,18 +34,19 @@ _HEADER = re.compile(r'["/](\w+\.cuh)"')
 def provenance(given_revision: str | None, gpu: bool = True) -> dict[str, Any]:
     """Schema, revision, whether files differ from it, sources and kernels, as the record of a machine has them.
 
-    A ``given_revision`` says that the sources are those of this commit, without changes: for a machine without git. In
-    a checkout of git its own answer counts. ``source`` is git's hash of the package's folder, by which pages compare
-    what was said with the commit. Without a ``gpu`` no kernel was measured. Raises ValueError for a revision that is no
-    full hash of a commit.
+    A ``given_revision`` says that the sources are those of this commit, without changes: for a machine without its
+    history. Where git knows the commit, the sources are compared with it. ``source`` is git's hash of the package's
+    folder, by which pages compare what was said with the commit. Without a ``gpu`` no kernel was measured. Raises
+    ValueError for a revision that is no full hash of a commit.
     """
     if given_revision is not None and not _COMMIT.fullmatch(given_revision):
         raise ValueError(f"revision={given_revision!r} is no commit: its hash has 40 hexadecimal digits")
+    source = source_tree(_PACKAGE)
     found = revision()
     if given_revision:
-        moved = found["git_revision"] not in (None, given_revision)
-        found = {"git_revision": given_revision, "git_dirty": moved or bool(found["git_dirty"])}
-    return {"schema": SCHEMA, **found, "source": source_tree(_PACKAGE), "kernels": kernels() if gpu else {}}
+        tree = _tree_of(given_revision, _PACKAGE)
+        found = {"git_revision": given_revision, "git_dirty": bool(tree) and tree != source}
+    return {"schema": SCHEMA, **found, "source": source, "kernels": kernels() if gpu else {}}
 
 
 def revision() -> dict[str, Any]:

@@ -25,7 +25,7 @@
 // Explored (H200, abe409f): a stage takes some 4700 cycles: each consumer converts, multiplies and adds one after the
 //            other, and two of them do not hide that. Without shared taps 128 weights x 128 filters take 4000 for 1536
 //            of tensor cores: the converters of dy are the bound.
-// Measured   figure: opencnn-nhwc-wgrad tensor_weight/pytorch mean = 1.55
+// Measured   figure: opencnn-nhwc-wgrad tensor_weight/pytorch mean = 1.53
 //            figure: opencnn-nchw-wgrad tensor_weight/pytorch mean = 1.18
 #pragma once
 

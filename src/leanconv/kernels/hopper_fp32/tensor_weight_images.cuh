@@ -13,7 +13,7 @@
 //            second launch adds the slots of each tile in their order. With more tiles than blocks, a block has two slots, and
 //            the tiles between its first and its last go to the gradient at once (`direct`).
 // Roles      as tensor_weight; the consumers have a ping-pong schedule, a tap at a time.
-// Measured   figure: opencnn-nhwc-wgrad tensor_weight_images/pytorch mean = 1.85
+// Measured   figure: opencnn-nhwc-wgrad tensor_weight_images/pytorch mean = 1.83
 //            figure: opencnn-nhwc-wgrad tensor_weight_images/tensor_weight mean = 1.20
 // Explored (H200, 45bf8f2): a stage of x with three taps takes some 5500 cycles; 4700 in tensor_weight, whose taps look
 //            for no column.

@@ -27,7 +27,7 @@
 //            16: (64 + n) * 32 bytes in n / 2 cycles.
 // Measured   figure: opencnn-float16 native_gemm_nchw/16-bit mean = 0.82
 //            figure: opencnn-float16 native_gemm_nchw:prepared/16-bit mean = 0.91
-//            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 572
+//            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 569
 #pragma once
 
 #include <device/pipeline/rings.cuh>

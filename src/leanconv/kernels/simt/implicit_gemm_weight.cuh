@@ -11,7 +11,7 @@
 // Pipelines  as implicit_gemm: `stages` steps of cp.async
 // Work       16 FMAs a shared load for 8 x 8 of a thread.
 // Measured   figure: im2win-nhwc-wgrad implicit_gemm_weight tflops-most = 41.2
-//            figure: opencnn-nhwc-wgrad-before implicit_gemm_weight/pytorch mean = 0.52
+//            figure: opencnn-nhwc-wgrad implicit_gemm_weight/pytorch mean = 0.52
 #pragma once
 
 #include <device/ptx/memory.cuh>

@@ -13,7 +13,7 @@
 // Floor      FMA issue, as implicit_gemm.
 // Measured   figure: opencnn winograd2d/pytorch mean = 1.31
 //            figure: opencnn winograd2d/lean mean = 2.05
-//            figure: opencnn winograd2d tflops-most = 73.1
+//            figure: opencnn winograd2d tflops-most = 72.6
 //            figure: opencnn-chwn winograd2d tflops-most = 78.1
 #pragma once
 
