@@ -34,7 +34,8 @@ from report import records
 #: A field of a page: its words and what stands in it; and of a comment.
 FIELD = re.compile(r"<!-- figure: ([^>]*?) -->(.*?)<!-- /figure -->", re.DOTALL)
 COMMENT = re.compile(r"^([ \t]*(?:(?://|#).*)?\bfigure: )(\S[^\n]*?) = \S+(?: [kMG]B)?", re.MULTILINE)
-_FOLDER = "nvidia-h200"
+#: Where the results are; the list of older files, to which a page may link instead of saying why each is used.
+_FOLDER, _OLDER = "nvidia-h200", "performance.md#files-of-earlier-kernels"
 #: Groups of peers by the name that fields give them.
 SIDES = {
     "pytorch": "PyTorch", "pytorch-same": "PyTorch, same layout", "tf32": "TF32", "tf32-same": "TF32, same layout",
@@ -57,10 +58,6 @@ VALUES: dict[str, tuple[Callable[[Row], float | None], Callable[[float], str]]] 
 #: What makes rows of a record alike.
 _ALIKE = ("network", "problem", "mode", "pass", "batch", "optimiser", "seed", "gpus", "own_statistics", "bucket_mb")
 _UNITS = {"ms": 1e-3, "s": 1e-6, "%": 100.0}
-
-
-#: The list of older files, to which a page may link instead of saying why each is used.
-_OLDER = "performance.md#files-of-earlier-kernels"
 
 
 def ratio(value: float) -> str:
