@@ -180,7 +180,7 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool, mak
 
 def _reason(path: Path) -> str:
     why = records.reason(path)
-    return why and f"Measured with earlier kernels: {why}"
+    return why and f"Not measured anew yet: {why}"
 
 
 def texts(docs: Path) -> list[Path]:

@@ -41,7 +41,7 @@ def older(reasons: dict[str, str], files: Sequence[str] = ("*",)) -> str:
     """The files of earlier kernels that pages still use, each with the reason; of ``files`` if patterns are given."""
     chosen = [name for name in reasons if any(fnmatchcase(name, f"*{pattern}.json") for pattern in files)]
     lines = [f"- `{name}`: {reasons[name]}" for name in chosen]
-    return "\n".join(["Measured with earlier kernels:", "", *lines]) if lines else "No file is of earlier kernels."
+    return "\n".join(["Not measured anew yet:", "", *lines]) if lines else "No file is of earlier kernels."
 
 
 def _first(results: Results, sides: dict[str, str]) -> tuple[str, dict[str, Row]]:

@@ -73,7 +73,7 @@ def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"page.md: figure 'im2win best/lean mean': .*im2win.json is of earlier kern"):
         Fields(results).fill(FIELD, page)
     (results / "older.json").write_text(json.dumps({"nvidia-h200/im2win.json": "only comments changed, we say."}))
-    assert "\nMeasured with earlier kernels: only comments changed, we say.\n" in pages.fill(
+    assert "\nNot measured anew yet: only comments changed, we say.\n" in pages.fill(
         made_up.blocks("standings im2win"), page, results, tmp_path
     )
     text = pages.fill(made_up.blocks("older every-file"), page, results, tmp_path)
