@@ -76,7 +76,9 @@ def side(results: Results, problem: str, name: str) -> Row | None:
     if name == "best":
         return results.own(problem)
     if name == "auto" and "schema" not in results.machine:
-        return results.own(problem)  # NOTE: leaves with the last file that does not have what a call picks
+        # NOTE: leaves with the last file that does not have what a call picks, which takes no workspace
+        ours = (row for row in results.of(problem) if row.engine == "leanconv" and not row.workspace_bytes)
+        return min((row for row in ours if right(row)), key=lambda row: row.us, default=None)
     algorithm, _, way = name.partition(":")
     engine = "leanconv" + (f":{way}" if way else ":auto" if algorithm == "auto" else "")
     known = [

@@ -56,7 +56,8 @@ def _line(results: Results) -> list[str]:
     ours = {problem: row for problem in results.problems if (row := side(results, problem, "auto"))}
     cells, compared = [], dict[str, Row]()
     for sides in (_STRICT, _OTHERS):
-        name, rows = _first(results, sides)
+        strict_beside_tf32 = sides is _STRICT and results.precision == "tf32"
+        name, rows = ("", {}) if strict_beside_tf32 else _first(results, sides)
         ratios = [row.us / ours[problem].us for problem, row in rows.items() if problem in ours]
         mean = f"{ratio(geometric_mean(ratios))} ({ratio(min(ratios))})" if ratios else "–"
         cells.append(f"{name} {mean}".strip())
@@ -64,8 +65,9 @@ def _line(results: Results) -> list[str]:
     both = (ours.values(), compared.values())
     errors = [max((row.error or 0.0 for row in rows), default=None) for rows in both]
     spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in both]
+    title = results.title if results.headline else f"{results.title} *"
     return [
-        results.title, str(len(results.problems)), str(len(results.problems) - len(compared)), *cells,
+        title, str(len(results.problems)), str(len(results.problems) - len(compared)), *cells,
         " / ".join("–" if error is None else f"{error:.1e}" for error in errors),
         " / ".join(size(space) for space in spaces),
     ]  # fmt: skip

@@ -43,6 +43,27 @@ def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     assert "| filters | 2 | 1 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
 
 
+def test_a_suite_at_level_tf32_is_not_compared_with_strict_fp32(tmp_path: Path) -> None:
+    tf32 = replace(suite(), precision="tf32")
+    tf32.write(default_path(tf32, False, tmp_path))
+    text = made_up.filled(tmp_path, "suites every-suite")
+    assert "| im2win NHWC tf32 | 2 | 1 | – | TF32 0.50 (0.50) | 3.0e-07 / 3.0e-04 | 500 / 0 |" in text
+
+
+def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_for_it(tmp_path: Path) -> None:
+    about = {key: value for key, value in made_up.MACHINE.items() if key not in ("schema", "kernels")}
+    rows = [
+        made_up.timed("a", "leanconv", 4.0, workspace_bytes=500),
+        made_up.timed("a", "leanconv", 10.0),
+        made_up.timed("a", "torch-fp32-nhwc", 20.0),
+    ]
+    path = default_path(suite(), False, tmp_path)
+    replace(suite(), machine=about, rows=rows).write(path)
+    (tmp_path / "older.json").write_text(json.dumps({f"{path.parent.name}/{path.name}": "nothing was picked."}))
+    text = made_up.filled(tmp_path, "suites every-suite")
+    assert "| im2win NHWC * | 2 | 1 | 2.00 (2.00) | – | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
+
+
 def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     times = {"torch_graph_us": 30.0, "leanconv_graph_us": 10.0, "torch_eager_us": 9.0, "leanconv_eager_us": 10.0}
     rows: list[dict[str, Any]] = [

@@ -36,8 +36,9 @@ _MOST_DEPTHWISE_16 = {"fprop": 1.0, "dgrad": 1.5, "wgrad": 0.7}
 LAUNCH = 5940
 #: clock cycles in a microsecond, of an H200 at work
 CYCLES_PER_US = 1980
-#: Microseconds of the host that a layer takes more where its gradient is recorded in Python: forward and backward 60 to
-#: 110 in a loop, 230 in ConvNeXt-T (beside an H200); and from which time of PyTorch's on the host waits for the GPU.
+#: Microseconds of the host that a layer takes more where its gradient is recorded in Python, and from which time of
+#: PyTorch's on the host waits for the GPU. Explored (H200, ad228b7): forward and backward take 60 to 110 more in a
+#: loop, 230 in ConvNeXt-T.
 _RECORDING_US, _BUSY_US = 250, 800
 
 

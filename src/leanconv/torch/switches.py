@@ -38,7 +38,7 @@ on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[att
 
 
 def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
-    """aten::convolution as PyTorch's own kernel computes it. It is found by its name in half the time of its key."""
+    """aten::convolution as PyTorch's own kernel computes it. It is found sooner by its name than by its key."""
     deterministic = _deterministic() or _always_deterministic()
     return _convolution(x, w, bias, *given, _benchmark(), deterministic, uses_cudnn(), tf32)
 

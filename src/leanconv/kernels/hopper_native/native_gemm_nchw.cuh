@@ -26,7 +26,6 @@
 //            filters * channel_block * 2 bytes a tap, 32 bytes a cycle for 128 pixels. Read by a wgmma of 64 pixels x n filters x
 //            16: (64 + n) * 32 bytes in n / 2 cycles.
 // Measured   figure: opencnn-float16 native_gemm_nchw/16-bit mean = 0.82
-//            figure: opencnn-float16 native_gemm_nchw:prepared/16-bit mean = 0.91
 //            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 569
 #pragma once
 
