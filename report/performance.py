@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 from leanconv.bench.format import size
@@ -37,10 +36,9 @@ def suites(found: Sequence[Results]) -> str:
     return f"{'; '.join(about)}.\n\n{records.table((heads, [_line(content) for content in found]))}"
 
 
-def older(reasons: dict[str, str], files: Sequence[str] = ("*",)) -> str:
-    """The files of earlier kernels that pages still use, each with the reason; of ``files`` if patterns are given."""
-    chosen = [name for name in reasons if any(fnmatchcase(name, f"*{pattern}.json") for pattern in files)]
-    lines = [f"- `{name}`: {reasons[name]}" for name in chosen]
+def older(reasons: dict[str, str]) -> str:
+    """The files of earlier kernels that pages still use, each with the reason."""
+    lines = [f"- `{name}`: {reason}" for name, reason in reasons.items()]
     return "\n".join(["Not measured anew yet:", "", *lines]) if lines else "No file is of earlier kernels."
 
 
