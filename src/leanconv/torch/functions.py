@@ -44,8 +44,10 @@ from leanconv.torch.switches import (
     dispatch_modes,
     function_modes,
     grad_enabled,
+    is_lazy,
     left_to_cudnn,
     left_to_pytorch,
+    modes,
     of_cudnn,
     on_gpu,
     saved_hooks,
@@ -60,8 +62,9 @@ MOST_PACKED = 512 << 20
 #: what autocast casts, and to what: None where it is off
 _CAST = torch.float32, torch.float16, torch.bfloat16
 _TYPES = None, torch.float16, torch.bfloat16
-#: Layers that one patch knows at most, and how often each of them looks at how it is called.
-MOST_LAYERS, _MOST_LOOKS = 4096, 8
+#: Layers that one patch knows at most. How often each of them looks at how it is called before it does so seldom: once
+#: in so many calls that are not as the one before, such as the first of an epoch and of an evaluation.
+MOST_LAYERS, _MOST_LOOKS, _SELDOM = 4096, 8, 64
 
 #: what is switched on; the last one decides
 active: list[Deciding] = []
@@ -95,7 +98,7 @@ class Layer:
         #: says of tensors whether they are alike to those of the call before, and so is what PyTorch's dispatcher is
         #: told by modes and transforms; None where it cannot be said
         self.alike: Callable[..., bool] | None = None
-        #: how often that was made
+        #: how often it was called otherwise
         self.looks = 0
         _, self.function, *_, self.given, self.tf32, self.dtype = key
         #: whether it matters if TF32 is allowed
@@ -103,11 +106,13 @@ class Layer:
         self.memory = _memory(input, weight, bias)
 
     def look(self, input: Any, weight: Any, bias: Any) -> None:
-        """Let the next call with tensors alike skip the key. A layer that is called otherwise each time gives up."""
-        ready = self.call is not None and self.dtype is None
-        if self.looks >= _MOST_LOOKS or (ready and not (self.fits(input, bias) and signature(weight) == self.weight)):
-            return
+        """Let the next call with tensors alike skip the key. One that is called otherwise each time seldom looks."""
         self.looks += 1
+        if (bias is None) is not (self.bias is None) or (self.looks > _MOST_LOOKS and self.looks % _SELDOM):
+            return
+        ready = self.call is not None and self.dtype is None
+        if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
+            return
         self.alike = alike(input, weight) if bias is None else alike(input, weight, bias)
 
     def fits(self, input: Any, bias: Any) -> bool:
@@ -158,6 +163,8 @@ class Layers:
         patch = self._patch()
         given = function.given(input, weight, bias, *options)
         if given is None or patch is None or dtype not in _TYPES:
+            return None
+        if dtype is None and bias is not None and bias.dtype is not input.dtype:  # PyTorch's function refuses it
             return None
         x, w, added = input, weight, bias
         if dtype is not None:
@@ -223,12 +230,16 @@ class Layers:
             call = partial(_left, layer.options, tf32)
         elif layer.fits(x, bias) and signature(weight) == layer.weight:
             layer.line.calls += 1
+        elif is_lazy(x) or is_lazy(w) or is_lazy(added):
+            return layer.function.original(input, weight, bias, *layer.given)
         else:
             call = partial(_anew, patch, layer.options)
         return recorded.record(x, w, added, call, layer.options, active)
 
     def anew(self, layer: Layer, x: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
         """A call without a gradient, of tensors that lie otherwise than those of the layer."""
+        if is_lazy(x) or is_lazy(weight) or is_lazy(bias):
+            return layer.function.original(x, weight, bias, *layer.given)
         patch = self._patch()
         w, added = weight, bias
         if dtype is not None:
@@ -318,7 +329,7 @@ class Function:
             return None
         if input.is_complex() or weight.is_complex() or None in (address(input), address(weight)):
             return None
-        if any(each is not None and (each.is_neg() or each.is_conj()) for each in (input, weight, bias)):
+        if input.is_neg() or input.is_conj() or is_lazy(weight) or is_lazy(bias):
             return None
         kinds = torch.Tensor, torch.nn.Parameter
         if type(weight) not in kinds or (bias is not None and type(bias) not in kinds):
@@ -358,11 +369,14 @@ def _replacement(function: Function) -> Callable[..., Any]:
             known = (
                 layer is not None
                 and layer.alike is not None
+                and layer.weight_ref() is weight
+                and type(input) is torch.Tensor
+                and not input.is_nested  # of whose sizes TensorGuards would end the process
+                and not modes._is_in_torch_dispatch_mode  # some of which they overlook
                 and (bias is None) is (layer.bias is None)
                 and (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
                 and layer.function is function
                 and options == layer.given
-                and layer.weight_ref() is weight
                 and (not layer.asks_tf32 or layer.tf32 is tf32_allowed())
                 and (layer.dtype is None or layer.dtype is autocast_dtype())
             )
@@ -406,8 +420,6 @@ def _replacement(function: Function) -> Callable[..., Any]:
         # of tensors that are alike only their memory is asked
         if not known or dtype is not None or layer.memory != _memory(x, weight, bias):
             if not layer.fits(x, bias):
-                if not address(x) or x.is_neg():
-                    return original(input, weight, bias, *options)
                 return layers.anew(layer, x, weight, bias, dtype, tf32)
             if signature(weight) != layer.weight:
                 # other memory: the next call decides anew
@@ -441,7 +453,9 @@ def _replacement(function: Function) -> Callable[..., Any]:
             return layer.call(x, weight, bias)
         return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
 
+    # it is found, and so pickled, as PyTorch's
     convolution.__name__ = convolution.__qualname__ = function.name
+    convolution.__module__ = F.__name__
     convolution.__doc__ = original.__doc__
     return convolution
 

@@ -21,7 +21,7 @@ class Reads(Protocol):
 
 def signature(tensor: Any) -> tuple[Any, ...]:
     """What a ready call depends on in filters and biases, and whether their memory is the same as before."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
 
 
 def lowered(tensor: Any, dtype: Any) -> Any:

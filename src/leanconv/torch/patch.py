@@ -232,6 +232,10 @@ class Patch:
         why = why_never(x, w, options) or (why_never(bias, w, options, axes=(1,)) if bias is not None else "")
         if why:
             return self._leave(weight, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
+        filters = w.shape[1] * options.groups if options.transposed else w.shape[0]
+        if bias is not None and bias.shape[0] != filters:  # which PyTorch refuses
+            what = f"{tuple(x.shape)} by {tuple(w.shape)}"
+            return self._leave(weight, "forward", what, f"its bias has {bias.shape[0]} elements")
         return self._choose(weight, operations(x, w, options, bias is not None)[0], options, x, w, bias)
 
     def _choose_backward(self, grad: Any, x: Any, w: Any, options: Options, mask: Any) -> tuple[Choice, Choice]:
