@@ -12,7 +12,7 @@ from tests.conftest import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import functions, patch, registration, switches  # noqa: E402
+from leanconv.torch import functions, patch, registration  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -55,11 +55,6 @@ def test_modes_are_seen_whatever_they_say_of_compiled_functions(layer: Any, x: A
             layer(x)
         close(layer(x), pytorch(x, layer.weight, layer.bias))
     assert seen == ["aten.convolution.default"]
-
-
-def test_a_torch_that_does_not_tell_of_modes_builds_keys(x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switches, "modes", None)
-    assert switches.alike(x) is None
 
 
 def test_guards_are_asked_of_no_nested_tensor(layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:

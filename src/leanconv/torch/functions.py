@@ -47,7 +47,6 @@ from leanconv.torch.switches import (
     is_lazy,
     left_to_cudnn,
     left_to_pytorch,
-    modes,
     of_cudnn,
     on_gpu,
     saved_hooks,
@@ -372,7 +371,7 @@ def _replacement(function: Function) -> Callable[..., Any]:
                 and layer.weight_ref() is weight
                 and type(input) is torch.Tensor
                 and not input.is_nested  # of whose sizes TensorGuards would end the process
-                and not modes._is_in_torch_dispatch_mode  # some of which they overlook
+                and not dispatch_modes()  # some of which they overlook
                 and (bias is None) is (layer.bias is None)
                 and (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
                 and layer.function is function

@@ -11,8 +11,6 @@ import torch
 _KIND = "cuda"
 
 compiling = torch.compiler.is_dynamo_compiling
-#: Has ``_is_in_torch_dispatch_mode``, of all threads: to read it is no call.
-modes: Any = torch.utils._python_dispatch
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -73,13 +71,11 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
     PyTorch's dispatcher goes by, which are also modes, autocast, transforms of torch.func and tracers.
 
     That is one call of torch.compile's guards; None where this PyTorch has none such. Those of PyTorch 2.13 overlook
-    modes that ignore what torch.compile does, so ask `modes` before; and they end the process where a tensor is nested,
+    modes that ignore what torch.compile does, so ask `dispatch_modes` before; and they end the process where a tensor is nested,
     which has no sizes. To read sizes and strides in Python and to compare them took 7 to 9 of the 12 µs that a layer
     cost in eager networks.
     Explored: H200, 2026-11-24, revision 5635154.
     """
-    if not hasattr(modes, "_is_in_torch_dispatch_mode"):
-        return None
     try:
         sizes, strides = [[*each.shape] for each in tensors], [[*each.stride()] for each in tensors]
         guards: Any = torch._C._dynamo.guards.TensorGuards
