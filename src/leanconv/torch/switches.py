@@ -71,9 +71,9 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
     PyTorch's dispatcher goes by, which are also modes, autocast, transforms of torch.func and tracers.
 
     That is one call of torch.compile's guards; None where this PyTorch has none such. Those of PyTorch 2.13 overlook
-    modes that ignore what torch.compile does, so ask `dispatch_modes` before; and they end the process where a tensor is
-    nested, which has no sizes. To read sizes and strides in Python and to compare them took 7 to 9 of the 12 µs that a
-    layer cost in eager networks.
+    modes that ignore what torch.compile does, so ask `dispatch_modes` before; and they end the process where a tensor
+    is nested, which has no sizes. To read sizes and strides in Python and to compare them took 7 to 9 of the 12 µs that
+    a layer cost in eager networks.
     Explored: H200, 2026-11-24, revision 5635154.
     """
     try:
