@@ -6,7 +6,7 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make (`MAKERS`), the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-relaxed``, ``networks``), and settings. ``python -m report pages`` writes what belongs between the two lines,
+``opencnn-nhwc``, ``networks``), and settings. ``python -m report pages`` writes what belongs between the two lines,
 for each machine that has such a file; figures go to ``docs/pictures/<machine>-<file>-<what>.png``. Outside the blocks
 only the fields of report/fields.py change. Blocks ``made by research:`` are those of ``python -m research pages``.
 """

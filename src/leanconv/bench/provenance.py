@@ -42,8 +42,9 @@ def provenance(given_revision: str | None, gpu: bool = True) -> dict[str, Any]:
     if given_revision is not None and not _COMMIT.fullmatch(given_revision):
         raise ValueError(f"revision={given_revision!r} is no commit: its hash has 40 hexadecimal digits")
     source = source_tree(_PACKAGE)
-    found = revision()
-    if given_revision:
+    if given_revision is None:
+        found = revision()
+    else:
         tree = _tree_of(given_revision, _PACKAGE)
         found = {"git_revision": given_revision, "git_dirty": bool(tree) and tree != source}
     return {"schema": SCHEMA, **found, "source": source, "kernels": kernels() if gpu else {}}

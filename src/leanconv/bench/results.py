@@ -264,7 +264,7 @@ GROUPS = (
     ),
     Group("torch.compile, TF32", "the same with TF32", "compile-tf32-*"),
     Group("torch.compile, 16 bits", "the same in the 16-bit type", "compile-*float16-*"),
-    Group("cuFFT", "torch.fft, along the axis of a long filter", "cufft"),
+    Group("cuFFT", "torch.fft in both axes, for filters of 16 taps and more in one", "cufft"),
     Group("causal_conv1d", "the kernels of Mamba's causal layers", "causal_conv1d"),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
     Group("torch", "PyTorch's conv2d with one channel", "torch"),

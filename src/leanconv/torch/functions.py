@@ -94,8 +94,8 @@ class Layer:
         #: by the gradients that are wanted, of images and of filters: the lines of all that is left to PyTorch, forward
         #: and backward, if all is; else None
         self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
-        #: says of tensors whether they are alike to those of the call before, and so is what PyTorch's dispatcher is
-        #: told by modes and transforms; None where it cannot be said
+        #: whether tensors, and the modes and transforms that PyTorch's dispatcher goes by, are as at the call before;
+        #: None where it cannot be said
         self.alike: Callable[..., bool] | None = None
         #: how often it was called otherwise
         self.looks = 0
