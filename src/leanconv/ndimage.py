@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from leanconv.arrays import NUMPY, arrays_of
 from leanconv.cpu.filter2d import Banded, Taps, line_indices
-from leanconv.dtypes import GPU_FILTERS
 from leanconv.images.borders import SCIPY_NAMES, BorderName, ScipyMode
 from leanconv.problem import FilterProblem
 
@@ -33,6 +32,8 @@ class _Exchanged(Protocol):
 
 Foreign = TypeVar("Foreign", bound=_Exchanged)
 
+#: What arrays of other libraries than NumPy may be.
+_ON_DEVICE = ("float32", "int32")
 #: SciPy leaves out taps that are not larger than this, so an Inf under such a tap does no harm.
 _LEAST_WEIGHT = np.finfo(np.float64).eps
 
@@ -284,13 +285,13 @@ def _to_numpy(array: Any) -> np.ndarray:
 
 def _on_device(x: Any, taps: np.ndarray, output: Any, border: BorderName, cval: float, anchor: tuple[int, ...]) -> Any:
     """Filter an array of another library with `leanconv.filter2d`."""
-    from leanconv.api import filter2d
+    from leanconv.images.api import filter2d
 
     dtype = str(x.dtype).rsplit(".", 1)[-1]
-    if x.ndim != 2 or dtype not in GPU_FILTERS:
+    if x.ndim != 2 or dtype not in _ON_DEVICE:
         raise TypeError(
             f"input has shape {tuple(x.shape)} and dtype {dtype}; arrays of other libraries than NumPy must be "
-            f"two-dimensional {' or '.join(GPU_FILTERS)}"
+            f"two-dimensional {' or '.join(_ON_DEVICE)}"
         )
     out = None
     if output is not None:

@@ -6,15 +6,17 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
     conv:n1,c32,h112,k32,r3,stride2x1,pad0x1x0x1,dil2,groups32,bias,relu
     filter:8192x8192,7x7
     filter:480x640,5x1,batch16,anchor0x0,replicate,int32
+    filter:1080x1920,3x3,channels3,uint8,int16
 
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
 Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
 ``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where it is not
 the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
-For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch`` and ``filters``,
-how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``, ``reflect``,
-``reflect101``, ``wrap``) and a data type.
+For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``, ``filters`` and
+``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
+``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, and the image's type and the result's, if it is
+another; a third type is that of the sums of int32.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ def dense_filter(
     dtype: Any = "float32",
     anchor: tuple[int, int] | None = None,
     filters: int = 1,
+    **rest: Any,
 ) -> FilterProblem:
     """A FilterProblem on images without gaps between rows, anchored at the filter's centre by default."""
     anchor = anchor or (kh // 2, kw // 2)
-    steps = {"x_pitch": w, "x_step": h * w, "y_pitch": w, "y_step": h * w}
-    return FilterProblem(batch, h, w, kh, kw, anchor, border, dtype, **steps, filters=filters)
+    return FilterProblem(batch, h, w, kh, kw, anchor, border, dtype, filters=filters, **rest).dense()
 
 
 def parse_problem(text: str) -> Problem:
@@ -90,7 +92,10 @@ _CONV_WORDS = (
     "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, "
     "relu, accumulate, dgrad or wgrad"
 )
-_FILTER_WORDS = "image and filter as HEIGHTxWIDTH, batch, filters and anchor with numbers, a border, an element type"
+_FILTER_WORDS = (
+    "image and filter as HEIGHTxWIDTH, batch, filters, channels and anchor with numbers, a border, valid, per-image, "
+    "element types"
+)
 
 
 def _not_understood(text: str, token: str) -> ValueError:
@@ -148,13 +153,16 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
 
 def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     shapes: list[tuple[int, ...]] = []
-    counts = {"batch": 1, "filters": 1}
-    anchor, border, dtype = None, "reflect101", "float32"
+    counts = {"batch": 1, "filters": 1, "channels": 1}
+    anchor, border, types = None, "reflect101", []
+    words = {"valid": False, "per-image": False}
     for token in tokens:
         if token in BORDERS:
             border = token
         elif token in FILTERS:
-            dtype = token
+            types.append(token)
+        elif token in words:
+            words[token] = True
         else:
             word, numbers = _split(text, token, (1, 2))
             if not word and len(numbers) == 2:
@@ -172,16 +180,29 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
         raise ValueError(f"problem={text!r}: every size must be at least 1")
     if anchor and not (anchor[0] < kh and anchor[1] < kw):
         raise ValueError(f"problem={text!r}: anchor {anchor[0]}x{anchor[1]} lies outside the {kh}x{kw} filter")
-    return dense_filter(counts["batch"], h, w, kh, kw, border, dtype, anchor, counts["filters"])
+    if len(types) > 3:
+        raise ValueError(f"problem={text!r}: it must give at most three types, of the image, the result and the sums")
+    dtype, result, sums = (*types, *(None,) * 3)[:3]
+    return dense_filter(
+        counts["batch"], h, w, kh, kw, border, dtype or "float32", anchor, counts["filters"], out_dtype=result,
+        sum_dtype=sums, channels=counts["channels"], valid=words["valid"], per_image=words["per-image"],
+    )  # fmt: skip
 
 
 def _format_filter(problem: FilterProblem) -> str:
     words = [f"{problem.h}x{problem.w}", f"{problem.kh}x{problem.kw}"]
     words += [f"batch{problem.batch}"] if problem.batch != 1 else []
     words += [f"filters{problem.filters}"] if problem.filters != 1 else []
+    words += [f"channels{problem.channels}"] if problem.channels != 1 else []
     middle = problem.kh // 2, problem.kw // 2
-    words += [f"anchor{problem.anchor[0]}x{problem.anchor[1]}"] if problem.anchor != middle else []
-    words += [word for word in (problem.border, problem.dtype) if word not in ("reflect101", "float32")]
+    if problem.valid:
+        words.append("valid")
+    else:
+        words += [f"anchor{problem.anchor[0]}x{problem.anchor[1]}"] if problem.anchor != middle else []
+        words += [problem.border] if problem.border != "reflect101" else []
+    words += ["per-image"] if problem.per_image else []
+    types = [problem.dtype, problem.result, problem.sums][: 3 if problem.sum_dtype else 2 if problem.out_dtype else 1]
+    words += types if types != ["float32"] else []
     return "filter:" + ",".join(words)
 
 

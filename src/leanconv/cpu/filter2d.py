@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
-from leanconv.dtypes import item_bytes
+from leanconv.dtypes import DTYPES, is_integer, item_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
@@ -34,8 +36,20 @@ def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
     return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
 
 
-class _Filter(CpuAlgorithm):
-    """What both ways have in common."""
+def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
+    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is the smallest."""
+    if sums.dtype == np.dtype(dtype):
+        return sums
+    with np.errstate(invalid="ignore", over="ignore"):
+        if is_integer(dtype):
+            low, high = DTYPES[dtype].low, DTYPES[dtype].high
+            # NOTE: fmax is the number where the other one is NaN
+            sums = np.fmax(np.fmin(np.rint(sums), high), low)
+        return sums.astype(dtype)
+
+
+class PlaneFilter(CpuAlgorithm):
+    """What all ways have in common: they filter planes, each image and channel by itself, in the type of the sums."""
 
     precision = "ieee"
     solves = "filter2d"
@@ -44,7 +58,10 @@ class _Filter(CpuAlgorithm):
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw)."""
+        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw).
+
+        ``problem`` is one of planes: one channel, one set of filters, results as large as the images, and one type.
+        """
 
     def run(
         self,
@@ -55,14 +72,30 @@ class _Filter(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
-        y = np.empty((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
-        if y.size:
-            with np.errstate(invalid="ignore", over="ignore"):
-                self.fill(problem, x, w.reshape(-1, problem.kh, problem.kw), value, delta, y)
-        return y.reshape(problem.y_shape)
+        y = np.empty(problem.y_shape, problem.result)
+        if not y.size:
+            return y
+        batch, channels = problem.batch, problem.channels
+        w = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        planes = replace(
+            problem, batch=1 if problem.per_image else batch, channels=1, valid=False, per_image=False,
+            dtype=problem.sums, out_dtype=None, sum_dtype=None,
+        )  # fmt: skip
+        x = x.reshape(batch, problem.h, problem.w, channels)
+        results = y.reshape(batch, problem.filters, problem.out_h, problem.out_w, channels)
+        sums = np.empty((planes.batch, problem.filters, problem.h, problem.w), problem.sums)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for image in range(0, batch, planes.batch):
+                images = slice(image, image + planes.batch)
+                for channel in range(channels):
+                    plane = np.ascontiguousarray(x[images, ..., channel], problem.sums)
+                    self.fill(planes, plane, w[image if problem.per_image else 0], value, delta, sums)
+                    inside = sums[..., : problem.out_h, : problem.out_w]
+                    results[images, ..., channel] = rounded(inside, problem.result)
+        return y
 
 
-class Banded(_Filter):
+class Banded(PlaneFilter):
     """A filter as a product with a banded matrix.
 
     For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
@@ -75,12 +108,12 @@ class Banded(_Filter):
     paper = "correlation as a Toeplitz matrix product"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        if problem.dtype not in ("float32", "float64"):
-            return [f"matrix products are made for float32 and float64, not {problem.dtype}"]
+        if is_integer(problem.sums):
+            return [f"matrix products are made for sums in float32 and float64, not {problem.sums}"]
         return []
 
     def cost(self, problem: FilterProblem) -> float:
-        pixels = problem.batch * problem.h * problem.w
+        pixels = prod(problem.x_shape)
         stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
         return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
 
@@ -116,7 +149,7 @@ class Banded(_Filter):
         return None
 
 
-class Taps(_Filter):
+class Taps(PlaneFilter):
     """One multiply-add pass for each tap of each filter, in row order, over strips that stay in the cache.
 
     Every sum is in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
@@ -129,7 +162,7 @@ class Taps(_Filter):
         return []
 
     def cost(self, problem: FilterProblem) -> float:
-        return 60.0 * problem.batch * problem.filters * problem.h * problem.w * problem.kh * problem.kw
+        return 60.0 * prod(problem.x_shape) * problem.filters * problem.kh * problem.kw
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from leanconv.dtypes import DTYPES, GPU_FILTERS, none_of
+from leanconv.dtypes import DTYPES, none_of
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
 from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
@@ -111,7 +111,11 @@ class RegisterCache(GpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
-        reasons = none_of(problem.dtype, GPU_FILTERS)
+        reasons = none_of(problem.dtype, ("float32", "int32"))
+        if not problem.dtype == problem.result == problem.sums:
+            reasons.append(f"the image is {problem.dtype}, the result {problem.result} and sums are {problem.sums}")
+        if problem.channels != 1 or problem.valid or problem.per_image:
+            reasons.append("it takes planes, and gives results as large as the image")
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):

@@ -1,0 +1,99 @@
+"""The public functions on images: what they take, and what they mean. `leanconv.call` carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from leanconv.call import lookup
+from leanconv.call.weights import kernel_beside
+from leanconv.options import Border, FilterOptions, filter_options
+
+Array = TypeVar("Array")
+
+
+def filter2d(
+    image: Array,
+    kernel: Any,
+    *,
+    border: Border = "reflect101",
+    value: float = 0,
+    anchor: Sequence[int] | None = None,
+    delta: float = 0,
+    dtype: Any = None,
+    channels_last: bool | None = None,
+    mode: Literal["same", "valid"] = "same",
+    per_image: bool = False,
+    out: Any = None,
+    device: str | None = None,
+) -> Array:
+    """Correlate images with a small kernel, as ``cv2.filter2D`` does, or with several at once.
+
+    ``y[i,j] = delta + sum over u,v of kernel[u,v] * image[i + u - anchor_y, j + v - anchor_x]``: as large as the image.
+    Several kernels take one pass over the image, and each gives a result of its own.
+
+    Args:
+        image: array (..., height, width) of uint8, int8, uint16, int16, int32, float16, bfloat16, float32 or float64;
+            leading axes are a batch. Rows may be any distance apart: a crop of a larger image is read in place.
+        kernel: numbers (kh, kw), up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. A list, an array of
+            NumPy, or one of the image's library; of any real dtype. With an image on the GPU a copy of a list or of a
+            NumPy array is kept there for each content, for the first 256 of them.
+        border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
+            ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
+            (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
+            (``BORDER_REFLECT_101``, ...; also its numbers, as ``cv2.BORDER_REFLECT_101`` is one) are accepted too; see
+            `leanconv.images.borders`.
+        value: the constant border's pixel, a number that the image's dtype holds.
+        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2); -1 means
+            that middle, as in OpenCV, which writes (column, row).
+        delta: added to every output pixel, before it is rounded.
+        dtype: of the result; by default that of ``out`` or of the image. Integers are rounded, of two the even one,
+            and saturate: what is beyond uint8 is 0 or 255, and NaN is the smallest number.
+        channels_last: True for pictures (..., height, width, channels), each channel filtered by itself. An image
+            (height, width, 3) or (height, width, 4) is refused without a word; False says that it is a batch of planes.
+        mode: ``"valid"``: only where the kernel lies inside the image, (height - kh + 1, width - kw + 1); border and
+            anchor play no part.
+        per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
+            its own.
+        out: array for the result; must not share memory with the inputs.
+        device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
+
+    Returns:
+        Array of the image's shape and library, computed on the caller's current stream; ``out`` if given. With f
+        kernels its shape is (..., f, height, width), also for f = 1, and (..., f, height, width, channels).
+
+    Raises:
+        ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.
+
+    Sums are taken in float32; in float64 where image or result is float64 or int32. An int32 image whose kernel and
+    result are integers is exact, and wraps around. The kernel is not flipped; ``kernel[::-1, ::-1]`` makes it a
+    convolution. PyTorch's CPU tensors are filtered by the NumPy engine.
+
+    >>> import numpy as np
+    >>> filter2d(np.arange(4, dtype=np.float32)[None], np.ones((1, 3), np.float32), border="replicate").tolist()
+    [[1.0, 3.0, 6.0, 8.0]]
+    >>> filter2d(np.array([[10, 200, 100]], np.uint8), [[0.5, 0.5, 0.5]]).tolist()
+    [[205, 155, 250]]
+    >>> kernels = [[[1, 0, 0]], [[0, 0, 1]]]  # the pixel before, the pixel after
+    >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
+    [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
+    """
+    requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
+    if type(kernel) in (np.ndarray, list, tuple):
+        kernel = kernel_beside(image, kernel, requested.dtype)
+    # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
+    numbers: tuple[Any, ...] = ()
+    if type(value) is not int or type(delta) is not int or value or delta:
+        numbers = value, delta
+    return lookup.run(requested, image, kernel, None, out, numbers)
+
+
+def requested_filter(
+    image: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, channels_last: Any, mode: Any,
+    per_image: Any, value: Any, delta: Any,
+) -> tuple[FilterOptions, Any]:  # fmt: skip
+    """The options of a call of `filter2d`, and its kernel beside the image."""
+    requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
+    return requested, kernel_beside(image, kernel, requested.dtype)
