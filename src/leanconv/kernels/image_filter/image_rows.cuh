@@ -15,6 +15,12 @@ __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b)
 template <class T> struct Arithmetic { using type = T; };
 template <> struct Arithmetic<int> { using type = unsigned; };  // int32 wraps around; signed overflow is undefined
 
+// The warp's number in its block.
+// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
+__device__ __forceinline__ int warp_number() {
+    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
 // One image of the batch. Pitches are in elements.
 template <class T>
 struct Image {

@@ -24,12 +24,6 @@
 
 namespace leanconv {
 
-// The warp's number in its block.
-// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
-__device__ __forceinline__ int warp_number() {
-    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-}
-
 // Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands; where not all filters fit
 // into shared memory, first come the tiles of filters.
 template <class Problem, class Tuning>

@@ -116,6 +116,8 @@ class RegisterCache(GpuAlgorithm):
             reasons.append(f"the image is {problem.dtype}, the result {problem.result} and sums are {problem.sums}")
         if problem.channels != 1 or problem.valid or problem.per_image:
             reasons.append("it takes planes, and gives results as large as the image")
+        if problem.rank:
+            reasons.append("the filter is given as products of a column and a row")
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
