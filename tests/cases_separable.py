@@ -33,6 +33,42 @@ def _separable_cases() -> list[Case]:
     add("pitch-odd", 2, 33, 390, 5, 5, gap=3, y_gap=1, rows_between=2, border="reflect")
     for anchor in ((0, 0), (0, 6), (4, 0), (4, 6), (1, 5)):
         add(f"anchor-{anchor[0]}-{anchor[1]}", 1, 42, 280, 5, 7, anchor=anchor)
+    for dtype, result in (
+        ("uint8", None),
+        ("uint8", "float32"),
+        ("int16", None),
+        ("float16", None),
+        ("bfloat16", None),
+        ("float32", "uint8"),
+        ("float64", None),
+        ("int32", "float64"),
+        ("uint8", "int16"),
+    ):
+        name = f"type-{dtype}" + f"-{result}" * bool(result)
+        add(
+            name,
+            2,
+            43,
+            403,
+            7,
+            6,
+            border="reflect",
+            dtype=dtype,
+            out_dtype=result,
+            gap=1,
+            y_gap=1,
+            thorough=dtype == "float64",
+        )
+        add(f"{name}-vectors", 1, 39, 264, 5, 9, border="constant", dtype=dtype, out_dtype=result)
+    for channels in (2, 3, 4, 5):
+        for border in ("reflect101", "constant"):
+            dtype = "uint8" if border == "reflect101" else "float32"
+            add(f"channels-{channels}-{border}", 2, 39, 120, 9, 7, border=border, dtype=dtype, channels=channels)
+    add("channels-3-63x63", 1, 70, 130, 63, 63, channels=3, dtype="uint8", border="wrap", thorough=True)
+    add("channels-3-wide", 1, 70, 80, 5, 64, channels=3, dtype="uint8", anchor=(4, 0), border="replicate")
+    add("channels-3-rank-2", 1, 34, 48, 9, 8, channels=3, dtype="float16", border="replicate", rank=2, anchor=(0, 7))
+    add("valid", 2, 43, 270, 4, 5, valid=True, y_gap=2)
+    add("valid-channels", 1, 80, 100, 9, 13, valid=True, dtype="uint8", channels=3)
     # More rows than a block marches down: bands.
     add("bands", 1, 1100, 3, 3, 3, border="wrap")
     return found

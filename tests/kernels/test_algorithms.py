@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.dtypes import item_bytes
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.common.input_gradient import phase_groups
 from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
@@ -147,8 +148,9 @@ def test_wide_offsets_right_on_emulator(algorithm, case):
 @named([(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)])
 @pytest.mark.parametrize("offsets", [{"x": 4, "y": 12}, {"x": 8, "y": 0}, {"x": 0, "y": 4}], ids=str)
 def test_unaligned_images_right_on_emulator(algorithm, case, offsets):
-    """A part of an image begins anywhere; only its elements are aligned."""
-    run = partial(emulator.run_plan, offsets=offsets)
+    """A part of an image begins anywhere; only its elements are aligned. Offsets are those of elements of 4 bytes."""
+    items = {"x": item_bytes(case.problem.dtype), "y": item_bytes(case.problem.result)}
+    run = partial(emulator.run_plan, offsets={role: at * items[role] // 4 for role, at in offsets.items()})
     proof.check(algorithm, case.problem, run=run, kinds=cases.KINDS[:1])
 
 

@@ -2,7 +2,7 @@
 
 Kernels     register_cache (``filter2d`` and what `leanconv.ndimage` makes of it)
 Papers      P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018)
-Requires    sm_80 or newer; float32 or int32
+Requires    sm_80 or newer; every real type of up to 64 bits
 Memory      no workspace: borders are computed in the kernel
 Precision   ``ieee``
 ``auto``    always: the one kernel for image filters

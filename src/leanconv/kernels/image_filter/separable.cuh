@@ -3,8 +3,10 @@
 //   h_k[i, j] = sum over v of row_k[v] * x[i, j + v - anchor_x]                                  the row pass
 //   y[i, j]   = delta + sum over k, u of column_k[u] * h_k[i + u - anchor_y, j]                  the column pass
 //
-// Requires   kernels given as `rank` columns of r weights and rows of s weights: w is (rank, r + s).
-// Numerics   float32 FMAs, each row of a window first, then its column; or wrapping int32.
+// Requires   kernels given as `rank` columns of r weights and rows of s weights: w is (rank, r + s); types as for
+//            register_cache.
+// Numerics   FMAs in float32 or float64, each row of a window first, then its column; or wrapping int32; one rounding to
+//            the type of the result, none in between.
 // CTA tile   a strip of 128 columns, which it marches down; a step makes warps * outputs rows of it.
 // Shared     the input rows of a step; a ring of filtered rows, as many as the columns of a step reach; the weights.
 // One step   input rows have landed | barrier | row pass: input rows -> ring | barrier | copies of the next step's rows
@@ -53,22 +55,49 @@ __device__ __forceinline__ void slide(T (&acc)[4][outputs], const T* weights, Lo
                 for (int v = 0; v < 4; ++v) acc[v][n] += weight * in[v][e];
             }
     };
-    if constexpr (rounds == 0) {
+    constexpr int looped = rounds == 0 ? 0 : first_whole + rounds * ring;
 #pragma unroll
-        for (int group = 0; group < groups; ++group) step(group, group % ring, false);
-    } else {
-#pragma unroll
-        for (int group = 0; group < first_whole; ++group) step(group, group % ring, false);
-        constexpr int looped = first_whole + rounds * ring;
+    for (int group = 0; group < (rounds == 0 ? 0 : first_whole); ++group) step(group, group % ring, false);
+    if constexpr (rounds != 0) {
 #pragma unroll 1
         for (int group = first_whole; group < looped; group += ring) {
 #pragma unroll
             for (int k = 0; k < ring; ++k) step(group + k, (first_whole + k) % ring, true);
         }
+    }
 #pragma unroll
-        for (int group = looped; group < groups; ++group) step(group, group % ring, false);
+    for (int group = looped; group < groups; ++group) step(group, group % ring, false);
+}
+
+// The same where the taps of an output lie `channels` places apart; `weights` begins with the first.
+template <int taps, int lead, int channels, int outputs, class T, class Load>
+__device__ __forceinline__ void slide_channels(T (&acc)[4][outputs], const T* weights, Load&& load) {
+    T window[round_up(taps, 4)];  // those that lie between the first and the last place of a group are in registers
+#pragma unroll
+    for (int group = 0; group < ceil_div(lead + (taps - 1) * channels + outputs, 4); ++group) {
+        T in[4][4];
+        load(in, group);
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+#pragma unroll
+            for (int n = 0; n < outputs; ++n) {
+                const int place = 4 * group + e - lead - n, tap = place / channels;
+                if (place < 0 || place % channels != 0 || tap >= taps) continue;
+                if (n == 0 && tap % 4 == 0) {  // output 0 is the first that needs it
+                    T four[4];
+                    load_vector(four, weights + tap);
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) window[tap + k] = four[k];
+                }
+#pragma unroll
+                for (int v = 0; v < 4; ++v) acc[v][n] += window[tap] * in[v][e];
+            }
     }
 }
+
+// A row's place in a ring of so many, of which it is at most once beyond the end.
+template <int ring_rows>
+__device__ __forceinline__ int next_in_ring(int row) { return row < ring_rows ? row : row - ring_rows; }
 
 // The sizes of a block, from Problem (rank, r, s, anchors) and Tuning (warps, outputs).
 template <class Problem, class Tuning>
@@ -79,7 +108,9 @@ struct SeparableTile {
     // Outputs lag behind the rows that are filtered, by whole groups of a thread's outputs.
     static constexpr int lag = round_up(r - 1, outputs), ring_rows = lag + step_rows;
     static constexpr int input_pitch = Rows::row + 4, ring_pitch = Rows::width + 4;
-    static constexpr int row_weights = round_up(Rows::lead + s, 4), column_weights = round_up(r, 4);
+    // Places before a row's weights, so that weights and pixels begin at a vector.
+    static constexpr int lead = Rows::channels == 1 ? Rows::lead : 0;
+    static constexpr int row_weights = round_up(lead + s, 4), column_weights = round_up(r, 4);
 
     static_assert(outputs % 4 == 0 && 32 % outputs == 0, "groups of outputs are vectors, and a warp has whole rows of them");
     static_assert(step_rows % 32 == 0, "the row pass shares out 32 rows by 4 * outputs columns to a warp");
@@ -87,24 +118,31 @@ struct SeparableTile {
 
 // Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void separable(const typename Problem::element* x, const typename Problem::element* w,
-                                          typename Problem::element* y, typename Problem::element value,
-                                          typename Problem::element delta, int height, int width, int64 x_pitch,
-                                          int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands, int band_rows) {
+__device__ __forceinline__ void separable(const typename Problem::element* x, const typename Problem::sum* w,
+                                          typename Problem::result* y, typename Problem::sum value,
+                                          typename Problem::sum delta, int height, int width, int64 x_pitch, int64 x_step,
+                                          int64 y_pitch, int64 y_step, int strips, int bands, int band_rows) {
     using Tile = SeparableTile<Problem, Tuning>;
     using Rows = typename Tile::Rows;
+    using In = typename Rows::In;
+    using Out = typename Rows::Out;
     using T = typename Rows::T;
     constexpr int rank = Problem::rank, r = Problem::r, s = Problem::s, outputs = Tuning::outputs;
+    constexpr int channels = Problem::channels, planes = Problem::planes;
     constexpr int ring_elements = Tile::ring_rows * Tile::ring_pitch;
     static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
 
     const int warp = warp_number(), lane = threadIdx.x % 32;
-    const int rest = blockIdx.x / strips, image = rest / bands;
+    const int rest = blockIdx.x / strips, plane = rest / bands, image = plane / planes;
     const int top = rest % bands * band_rows, j = (blockIdx.x % strips) * Rows::width;
-    const int rows = min(band_rows, height - top);
+    const int out_height = Problem::valid ? height - (r - 1) : height;
+    const int out_width = Problem::valid ? width - (s - 1) : width;
+    const int rows = min(band_rows, out_height - top);
     if (rows <= 0) return;
-    const Image<T> view{reinterpret_cast<const T*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
-                        height, width, x_pitch, y_pitch, static_cast<T>(value)};
+    const typename Rows::View view{reinterpret_cast<const In*>(x) + image * x_step + plane % planes,
+                                   reinterpret_cast<Out*>(y) + image * y_step + plane % planes,
+                                   height, width * channels, out_height, out_width * channels,
+                                   x_pitch, y_pitch, static_cast<T>(value)};
     T* const inputs = reinterpret_cast<T*>(shared_memory());
     T* const ring = inputs + Tile::step_rows * Tile::input_pitch;
     T* const weights = ring + rank * ring_elements;
@@ -113,7 +151,7 @@ __device__ __forceinline__ void separable(const typename Problem::element* x, co
     const auto load_step = [&](int first) {
         const Rows source(view, top - Problem::anchor_y + first, j, lane);
         if (source.inside(Tile::step_rows)) {
-            const T* from = source.vector_of(warp);
+            const In* from = source.vector_of(warp);
             T* to = inputs + warp * Tile::input_pitch;
 #pragma unroll
             for (int k = 0; k < outputs; ++k, from += Tuning::warps * x_pitch)
@@ -129,8 +167,8 @@ __device__ __forceinline__ void separable(const typename Problem::element* x, co
 #pragma unroll 1
     for (int k = threadIdx.x; k < rank * (Tile::row_weights + Tile::column_weights); k += 32 * Tuning::warps) {
         const int product = k / (Tile::row_weights + Tile::column_weights);
-        const int place = k % (Tile::row_weights + Tile::column_weights) - Rows::lead;
-        const int down = place + Rows::lead - Tile::row_weights;
+        const int place = k % (Tile::row_weights + Tile::column_weights) - Tile::lead;
+        const int down = place + Tile::lead - Tile::row_weights;
         const T* from = reinterpret_cast<const T*>(w) + product * (r + s);
         weights[k] = down >= 0 ? (down < r ? from[down] : T(0)) : place >= 0 && place < s ? from[r + place] : T(0);
     }
@@ -148,15 +186,17 @@ __device__ __forceinline__ void separable(const typename Problem::element* x, co
             const T* const taps = weights + product * (Tile::row_weights + Tile::column_weights);
             T acc[4][outputs] = {};
             const T* const from = inputs + my_row * Tile::input_pitch + my_column;
-            slide<s, Rows::lead>(acc, taps, [&](T (&in)[4][4], int group) {
+            const auto load = [&](T (&in)[4][4], int group) {
 #pragma unroll
                 for (int v = 0; v < 4; ++v) load_vector(in[v], from + 8 * v * Tile::input_pitch + 4 * group);
-            });
+            };
+            if constexpr (channels == 1) slide<s, Rows::lead>(acc, taps, load);
+            else slide_channels<s, Rows::lead, channels>(acc, taps, load);
 #pragma unroll
             for (int v = 0; v < 4; ++v) {
                 const int slot = to_row + my_row + 8 * v;
                 T* const to = ring + product * ring_elements + my_column +
-                              (slot < Tile::ring_rows ? slot : slot - Tile::ring_rows) * Tile::ring_pitch;
+                              next_in_ring<Tile::ring_rows>(slot) * Tile::ring_pitch;
 #pragma unroll
                 for (int n = 0; n < outputs; n += 4) {
                     const T four[4] = {acc[v][n], acc[v][n + 1], acc[v][n + 2], acc[v][n + 3]};
@@ -186,13 +226,13 @@ __device__ __forceinline__ void separable(const typename Problem::element* x, co
                     if (from >= end) from -= ring_elements;
                 });
             }
-            const RowWriter<T, 4> writer(view, top + i, j, lane, static_cast<T>(delta), staging);
+            const RowWriter<Out, T, 4, planes> writer(view, top + i, j, lane, static_cast<T>(delta), staging);
             const auto row_of = [&](T (&row)[4], int n) {
 #pragma unroll
                 for (int v = 0; v < 4; ++v) row[v] = acc[v][n];
             };
             if (writer.vectors && i + outputs <= rows) {
-                T* to = writer.vector_of(0);
+                Out* to = writer.vector_of(0);
 #pragma unroll
                 for (int n = 0; n < outputs; ++n, to += y_pitch) {
                     T row[4];
@@ -208,8 +248,8 @@ __device__ __forceinline__ void separable(const typename Problem::element* x, co
                 }
             }
         }
-        to_row = to_row + Tile::step_rows < Tile::ring_rows ? to_row + Tile::step_rows : to_row + Tile::step_rows - Tile::ring_rows;
-        from_row = from_row + Tile::step_rows < Tile::ring_rows ? from_row + Tile::step_rows : from_row + Tile::step_rows - Tile::ring_rows;
+        to_row = next_in_ring<Tile::ring_rows>(to_row + Tile::step_rows);
+        from_row = next_in_ring<Tile::ring_rows>(from_row + Tile::step_rows);
     }
 }
 
