@@ -82,6 +82,15 @@ USUAL |= {
     "filter-row": filter_problem(1, 4096, 4096, 1, 31),
     "filter-column": filter_problem(1, 4096, 4096, 31, 1),
 }
+USUAL |= {
+    f"filter-separable-{size}x{size}": filter_problem(1, 8192, 8192, size, size, rank=1) for size in (15, 31, 63, 127)
+}
+USUAL |= {
+    "filter-separable-uint8": filter_problem(1, 4096, 4096, 15, 15, rank=1, dtype="uint8"),
+    "filter-separable-uint8-rgb": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="uint8", channels=3),
+    "filter-separable-float64": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="float64"),
+    "filter-separable-rank-3": filter_problem(1, 4096, 4096, 21, 21, rank=3, border="constant"),
+}
 ACCEPTED = [
     pytest.param(a, problem, id=f"{a.stem}-{name}")
     for a in VARIANTS

@@ -61,7 +61,7 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
 
 def _exact_product(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """The column and the row, of small integers times a power of two, whose product is exactly ``kernel``."""
-    mantissas, exponents = np.frexp(kernel[kernel != 0])
+    exponents = np.frexp(kernel[kernel != 0])[1]
     if exponents.max() - exponents.min() > 9:
         return None  # 53 and 9 bits are an int64
     unit = int(exponents.min()) - 53
@@ -86,13 +86,12 @@ def worth_it(rank: int, kh: int, kw: int) -> bool:
 
 
 def split(kernel: np.ndarray, dtype: str, separable: bool | None) -> np.ndarray | None:
-    """What `leanconv.filter2d` filters with in place of ``kernel`` (kh, kw): its `products`, or None, which means the
-    kernel as it is. ``separable`` is what the caller says: True, None (where it is faster) or False.
+    """What `leanconv.filter2d` filters with in place of ``kernel`` (kh, kw): its `products`, which are kept for each
+    content, or None, which means the kernel as it is. ``separable`` is what the caller says: True, or None, which means
+    where it is faster.
 
     Raises ValueError where it is True, and the kernel is no sum of so few products.
     """
-    if separable is False or (separable is None and not worth_it(1, *kernel.shape)):
-        return None
     key = kernel.shape, kernel.dtype, dtype, kernel.tobytes()
     kept = _found.get(key) or _found.recall(key)
     if kept is None:

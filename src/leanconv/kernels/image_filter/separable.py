@@ -98,7 +98,7 @@ class Separable(GpuAlgorithm):
     """Rows and columns apart, FMAs or wrapping int32, every type and border, no workspace."""
 
     name = "separable"
-    paper = "the row and column passes of image libraries, fused; sliding windows of weights in registers"
+    paper = "the row and column passes of image libraries, in one launch"
     precision = "ieee"
     solves = "filter2d"
 
@@ -118,6 +118,10 @@ class Separable(GpuAlgorithm):
         if not reasons and problem.batch * planes(problem) * strips_of(problem) >= 2**28:
             images = f"{problem.batch} images of {problem.h}x{problem.w}"
             reasons.append(f"{images} may need more than 2**31 - 1 blocks")
+        least = min(shared_bytes(problem, SeparableConfig(*shape)) for shape in SHAPES)
+        if not reasons and least > target.shared_per_block:
+            has = f"{target.shared_per_block} on {target.arch}"
+            reasons.append(f"a block needs {least} bytes of shared memory at least, and has {has}")
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
