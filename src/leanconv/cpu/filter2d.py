@@ -45,8 +45,8 @@ def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
         if is_integer(dtype):
             low, high = DTYPES[dtype].low, DTYPES[dtype].high
-            # NOTE: fmax is the number where the other one is NaN
-            sums = np.fmax(np.fmin(np.rint(sums), high), low)
+            # NOTE: fmax gives the number where the other one is NaN
+            sums = np.fmin(np.fmax(np.rint(sums), low), high)
         return sums.astype(dtype)
 
 

@@ -191,7 +191,8 @@ struct RowWriter {
         __syncwarp();
 #pragma unroll
         for (int k = 0; k < columns; ++k)
-            if (32 * k + lane < count) to[n * pitch + (32 * k + lane) * planes] = narrow_sum<Out>(staging[32 * k + lane]);
+            if (32 * k + lane < count)
+                to[n * pitch + 32 * k * planes + lane * planes] = narrow_sum<Out>(staging[32 * k + lane]);
     }
 
     // Where `vectors`, rows can be stored by the address of this lane's first vector in them, `pitch` apart.

@@ -82,8 +82,8 @@ LEAST_TILE = 2, 4
 def interleaved(problem: FilterProblem) -> int:
     """Channels that a block filters side by side, as they lie: up to 4, where their windows fit into registers. With 1
     its elements lie `planes` apart."""
-    few = problem.channels <= 4 and registers_needed(problem, *LEAST_TILE, problem.channels) <= MOST_REGISTERS
-    return problem.channels if few else 1
+    few = problem.channels <= 4 and _registers(problem, *LEAST_TILE, problem.channels) <= MOST_REGISTERS
+    return max(1, problem.channels) if few else 1
 
 
 def planes(problem: FilterProblem) -> int:
@@ -121,9 +121,14 @@ def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
     return rows * row + weights if filters == 1 else (rows + ceil_div(weights, row) + config.warps) * row
 
 
-def registers_needed(problem: FilterProblem, rows: int, columns: int, channels: int = 0) -> int:
+def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
     """Registers that a thread needs: sums, windows, and about 14 for weights and addresses."""
-    window = columns + (problem.kw - 1) * (channels or interleaved(problem))
+    return _registers(problem, rows, columns, interleaved(problem))
+
+
+def _registers(problem: FilterProblem, rows: int, columns: int, channels: int) -> int:
+    """The same with so many channels side by side."""
+    window = columns + (problem.kw - 1) * channels
     return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + 14
 
 
