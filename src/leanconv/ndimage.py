@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from leanconv.arrays import NUMPY, arrays_of
-from leanconv.cpu.filter2d import Banded, Taps, line_indices
+from leanconv.cpu.filter2d import Banded, Taps
+from leanconv.cpu.lines import line_indices
 from leanconv.dtypes import GPU_FILTERS
 from leanconv.images.borders import SCIPY_NAMES, BorderName, ScipyMode
 from leanconv.problem import FilterProblem

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
+from leanconv.cpu.lines import line_indices
 from leanconv.dtypes import item_bytes
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
 
@@ -20,18 +20,6 @@ BAND_ROWS = 16
 BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
-
-
-def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
-    """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
-
-    −1 marks the places that border ``constant`` fills with its value.
-    """
-    if border == "constant":
-        return np.pad(np.arange(size), (before, after), constant_values=-1)
-    if border == "wrap":
-        return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
 
 
 class _Filter(CpuAlgorithm):
