@@ -13,10 +13,11 @@ import scipy.ndimage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.cpu import lines, separable
+from leanconv.cpu import lines, planes, separable
 from leanconv.cpu.lines import correlate_line
+from leanconv.cpu.planes import correlate_plane
 from leanconv.cpu.separable import box, box_line, correlate_separable
-from leanconv.images.borders import SCIPY_NAMES
+from leanconv.images.borders import BORDERS, SCIPY_NAMES
 from leanconv.runtime import env
 from leanconv.runtime.threads import over_blocks
 
@@ -30,6 +31,7 @@ def several_threads() -> Iterator[None]:
         patch.setenv("LEANCONV_THREADS", "3")
         patch.setattr(lines, "LEAST_WORK", 1)
         patch.setattr(separable, "LEAST_WORK", 1)
+        patch.setattr(planes, "LEAST_WORK", 1)
         yield
 
 
@@ -97,6 +99,10 @@ def test_inf_and_nan_reach_their_windows_only(axis: int, size: int) -> None:
     for got in (correlate_line(x, np.full(size, 0.5), axis), box_line(x, size, axis)):
         reached = ~np.isfinite(scipy.ndimage.correlate1d(x, np.ones(size), axis, mode="mirror"))
         assert np.array_equal(~np.isfinite(got), reached) and 0 < reached.sum() <= 4 * size
+    kernel = np.full((min(size, 40), 3), 0.5)
+    got = correlate_plane(x, kernel)
+    reached = ~np.isfinite(scipy.ndimage.correlate(x, kernel, mode="mirror"))
+    assert np.array_equal(~np.isfinite(got), reached) and 0 < reached.sum() <= 2 * kernel.size
     x[...] = 1  # a transform has no error beside what is far larger
     assert np.array_equal(box_line(x, size, axis), np.full(x.shape, size, np.float32))
 
@@ -172,3 +178,20 @@ def test_the_variable_is_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(env.mistakes()) == 1
     monkeypatch.delenv("LEANCONV_THREADS")
     assert env.threads() >= 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(2), st.sampled_from(("float32", "float64")))
+def test_planes_are_scipys(p: dict[str, Any], sums: str) -> None:
+    sizes = [min(size, 40) for size in p["sizes"]]
+    x, kernel = data(p), p["rng"].standard_normal(sizes)
+    anchor = tuple(min(at, size - 1) for at, size in zip(p["anchor"], sizes, strict=True))
+    got = correlate_plane(x, kernel, anchor, SCIPY_NAMES[p["mode"]], 1.5, sums=sums)
+    border, planes_of_x = BORDERS[SCIPY_NAMES[p["mode"]]], x.astype(np.float64).reshape(-1, *x.shape[-2:])
+    # NOTE: SciPy 1.17's correlate reads other pixels for "reflect" where the filter reaches beyond 4 times the image
+    reach = [(at, size - 1 - at) for at, size in zip(anchor, sizes, strict=True)]
+    more: Any = {"constant_values": 1.5} if border.numpy == "constant" else {}
+    extended = np.pad(planes_of_x, [(0, 0), *reach], mode=border.numpy, **more)  # type: ignore[call-overload]
+    windows = np.lib.stride_tricks.sliding_window_view(extended, sizes, axis=(1, 2))
+    want = np.einsum("bijuv,uv->bij", windows, kernel).reshape(x.shape)
+    check(got, want, x, float(np.abs(kernel).sum()), sums)

@@ -21,7 +21,8 @@ from leanconv.kernels.contract import ceil_div
 from leanconv.runtime import env
 from leanconv.runtime.threads import over_blocks
 
-#: Bytes of a block's lines: they and the result stay in a second-level cache of 1 MiB.
+#: Bytes of a block's lines: they and the result stay in a second-level cache of 1 MiB. How lines are cut into blocks
+#: must not depend on the number of threads, since BLAS sums in an order that shapes determine.
 BLOCK_BYTES = 512 << 10
 #: Fewer lines than this are cut into segments, so that a product has rows for BLAS.
 LEAST_LINES = 32
@@ -126,14 +127,6 @@ def _as_lines(array: np.ndarray, axis: int) -> np.ndarray:
     return array.reshape(prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
 
 
-def planes(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Two arrays of one shape as (planes, rows, columns), apart in memory, and whether the second is ``y`` itself."""
-    keep_freed_memory()
-    source, target = ((x.copy() if np.may_share_memory(x, y) else x), y)
-    source, target = (each.reshape(-1, *x.shape[-2:]) for each in (source, target))
-    return source, target, np.may_share_memory(target, y)
-
-
 def threads_for(size: int) -> int:
     return env.threads() if size >= LEAST_WORK else 1
 
@@ -184,11 +177,11 @@ def _rows(x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np
     reach = edge.before + edge.after
     source, threads = line_indices(edge.border, n, edge.before, edge.after), threads_for(x.size)
     width = segment(reach + 1)
-    if outer * inner < LEAST_LINES * threads and n > 2 * width:
+    if outer * inner < LEAST_LINES and n > 2 * width:
         _segments(x, y, edge, filter_block, sums, source, threads)
         return
     width = min(n, width)
-    lines = max(LEAST_LINES, min(ceil_div(outer * inner, threads), BLOCK_BYTES // sums.itemsize // (width + reach)))
+    lines = max(LEAST_LINES, BLOCK_BYTES // sums.itemsize // (width + reach))
     beside = min(inner, lines)
     many = max(1, lines // beside)
     blocks = [
@@ -230,7 +223,7 @@ def _segments(
     reach = edge.before + edge.after
     length = segment(reach + 1)
     count = ceil_div(n, length)
-    many = max(1, min(ceil_div(count, threads), BLOCK_BYTES // sums.itemsize // (length + reach)))
+    many = max(1, BLOCK_BYTES // 4 // sums.itemsize // (length + reach))
     lines = [(o, i, first) for o in range(outer) for i in range(inner) for first in range(0, count, many)]
 
     def one(block: tuple[int, int, int]) -> None:
@@ -285,9 +278,9 @@ def put(result: np.ndarray, part: np.ndarray) -> None:
 
 
 def is_fourier(taps: int, sums: str) -> bool:
-    """Whether a filter of so many taps is quicker by transforms."""
+    """Whether transforms are quicker by twice: their errors are relative to the largest number of a segment."""
     size = transform_size(taps)
-    return _BAND_NS[np.dtype(sums).itemsize] * (taps + _band(taps)) > _FOURIER_NS * size / (size - taps + 1)
+    return _BAND_NS[np.dtype(sums).itemsize] * (taps + _band(taps)) > 2 * _FOURIER_NS * size / (size - taps + 1)
 
 
 def _band(taps: int) -> int:
@@ -330,6 +323,8 @@ def correlate_last(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -
             np.matmul(extended[:, left : left + count + reach], matrix[:count, : count + reach].T, out=part)
     if not np.isfinite(result.sum()):
         result[...] = one_by_one(extended, taps)
+    elif is_fourier(len(taps), taps.dtype.name) and taps.min() >= 0 and extended.min() >= 0:
+        np.maximum(result, 0, out=result)  # a rounding of zero is no negative number
 
 
 def one_by_one(extended: np.ndarray, taps: np.ndarray) -> np.ndarray:

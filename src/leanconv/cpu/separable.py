@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
-from leanconv.cpu.blas import ONE_THREAD
-from leanconv.cpu.lines import (
-    LEAST_WORK,
-    Edge,
-    Pass,
-    fill_from,
-    filter_lines,
-    line_indices,
-    line_passes,
-    planes,
-    put,
-    store,
-    sums_of,
-    threads_for,
-)
-from leanconv.runtime.threads import over_blocks
+from leanconv.cpu.lines import LEAST_WORK, Edge, Pass, filter_lines, line_passes, sums_of
+from leanconv.cpu.planes import opencv, over_planes
 
 #: Rows and columns of a block of two passes. Explored (EPYC, 0d4d7f7): of blocks of 2048 columns sums over boxes take
 #: half as long again, and products of 64 rows a third.
@@ -56,11 +41,11 @@ def correlate_separable(
     passes = []
     for i, row in enumerate(taps):
         edge = Edge.of(len(row), anchor[i] if anchor else None, border)
-        passes.append(_Pass(edge, *line_passes(row, sums), float(np.sum(row)), np.array(row, sums)))
+        passes.append(Pass1d(edge, *line_passes(row, sums), float(np.sum(row)), np.array(row, sums)))
     return _passes(x, passes, axes, cval, sums, out)
 
 
-class _Pass(NamedTuple):
+class Pass1d(NamedTuple):
     """A filter along one axis; of a plane of ones it makes ``gain``."""
 
     edge: Edge
@@ -70,22 +55,13 @@ class _Pass(NamedTuple):
     taps: np.ndarray | None = None
 
 
-@cache
-def _opencv() -> Any:
-    """OpenCV where it is installed: its loops for a few taps make fewer operations than a banded product."""
-    try:
-        return importlib.import_module("cv2")
-    except ImportError:
-        return None
-
-
 def _passes(
-    x: np.ndarray, passes: Sequence[_Pass], axes: Sequence[int], cval: float, sums: str, out: np.ndarray | None
+    x: np.ndarray, passes: Sequence[Pass1d], axes: Sequence[int], cval: float, sums: str, out: np.ndarray | None
 ) -> np.ndarray:
     """One pass after the other; two along the last two axes block by block, where blocks of both passes are small."""
     if len(passes) == 2 and [axis % x.ndim for axis in axes] == [x.ndim - 2, x.ndim - 1]:
         if passes[0].down is not None and max(p.edge.before + p.edge.after for p in passes) <= FUSED_REACH:
-            return _two_passes(x, passes[0], passes[1], cval, np.dtype(sums), out)
+            return _two_passes(x, passes[0], passes[1], cval, sums, out)
     y = x
     for each, axis in zip(passes, axes, strict=True):
         last = each is passes[-1]
@@ -96,60 +72,28 @@ def _passes(
 
 
 def _two_passes(
-    x: np.ndarray, vertical: _Pass, horizontal: _Pass, cval: float, sums: np.dtype, out: np.ndarray | None
+    x: np.ndarray, vertical: Pass1d, horizontal: Pass1d, cval: float, sums: str, out: np.ndarray | None
 ) -> np.ndarray:
     """Down the columns of a block, then along its rows, while it is in the cache."""
-    y = np.empty(x.shape, sums) if out is None else out
-    if x.size == 0:
-        return y
-    source, target, shared = planes(x, y)
-    (_, h, w), (rows, columns) = target.shape, (each.edge for each in (vertical, horizontal))
-    lines = line_indices(rows.border, h, rows.before, rows.after)
-    across = line_indices(columns.border, w, columns.before, columns.after)
-    tall, wide = rows.before + rows.after, columns.before + columns.after
-    few = vertical.taps is not None and horizontal.taps is not None and max(tall, wide) < OPENCV_TAPS
-    opencv = _opencv() if few and x.size >= LEAST_WORK else None
-    height, width = min(h, max(BLOCK_ROWS, 2 * tall)), min(w, max(BLOCK_COLUMNS, 4 * wide))
-    blocks = [
-        (plane, top, left) for plane in range(len(target)) for top in range(0, h, height) for left in range(0, w, width)
-    ]
+    edges = vertical.edge._replace(value=cval), horizontal.edge._replace(value=cval)
+    tall, wide = (edge.before + edge.after for edge in edges)
+    loops = vertical.taps is not None and horizontal.taps is not None and max(tall, wide) < OPENCV_TAPS
+    both = loops and x.size >= LEAST_WORK and opencv() is not None
 
-    def one(block: tuple[int, int, int]) -> None:
-        plane, top, left = block
-        part = target[plane, top : top + height, left : left + width]
-        extended = np.empty((part.shape[0] + tall, part.shape[1] + wide), sums)
-        fill(extended, source[plane], lines[top : top + len(extended)], across[left : left + extended.shape[1]], cval)
-        if opencv is not None:
-            done = opencv.sepFilter2D(extended, -1, horizontal.taps, vertical.taps, borderType=opencv.BORDER_CONSTANT)
-            below, right = tall + 1 >> 1, wide + 1 >> 1
-            put(done[below : below + part.shape[0], right : right + part.shape[1]], part)
+    def one(extended: np.ndarray, result: np.ndarray) -> None:
+        if both:
+            done = opencv().sepFilter2D(
+                extended, -1, horizontal.taps, vertical.taps, borderType=opencv().BORDER_CONSTANT
+            )
+            below, right = (tall + 1) // 2, (wide + 1) // 2
+            result[...] = done[below : below + result.shape[0], right : right + result.shape[1]]
             return
-        half = np.empty((len(part), extended.shape[1]), sums)
+        half = np.empty((len(result), extended.shape[1]), sums)
         assert vertical.down is not None
-        with np.errstate(all="ignore"):
-            vertical.down(extended, half)
-        store(horizontal.along, half, part)
+        vertical.down(extended, half)
+        horizontal.along(half, result)
 
-    with ONE_THREAD:
-        over_blocks(one, blocks, threads_for(x.size))
-    if not shared:
-        y[...] = target.reshape(y.shape)
-    return y
-
-
-def fill(extended: np.ndarray, plane: np.ndarray, rows: np.ndarray, columns: np.ndarray, value: float) -> None:
-    """Copy the pixels of ``rows`` and ``columns`` of a plane, where −1 stands for a line of ``value``."""
-    inside = np.flatnonzero(columns >= 0)
-    low, high = int(columns.min(initial=len(plane[0]), where=columns >= 0)), int(columns.max()) + 1
-    if high - low == len(columns):
-        fill_from(extended, plane[:, low:high], rows, value)
-        return
-    if inside.size == 0:
-        extended[...] = value
-        return
-    seen = np.empty((len(rows), high - low), extended.dtype)
-    fill_from(seen, plane[:, low:high], rows, value)
-    fill_from(extended.T, seen.T, np.where(columns < 0, -1, columns - low), value)
+    return over_planes(x, edges, one, sums, out, (max(BLOCK_ROWS, 2 * tall), max(BLOCK_COLUMNS, 4 * wide)))
 
 
 def box(
@@ -170,7 +114,7 @@ def box(
     passes = []
     for i, size in enumerate(sizes):
         along, down = _box_passes(size, divisor if i == last else 1.0)
-        passes.append(_Pass(Edge.of(size, anchor[i] if anchor else None, border), along, down, size))
+        passes.append(Pass1d(Edge.of(size, anchor[i] if anchor else None, border), along, down, size))
     return _passes(x, passes, axes, cval, sums, out)
 
 
