@@ -42,32 +42,34 @@ def correlate_separable(
     for i, row in enumerate(taps):
         edge = Edge.of(len(row), anchor[i] if anchor else None, border)
         passes.append(Pass1d(edge, *line_passes(row, sums), float(np.sum(row)), np.array(row, sums)))
-    return _passes(x, passes, axes, cval, sums, out)
+    return filter_passes(x, passes, axes, cval, sums, out)
 
 
 class Pass1d(NamedTuple):
-    """A filter along one axis; of a plane of ones it makes ``gain``."""
+    """A filter along one axis; of a plane of ones it makes ``gain``. With None what is outside stays as it is."""
 
     edge: Edge
     along: Pass
     down: Pass | None
-    gain: float
+    gain: float | None
     taps: np.ndarray | None = None
 
 
-def _passes(
+def filter_passes(
     x: np.ndarray, passes: Sequence[Pass1d], axes: Sequence[int], cval: float, sums: str, out: np.ndarray | None
 ) -> np.ndarray:
     """One pass after the other; two along the last two axes block by block, where blocks of both passes are small."""
     if len(passes) == 2 and [axis % x.ndim for axis in axes] == [x.ndim - 2, x.ndim - 1]:
-        if passes[0].down is not None and max(p.edge.before + p.edge.after for p in passes) <= FUSED_REACH:
+        constant = any(p.edge.border == "constant" for p in passes) and cval != 0
+        together = x.size >= LEAST_WORK and passes[0].down is not None and not (constant and passes[0].gain is None)
+        if together and max(p.edge.before + p.edge.after for p in passes) <= FUSED_REACH:
             return _two_passes(x, passes[0], passes[1], cval, sums, out)
     y = x
     for each, axis in zip(passes, axes, strict=True):
         last = each is passes[-1]
         edge = each.edge._replace(value=cval)
         y = filter_lines(y, axis, edge, each.along, each.down, sums, out if last else None)
-        cval *= each.gain
+        cval *= 1.0 if each.gain is None else each.gain
     return y
 
 
@@ -115,7 +117,7 @@ def box(
     for i, size in enumerate(sizes):
         along, down = _box_passes(size, divisor if i == last else 1.0)
         passes.append(Pass1d(Edge.of(size, anchor[i] if anchor else None, border), along, down, size))
-    return _passes(x, passes, axes, cval, sums, out)
+    return filter_passes(x, passes, axes, cval, sums, out)
 
 
 def box_line(
