@@ -1,4 +1,4 @@
-"""Image filters that are given as products of a column and a row: a pass along rows, then one along columns."""
+"""Image filters that are given as products of a column and a row: a pass along rows and one along columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from leanconv.cpu.filter2d import Banded, PlaneFilter, Taps
+from leanconv.cpu.filter2d import PlaneFilter, Taps
+from leanconv.cpu.separable import correlate_separable
 from leanconv.dtypes import is_integer
 from leanconv.problem import FilterProblem
 
@@ -23,16 +24,29 @@ class Factored(PlaneFilter):
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        one = Taps() if is_integer(problem.sums) else Banded()
-        rows = replace(problem, kh=1, anchor=(0, problem.anchor[1]), rank=0)
-        columns = replace(problem, kw=1, anchor=(problem.anchor[0], 0), rank=0)
-        filtered, sums = np.empty_like(y), y if len(w) == 1 else np.empty_like(y)
+        result = y[:, 0]
         for k, factors in enumerate(w):
-            column, row = factors[: problem.kh].reshape(1, -1, 1), factors[problem.kh :].reshape(1, 1, -1)
-            one.fill(rows, x, row, value, 0, filtered)
-            # outside the image the rows of a constant border are filtered too
-            one.fill(columns, filtered[:, 0], column, value * row.sum(), 0, sums)
-            if sums is not y:
-                np.copyto(y, sums) if k == 0 else np.add(y, sums, out=y)
+            column, row = factors[: problem.kh], factors[problem.kh :]
+            if is_integer(problem.sums):
+                made = _wrapped(problem, x, column, row, int(value))
+            else:
+                taps = column, row
+                made = correlate_separable(x, taps, (-2, -1), problem.anchor, problem.border, value, sums=problem.sums)
+            if k == 0:
+                result[...] = made
+            else:
+                result += made
         if delta:
-            y += y.dtype.type(delta)
+            result += y.dtype.type(delta)
+
+
+def _wrapped(problem: FilterProblem, x: np.ndarray, column: np.ndarray, row: np.ndarray, value: int) -> np.ndarray:
+    """One product, in integers that wrap around."""
+    rows = replace(problem, kh=1, anchor=(0, problem.anchor[1]), rank=0)
+    columns = replace(problem, kw=1, anchor=(problem.anchor[0], 0), rank=0)
+    filtered, made = (np.empty((len(x), 1, *x.shape[1:]), x.dtype) for _ in range(2))
+    Taps().fill(rows, x, row.reshape(1, 1, -1), value, 0, filtered)
+    # outside the image the rows of a constant border are filtered too
+    outside = int(np.multiply(row.sum(dtype=x.dtype), x.dtype.type(value), dtype=x.dtype))
+    Taps().fill(columns, filtered[:, 0], column.reshape(1, -1, 1), outside, 0, made)
+    return made[:, 0]

@@ -10,8 +10,8 @@ from math import prod
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
+from leanconv.cpu.lines import line_indices
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
 
@@ -24,18 +24,6 @@ BAND_BYTES = 2 << 20
 TAP_BYTES = 256 << 10
 #: Why what takes whole filters refuses some.
 GIVEN_AS_PRODUCTS = "the filter is given as products of a column and a row"
-
-
-def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
-    """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
-
-    −1 marks the places that border ``constant`` fills with its value.
-    """
-    if border == "constant":
-        return np.pad(np.arange(size), (before, after), constant_values=-1)
-    if border == "wrap":
-        return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
 
 
 def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
