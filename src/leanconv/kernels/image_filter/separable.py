@@ -104,7 +104,7 @@ class Separable(GpuAlgorithm):
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
         if not problem.rank:
-            return ["the filter is given whole, not as products of a column and a row"]
+            return ["the filter is not given as products of a column and a row"]
         reasons = []
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
