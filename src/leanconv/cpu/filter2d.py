@@ -37,14 +37,13 @@ def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
 
 
 def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
-    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is the smallest."""
+    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is 0."""
     if sums.dtype == np.dtype(dtype):
         return sums
     with np.errstate(invalid="ignore", over="ignore"):
         if is_integer(dtype):
             low, high = DTYPES[dtype].low, DTYPES[dtype].high
-            # NOTE: fmax gives the number where the other one is NaN
-            sums = np.fmin(np.fmax(np.rint(sums), low), high)
+            sums = np.nan_to_num(np.rint(sums).clip(low, high), copy=False)
         return sums.astype(dtype)
 
 

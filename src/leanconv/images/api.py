@@ -50,7 +50,7 @@ def filter2d(
             that middle, as in OpenCV, which writes (column, row).
         delta: added to every output pixel, before it is rounded.
         dtype: of the result; by default that of ``out`` or of the image. Integers are rounded, of two the even one,
-            and saturate: what is beyond uint8 is 0 or 255, and NaN is the smallest number.
+            and saturate: what is beyond uint8 is 0 or 255, and NaN is 0.
         channels_last: True for pictures (..., height, width, channels), each channel filtered by itself. An image
             (height, width, 3) or (height, width, 4) is refused without a word; False says that it is a batch of planes.
         mode: ``"valid"``: only where the kernel lies inside the image, (height - kh + 1, width - kw + 1); border and

@@ -164,6 +164,8 @@ struct RowWriter {
     const int lane, count;  // `count` columns of the strip lie inside the image
     const T delta;
     const bool vectors;
+    // Where a result is rounded anyway, sums begin with delta.
+    static constexpr bool adds_delta = same_type<Out, T>;
 
     template <class In>
     __device__ __forceinline__ RowWriter(const Image<In, Out, T>& image, int i, int j, int lane_, T delta_, T* staging_)
@@ -179,7 +181,7 @@ struct RowWriter {
         __syncwarp();
 #pragma unroll
         for (int c = 0; c < columns; c += 4) {
-            const T v[4] = {row[c] + delta, row[c + 1] + delta, row[c + 2] + delta, row[c + 3] + delta};
+            const T v[4] = {total(row[c]), total(row[c + 1]), total(row[c + 2]), total(row[c + 3])};
             store_vector(staging + lane * columns + c, v);
         }
         __syncwarp();
@@ -189,13 +191,15 @@ struct RowWriter {
                 to[n * pitch + 32 * k * planes + lane * planes] = narrow_sum<Out>(staging[32 * k + lane]);
     }
 
+    __device__ __forceinline__ T total(T sum) const { return adds_delta ? sum + delta : sum; }
+
     // Where `vectors`, rows can be stored by the address of this lane's first vector in them, `pitch` apart.
     __device__ __forceinline__ Out* vector_of(int n) const { return to + n * pitch + lane * columns; }
 
     __device__ __forceinline__ void store_vectors(Out* out, const T (&row)[columns]) const {
 #pragma unroll
         for (int c = 0; c < columns; c += 4) {
-            const T v[4] = {row[c] + delta, row[c + 1] + delta, row[c + 2] + delta, row[c + 3] + delta};
+            const T v[4] = {total(row[c]), total(row[c + 1]), total(row[c + 2]), total(row[c + 3])};
             stream_sums(out + c, v);
         }
     }

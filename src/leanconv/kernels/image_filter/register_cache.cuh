@@ -46,6 +46,7 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
     constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
     constexpr int channels = Problem::channels, planes = Problem::planes;
+    using Writer = RowWriter<Out, T, columns, planes>;
     constexpr int tiles = ceil_div(Problem::all_filters, Problem::filters);
     // The first row of shared memory where warps put together rows of outputs: with several filters the input rows stay
     // in use, and each warp has a row of its own behind the filters.
@@ -98,6 +99,10 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     for (int filter = 0; filter < filters; ++filter, view.y += y_step) {
         const T* const taps = weights + filter * r * weight_pitch;
         T acc[rows][columns] = {};
+        if constexpr (!Writer::adds_delta) {
+#pragma unroll
+            for (int k = 0; k < rows * columns; ++k) acc[k / columns][k % columns] = delta;
+        }
         T ring[depth][Rows::window];
 #pragma unroll
         for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
@@ -130,8 +135,7 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
         for (int slot = 0; slot < r - looped; ++slot) step(looped + slot, slot);
 
         if constexpr (Problem::filters == 1) __syncthreads();  // the input rows have been read and become `staging`
-        const RowWriter<Out, T, columns, planes> writer(view, i, j, lane, static_cast<T>(delta),
-                                                        image_rows + (staging + warp) * Rows::row);
+        const Writer writer(view, i, j, lane, static_cast<T>(delta), image_rows + (staging + warp) * Rows::row);
         if (writer.vectors && i + rows <= out_height) {
             Out* to = writer.vector_of(0);
 #pragma unroll
