@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from leanconv.bench import run_suite
+from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.peers import PEERS, Candidate, Unable, cutlass
 from leanconv.bench.peers.cutlass import KERNELS, CutlassPeer
 from leanconv.bench.results import GROUPS, Row, right
@@ -189,6 +190,22 @@ def test_kernels_are_those_of_the_type_and_of_the_gpu() -> None:
             assert warps[0] * warps[1] in (4, 8), kernel
             shared = kernel.stages * (kernel.tile[0] + kernel.tile[1]) * kernel.tile[2]
             assert shared * (4 if "tf32" in kernel.math else 2) <= 227 * 1024, kernel
+
+
+@pytest.mark.parametrize(("capability", "arch"), [((8, 6), "sm_86"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")])
+def test_code_is_for_this_gpu(capability: tuple[int, int], arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=7)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: {3: about}[device])
+    assert cutlass._target() == (arch, 7)
+
+
+def test_three_products_have_a_third_of_the_ceiling() -> None:
+    ceilings, layer = Ceilings(1.0, 6.0, 1e6, "", 12.0), ConvProblem(1, 64, 64, 64, 64, 3, 3)
+    tf32, three, halves = (ceilings.floor_us(layer, kind) for kind in ("tf32", "tf32x3", "fp16x3"))
+    assert three == pytest.approx(3 * tf32) and halves == pytest.approx(three / 2)
+    none = replace(ceilings, tf32_tflops=None)
+    assert none.floor_us(layer, "tf32x3") == pytest.approx(ceilings.floor_us(layer, "fp32"))
 
 
 @pytest.mark.parametrize(
