@@ -246,8 +246,9 @@ def test_a_run_names_it_where_it_is_absent() -> None:
     assert done.absent["cutlass"] and CutlassPeer.engines == tuple(kernel.engine for kernel in KERNELS)
 
 
-def test_nvcc_compiles_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the real compiler and headers, where they are installed."""
+@pytest.fixture
+def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The real compiler and headers, where they are installed."""
     try:
         cutlass._nvcc_version(cutlass._nvcc())
         cutlass._root()
@@ -255,7 +256,26 @@ def test_nvcc_compiles_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         pytest.skip(str(error))
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path))
     forget()
+    yield
+    forget()
+
+
+def test_nvcc_compiles_it(real: None) -> None:
     path = cutlass._built(next(k for k in KERNELS if k.engine == "cutlass:3xtf32-64x64x3-nhwc"), "sm_80")
     assert isinstance(path, Path), path
     assert cutlass._library(path).leanconv_cutlass_text(0) == b"Success"
-    forget()
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_layer(real: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = {"tf32-64x64x5": 1e-3, "tf32-wgmma-64x64": 1e-3, "3xtf32-64x64x3": 2e-6}
+    only(monkeypatch, *(f"cutlass:{name}-nhwc" for name in bounds))
+    layers = (replace(LAYER, c=72), ConvProblem(3, 64, 14, 14, 72, 3, 3, padding=(1, 1, 1, 1)))
+    cases = [Case(str(layer), layer) for layer in layers]
+    done = run_suite(cases, device="cuda", quick=True, progress=False, peers=(CutlassPeer(),))
+    assert not done.failed and not done.skipped
+    kinds = len(cutlass._of(["float32"], cutlass._target()[0]))
+    assert len({(row.problem, row.engine) for row in done.rows}) == kinds * len(cases)
+    assert any("split-K" in row.algorithm and row.workspace_bytes for row in done.rows)
+    for row in done.rows:
+        assert row.error is not None and row.error < bounds[row.engine[len("cutlass:") : -len("-nhwc")]], row
