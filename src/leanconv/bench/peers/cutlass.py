@@ -30,7 +30,7 @@ from leanconv.runtime.threads import cores
 SOURCE = Path(__file__).with_suffix(".cu")
 _VERSION = "include/cutlass/version.h"
 _OPTIONS = ("-O2", "-std=c++17", "-shared", "-Xcompiler=-fPIC", "--expt-relaxed-constexpr", "-DNDEBUG")
-#: Split-K is tried where a layer has fewer tiles than multiprocessors: at most so many slices, each so many steps long.
+#: Split-K is tried where a GPU has two multiprocessors and more for a tile: at most so many slices, of so many steps.
 _MOST_SLICES, _LEAST_STEPS = 16, 4
 
 
@@ -256,7 +256,7 @@ class CutlassPeer(Peer):
 
     With stages in its name it is a kernel of CUTLASS 2 (mma.sync, optimized iterators), plain and, where a layer has
     too few tiles for the GPU, with serial split-K; with wgmma one of CUTLASS 3 for Hopper (TMA im2col), which has no
-    3xTF32. In both a user passes float32 arrays. The first run compiles for a minute.
+    3xTF32. The first run of an element type compiles its kernels on all cores.
     """
 
     name = "cutlass"
