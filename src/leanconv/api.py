@@ -389,7 +389,7 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     first, second, *_ = given.values()
     out = given.pop("out")
     if function is filter2d:
-        wanted, kernel = requested_filter(**given)
+        wanted, kernel = requested_filter(**given, out=out)
         return resolve(wanted, first, kernel, None, out)
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)

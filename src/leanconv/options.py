@@ -125,6 +125,8 @@ class FilterOptions(NamedTuple):
     valid: bool = False
     #: each image has a kernel of its own
     per_image: bool = False
+    #: rows and columns of a kernel that is given as products of a column and a row
+    factored: tuple[int, int] | None = None
 
 
 Options = LayerOptions | FilterOptions

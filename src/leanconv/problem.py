@@ -256,7 +256,8 @@ class FilterProblem:
     ``batch`` images of ``h`` rows and ``w`` columns, for each of them ``filters`` results. Each result is as large as
     the image; with ``valid`` it has the pixels alone whose windows lie inside, ``y[f,i,j]`` reading from ``x[i,j]`` on,
     and anchor and border are (0, 0) and ``constant``. A pixel has ``channels`` values, which lie side by side and are
-    filtered alike. With ``per_image`` each image has ``filters`` of its own.
+    filtered alike. With ``per_image`` each image has ``filters`` of its own. With a ``rank`` there is one filter, the
+    sum of so many products of a column and a row, and it is given as these: each column before its row.
 
     Rows lie ``x_pitch`` (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart.
     ``delta`` and the constant-border value are arguments of the call.
@@ -288,6 +289,7 @@ class FilterProblem:
     channels: int = 1
     valid: bool = False
     per_image: bool = False
+    rank: int = 0
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
@@ -297,7 +299,7 @@ class FilterProblem:
     batch_invariant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters", "channels")
+        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters", "channels", "rank")
         _make_plain(self, sizes)
         one_of("image", self.dtype, FILTERS)
         options.one_of("border", self.border, tuple(BORDERS))
@@ -368,7 +370,9 @@ class FilterProblem:
     @property
     def w_shape(self) -> tuple[int, ...]:
         """The filter; with several of them (filters, rows, columns); before that the batch where each image has its
-        own."""
+        own. Of a `rank`, (rank, rows + columns)."""
+        if self.rank:
+            return self.rank, self.kh + self.kw
         batch, filters = (self.batch,) * self.per_image, (self.filters,) * (self.filters != 1)
         return (*batch, *filters, self.kh, self.kw)
 
@@ -381,7 +385,7 @@ class FilterProblem:
     @property
     def flops(self) -> int:
         """Operations, a multiply-add counted as two."""
-        return 2 * prod(self.y_shape) * self.kh * self.kw
+        return 2 * prod(self.y_shape) * (self.rank * (self.kh + self.kw) if self.rank else self.kh * self.kw)
 
     @property
     def bytes(self) -> int:
@@ -394,6 +398,7 @@ class FilterProblem:
         size = f"{self.batch}x{self.h}x{self.w}" + f"x{self.channels}" * (self.channels != 1)
         filters = f"{self.filters} filters" if self.filters > 1 else "filter"
         filters += " an image" if self.per_image else ""
+        filters = f"{filters} of rank {self.rank}" if self.rank else filters
         where = "valid" if self.valid else f"anchor {self.anchor[0]},{self.anchor[1]} border {self.border}"
         return f"filter2d {types} {size} {filters} {self.kh}x{self.kw} {where}"
 

@@ -7,6 +7,7 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
     filter:8192x8192,7x7
     filter:480x640,5x1,batch16,anchor0x0,replicate,int32
     filter:1080x1920,3x3,channels3,uint8,int16
+    filter:8192x8192,31x31,separable
 
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
@@ -15,8 +16,9 @@ Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee
 the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
 For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``, ``filters`` and
 ``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
-``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, and the image's type and the result's, if it is
-another; a third type is that of the sums of int32.
+``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, ``separable`` (the filter is given as a column times
+a row; ``rank2``, as a sum of two such products), and the image's type and the result's, if it is another; a third type
+is that of the sums of int32.
 """
 
 from __future__ import annotations
@@ -156,6 +158,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     counts = {"batch": 1, "filters": 1, "channels": 1}
     anchor, border, types = None, "reflect101", []
     words = {"valid": False, "per-image": False}
+    rank = 0
     for token in tokens:
         if token in BORDERS:
             border = token
@@ -163,10 +166,14 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
             types.append(token)
         elif token in words:
             words[token] = True
+        elif token == "separable":
+            rank = 1
         else:
             word, numbers = _split(text, token, (1, 2))
             if not word and len(numbers) == 2:
                 shapes.append(numbers)
+            elif word == "rank" and len(numbers) == 1:
+                rank = numbers[0]
             elif word in counts and len(numbers) == 1:
                 counts[word] = numbers[0]
             elif word == "anchor" and len(numbers) == 2:
@@ -186,6 +193,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     return dense_filter(
         counts["batch"], h, w, kh, kw, border, dtype or "float32", anchor, counts["filters"], out_dtype=result,
         sum_dtype=sums, channels=counts["channels"], valid=words["valid"], per_image=words["per-image"],
+        rank=rank,
     )  # fmt: skip
 
 
@@ -201,6 +209,7 @@ def _format_filter(problem: FilterProblem) -> str:
         words += [f"anchor{problem.anchor[0]}x{problem.anchor[1]}"] if problem.anchor != middle else []
         words += [problem.border] if problem.border != "reflect101" else []
     words += ["per-image"] if problem.per_image else []
+    words += ["separable" if problem.rank == 1 else f"rank{problem.rank}"] if problem.rank else []
     types = [problem.dtype, problem.result, problem.sums][: 3 if problem.sum_dtype else 2 if problem.out_dtype else 1]
     words += types if types != ["float32"] else []
     return "filter:" + ",".join(words)

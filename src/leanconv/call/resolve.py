@@ -234,6 +234,7 @@ def filter_problem(
     """The problem of filtering contiguous images (…, h, w), or (…, h, w, channels), and the shape of its result.
 
     A kernel is (kh, kw), or several are (f, kh, kw); where each image has its own, the images' leading axes come first.
+    One that is ``factored`` is (rank, kh + kw).
     """
     if requested.channels_last is None and len(image) == 3 and image[-1] in (3, 4):
         raise ValueError(
@@ -254,6 +255,8 @@ def filter_problem(
         )
     if kernel[: len(batch)] != batch:
         raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the images' {batch}")
+    if requested.factored is not None:
+        rest = requested.factored
     filters, kh, kw = (1, *rest)[-3:]
     if min(rest) < 1:
         raise ValueError(f"kernel has shape {kernel}; it must not be empty")
@@ -262,6 +265,7 @@ def filter_problem(
     problem = FilterProblem(
         math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
         filters=filters, channels=image[-1] if last else 1, valid=requested.valid, per_image=requested.per_image,
+        rank=0 if requested.factored is None else kernel[0],
     )  # fmt: skip
     shape = (*leading, *rest[:-2], problem.out_h, problem.out_w, *image[len(image) - last :])
     return problem.dense(), shape
@@ -281,6 +285,8 @@ def check_problem(problem: Problem) -> None:
             problem.border, problem.anchor, channels_last=problem.channels != 1,
             mode="valid" if problem.valid else "same", per_image=problem.per_image,
         )  # fmt: skip
+        if options.integer("rank", problem.rank, 0):
+            requested = requested._replace(factored=(problem.kh, problem.kw))
         filter_problem(requested, problem.x_shape, problem.w_shape, problem.dtype)
         return
     if problem.op != "fprop" and dtypes.is_integer(problem.dtype):

@@ -10,8 +10,8 @@ from math import prod
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
+from leanconv.cpu.lines import line_indices
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
 
@@ -22,18 +22,8 @@ BAND_ROWS = 16
 BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
-
-
-def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
-    """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
-
-    −1 marks the places that border ``constant`` fills with its value.
-    """
-    if border == "constant":
-        return np.pad(np.arange(size), (before, after), constant_values=-1)
-    if border == "wrap":
-        return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
+#: Why what takes whole filters refuses some.
+GIVEN_AS_PRODUCTS = "the filter is given as products of a column and a row"
 
 
 def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
@@ -57,7 +47,8 @@ class PlaneFilter(CpuAlgorithm):
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw).
+        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw), or
+        (rank, kh + kw).
 
         ``problem`` is one of planes: one channel, one set of filters, results as large as the images, and one type.
         """
@@ -75,7 +66,7 @@ class PlaneFilter(CpuAlgorithm):
         if not y.size:
             return y
         batch, channels = problem.batch, problem.channels
-        w = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        w = w[None] if problem.rank else w.reshape(-1, problem.filters, problem.kh, problem.kw)
         planes = replace(
             problem, batch=1 if problem.per_image else batch, channels=1, valid=False, per_image=False,
             dtype=problem.sums, out_dtype=None, sum_dtype=None,
@@ -107,6 +98,8 @@ class Banded(PlaneFilter):
     paper = "correlation as a Toeplitz matrix product"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
+        if problem.rank:
+            return [GIVEN_AS_PRODUCTS]
         if is_integer(problem.sums):
             return [f"matrix products are made for sums in float32 and float64, not {problem.sums}"]
         return []
@@ -158,7 +151,7 @@ class Taps(PlaneFilter):
     paper = "the definition of correlation"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return []
+        return [GIVEN_AS_PRODUCTS] if problem.rank else []
 
     def cost(self, problem: FilterProblem) -> float:
         return 60.0 * prod(problem.x_shape) * problem.filters * problem.kh * problem.kw

@@ -141,6 +141,9 @@ def filter2d(
 def _filter2d(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
 ) -> np.ndarray:
+    if problem.rank:  # given as products of columns and rows
+        products = kernel.astype(np.int64 if dtype.kind == "i" else np.float64)
+        kernel = np.einsum("ku,kv->uv", products[:, : problem.kh], products[:, problem.kh :])
     x = x.reshape(problem.batch, problem.h, problem.w, problem.channels).astype(dtype)
     taps = kernel.reshape(-1, problem.filters, problem.kh, problem.kw).astype(dtype)
     if not problem.per_image:

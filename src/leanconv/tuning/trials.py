@@ -228,7 +228,7 @@ class Check:
         """A filter's kernels take images of any size: those of a small one, here and on the CPU."""
         problem: Any = self._work.problem
         h, w = min(problem.h, 100), min(problem.w, 301)
-        small = replace(problem, batch=1, h=h, w=w, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w)
+        small = replace(problem, batch=1, h=h, w=w).dense()
         plan = candidate.plan(small, self._device.target)
         with buffers(self._device, small, [plan], 0) as arrays:
             got = arrays.result(self._device.executable(plan, roles_of(small)))

@@ -1,10 +1,11 @@
-"""`register_cache` broken on purpose."""
+"""`register_cache` and `separable` broken on purpose."""
 
 from __future__ import annotations
 
 from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 
 cache = breaks_of("register_cache")
+separable = breaks_of("separable", "separable-{}", least_steps=16)
 
 BREAKS = (
     cache("input rows and filter read before they are there", "register_cache",
@@ -73,4 +74,33 @@ BREAKS = (
           WRONG, "valid"),
     cache("every image has the first one's filters", "register_cache", "w += {{static_cast<_>(_) => 0}}",
           WRONG, "per-image"),
+    separable("input rows are read before they are there", "separable",
+              "cp_async_wait_group<0>(); {{__syncthreads();}}", RACE, "shape-15x15"),
+    separable("input rows not waited for", "separable", "{{cp_async_wait_group<0>();}}", RACE, "shape-15x15"),
+    separable("columns begin before the rows are filtered", "separable",
+              "{{__syncthreads();}} if (_ + Tile::step_rows < _ + Tile::lag) load_step", RACE, "shape-15x15"),
+    separable("the ring is a row too short", "SeparableTile", "ring_rows = lag + step_rows {{=> - 4}}",
+              RACE | WRONG, "shape-15x15"),
+    separable("outputs do not lag behind", "SeparableTile", "lag = {{... => outputs}}, ring_rows",
+              RACE | WRONG, "shape-15x15"),
+    separable("outputs above the band are stored", "separable", "if ({{_ >= 0 &&}} _ < _)", FENCE |
+              WRONG, "shape-15x15"),
+    separable("rows past the end are stored", "separable", "if ({{_ + _ < _ => true}}) writer.store",
+              FENCE | WRONG, "border-constant"),
+    separable("whole rows past the end are stored", "separable", "if (writer.vectors {{&& ...}})",
+              FENCE | WRONG, "pitch-aligned", "size-33x129", "border-reflect101"),
+    separable("the first step's rows for all", "separable", "top - Problem::anchor_y {{+ _}}", WRONG, "shape-15x15"),
+    separable("the first band's rows for all", "separable", "_ = rest % _ {{* _}}", RACE |
+              WRONG, "bands", least_steps=1),
+    separable("the first product's weights for all", "separable", "const int product = {{_ / ... => 0}};",
+              WRONG, "rank-2"),
+    separable("the last product alone", "separable",
+              "for (...) {{{ => { if (product + 1 < rank) continue;}} const T* const end",
+              WRONG, "rank-2"),
+    separable("weights that do not slide", "slide", "= window[{{(...) % ring => slot}}]", WRONG, "shape-15x15"),
+    separable("a looped group takes the weights of another", "slide", "step(_ + _, ({{first_whole +}} _) % ring, true)",
+              RACE | WRONG, "shape-63x64"),
+    separable("a weight too many", "slide", "_ >= lead + taps {{=> + 1}}",
+              WRONG | "use-after-poison", "shape-3x3", "shape-15x15"),
+    separable("weights begin a place late", "separable", "from[_ + _] {{=> * T(0) + from[r]}}", WRONG, "shape-15x15"),
 )  # fmt: skip

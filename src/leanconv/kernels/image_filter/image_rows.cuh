@@ -16,6 +16,12 @@ namespace leanconv {
 
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
+// The warp's number in its block.
+// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
+__device__ __forceinline__ int warp_number() {
+    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
 // One image of the batch. Widths and pitches are in elements; results may be fewer, those of whole windows alone.
 template <class In, class Out, class T>
 struct Image {
@@ -155,8 +161,9 @@ struct RowLoader : Strip<Problem, columns> {
     }
 };
 
-// Stores rows of outputs: as vectors where the image allows it, else coalesced by way of a row of shared memory.
-template <class Out, class T, int columns, int planes>
+// Stores rows of outputs: as vectors where the image allows it, else coalesced by way of a row of shared memory. Without
+// `adds_delta` the sums have begun with it.
+template <class Out, class T, int columns, int planes, bool adds_delta = true>
 struct RowWriter {
     Out* const to;
     T* const staging;
@@ -164,8 +171,6 @@ struct RowWriter {
     const int lane, count;  // `count` columns of the strip lie inside the image
     const T delta;
     const bool vectors;
-    // Where a result is rounded anyway, sums begin with delta.
-    static constexpr bool adds_delta = same_type<Out, T>;
 
     template <class In>
     __device__ __forceinline__ RowWriter(const Image<In, Out, T>& image, int i, int j, int lane_, T delta_, T* staging_)

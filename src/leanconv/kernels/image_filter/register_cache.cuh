@@ -25,12 +25,6 @@
 
 namespace leanconv {
 
-// The warp's number in its block.
-// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
-__device__ __forceinline__ int warp_number() {
-    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-}
-
 // Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands; where not all filters fit
 // into shared memory, first come the tiles of filters.
 template <class Problem, class Tuning>
@@ -46,7 +40,9 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
     constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
     constexpr int channels = Problem::channels, planes = Problem::planes;
-    using Writer = RowWriter<Out, T, columns, planes>;
+    // Where results are rounded to another type anyway, sums begin with delta, which saves an addition.
+    constexpr bool begins_with_delta = !same_type<Out, T>;
+    using Writer = RowWriter<Out, T, columns, planes, !begins_with_delta>;
     constexpr int tiles = ceil_div(Problem::all_filters, Problem::filters);
     // The first row of shared memory where warps put together rows of outputs: with several filters the input rows stay
     // in use, and each warp has a row of its own behind the filters.
@@ -99,7 +95,7 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     for (int filter = 0; filter < filters; ++filter, view.y += y_step) {
         const T* const taps = weights + filter * r * weight_pitch;
         T acc[rows][columns] = {};
-        if constexpr (!Writer::adds_delta) {
+        if constexpr (begins_with_delta) {
 #pragma unroll
             for (int k = 0; k < rows * columns; ++k) acc[k / columns][k % columns] = delta;
         }
