@@ -15,7 +15,7 @@ from leanconv.call.explain import Explanation, list_algorithms
 from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.images import filters
-from leanconv.images.api import filter2d
+from leanconv.images.api import filter2d, filter3d
 from leanconv.images.named import (
     box_blur,
     gaussian_blur,
@@ -59,6 +59,7 @@ __all__ = [
     "conv2d_weight",
     "explain",
     "filter2d",
+    "filter3d",
     "filters",
     "gaussian_blur",
     "laplacian",

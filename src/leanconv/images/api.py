@@ -13,7 +13,7 @@ from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.weights import kernel_beside
 from leanconv.dtypes import check_weights, filter_sum
 from leanconv.images import separable as products
-from leanconv.options import Border, FilterOptions, filter_options, yes_or_no
+from leanconv.options import Border, FilterOptions, filter_options, integer, yes_or_no
 
 Array = TypeVar("Array")
 
@@ -97,6 +97,50 @@ def filter2d(
         return run(split, image, factors, value, delta, out)
     except NoAlgorithmError:  # a GPU whose blocks have less shared memory
         return run(requested, image, kernel, value, delta, out)
+
+
+def filter3d(
+    volume: Array,
+    kernel: Any,
+    *,
+    border: Border = "reflect101",
+    value: float = 0,
+    anchor: Sequence[int] | None = None,
+    delta: float = 0,
+    dtype: Any = None,
+    mode: Literal["same", "valid"] = "same",
+    out: Any = None,
+    device: str | None = None,
+) -> Array:
+    """Correlate volumes with a small kernel, as ``scipy.ndimage.correlate`` does, or with several at once.
+
+    ``y[z,i,j] = delta + sum over t,u,v of kernel[t,u,v] * volume[z + t - a, i + u - b, j + v - c]``, anchor (a, b, c).
+
+    Args:
+        volume: array (..., depth, height, width) of any type that `filter2d` takes; leading axes are a batch. It is
+            read in place where its slices, images of any row pitch, lie evenly apart.
+        kernel: numbers (kd, kh, kw), or (f, kd, kh, kw): f kernels of one size; as in `filter2d`, up to 32x32 on the
+            GPU, of any depth.
+        anchor: (slice, row, column) of the kernel element over the output pixel, by default the middle; -1 means it.
+        border, value, delta, dtype, mode, out, device: as in `filter2d`; a border is one along all three axes.
+
+    Returns:
+        Array of the volume's shape and library, as `filter2d`; with f kernels (..., f, depth, height, width).
+
+    Raises:
+        As `filter2d`. No workspace is taken: a block goes over the slices of the kernel, with its sums in registers.
+
+    >>> import numpy as np
+    >>> volume = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    >>> filter3d(volume, np.ones((3, 1, 1)), border="constant").ravel().tolist()
+    [1.0, 3.0, 3.0]
+    """
+    if anchor is None:
+        anchor = (-1, -1, -1)
+    if not isinstance(anchor, (tuple, list)) or len(anchor) != 3:
+        raise ValueError(f"anchor={anchor!r} must be None or (slice, row, column), with -1 for the middle")
+    requested = filter_options(border, tuple(anchor[1:]), device, dtype, mode=mode)
+    return run(requested._replace(slice_anchor=integer("anchor", anchor[0], -1)), volume, kernel, value, delta, out)
 
 
 def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
