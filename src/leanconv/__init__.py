@@ -1,6 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import ndimage
+from leanconv import ndimage, signal
 from leanconv.api import (
     conv1d,
     conv1d_input,
@@ -54,6 +54,7 @@ __all__ = [
     "precompile",
     "prepare_weights",
     "record_tuning",
+    "signal",
     "tune",
 ]
 

@@ -141,11 +141,11 @@ def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.n
 def at_home(function: F) -> F:
     """Let ``function``, which computes NumPy arrays and arrays on a GPU, take any array, in its first argument.
 
-    What other libraries keep on the CPU is seen as an array of NumPy that shares its memory, the output as well, and
+    What other libraries keep on the CPU is seen as an array of NumPy that shares its memory, an ``output`` as well, and
     the result becomes an array of that library.
     """
-    signature = inspect.signature(function)
-    place = list(signature.parameters).index("output")
+    names = list(inspect.signature(function).parameters)
+    place = names.index("output") if "output" in names else len(names) + 1
 
     @functools.wraps(function)
     def call(input: Any, *args: Any, **keywords: Any) -> Any:
@@ -163,10 +163,10 @@ def at_home(function: F) -> F:
         if library.device(x) is not None:
             return back(function(x, *args, **keywords))
         output = library.to_numpy(given) if arrays_of(given) is library else _dtype_of(given)
-        if "output" in keywords or len(args) < place:
-            keywords["output"] = output
-        else:
+        if len(args) >= place:
             args = (*args[: place - 1], output, *args[place:])
+        elif "output" in keywords:
+            keywords["output"] = output
         result = function(library.to_numpy(x), *args, **keywords)
         if arrays_of(given) is library:
             if not np.may_share_memory(output, library.to_numpy(given)):

@@ -75,8 +75,8 @@ def _planes(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderNam
             kernel, some = taps.take([tap], axis), places[tap : tap + x.shape[axis]]
             if kernel.any():
                 before = [slice(None)] * axis
-                moved = x[(*before, some.tolist())]
-                moved[(*before, np.flatnonzero(some < 0).tolist())] = cval
+                moved = x[tuple([*before, some.tolist()])]
+                moved[tuple([*before, np.flatnonzero(some < 0).tolist()])] = cval
                 one = _planes(moved, kernel, (*anchor[:axis], 0, *anchor[axis + 1 :]), border, cval)
                 total = one if total is None else total + one
         return x * 0 if total is None else total
