@@ -88,9 +88,7 @@ def check_real(name: str, dtype: np.dtype) -> None:
 def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
     """The array to fill: ``output``, or a new one of the dtype that it names, by default the input's."""
     if not isinstance(x, np.ndarray):
-        from leanconv.ndimage import on_device
-
-        return on_device.output_for(x, output)
+        return _output_on_device(x, output)
     if output is None:
         dtype = np.promote_types(x.dtype, np.complex64) if is_complex else x.dtype.newbyteorder("=")
         return np.zeros(x.shape, dtype)
@@ -117,6 +115,25 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
     if out.dtype.kind != "c":
         check_real("output", out.dtype)
     return out
+
+
+def dtype_name(array: Any) -> str:
+    """NumPy's name of an array's dtype."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _output_on_device(x: Any, output: Any) -> Any:
+    """The array to fill, of the input's library and device."""
+    library = arrays_of(x)
+    assert library is not None
+    if hasattr(output, "shape"):
+        if tuple(output.shape) != tuple(x.shape):
+            raise MistakeError(f"output has shape {tuple(output.shape)}; the input has {tuple(x.shape)}")
+        return output
+    name = dtype_name(x)
+    if output is not None:
+        name = np.dtype(output).name if isinstance(output, (type, str, np.dtype)) else str(output).rpartition(".")[2]
+    return library.empty(tuple(x.shape), name, library.device(x))
 
 
 def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.ndarray, cval: Any) -> np.ndarray:

@@ -10,26 +10,7 @@ from leanconv.arrays import arrays_of
 from leanconv.cpu.lines import line_indices
 from leanconv.dtypes import GPU_FILTERS
 from leanconv.images.borders import BorderName
-from leanconv.ndimage.arguments import DtypeError, MistakeError
-
-
-def dtype_name(array: Any) -> str:
-    """NumPy's name of an array's dtype."""
-    return str(array.dtype).rpartition(".")[2]
-
-
-def output_for(x: Any, output: Any) -> Any:
-    """The array to fill, of the input's library and device."""
-    library = arrays_of(x)
-    assert library is not None
-    if hasattr(output, "shape"):
-        if tuple(output.shape) != tuple(x.shape):
-            raise MistakeError(f"output has shape {tuple(output.shape)}; the input has {tuple(x.shape)}")
-        return output
-    name = dtype_name(x)
-    if output is not None:
-        name = np.dtype(output).name if isinstance(output, (type, str, np.dtype)) else str(output).rpartition(".")[2]
-    return library.empty(tuple(x.shape), name, library.device(x))
+from leanconv.ndimage.arguments import DtypeError, dtype_name
 
 
 def correlate(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, out: Any) -> None:
