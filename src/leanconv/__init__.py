@@ -1,6 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import ndimage
+from leanconv import ndimage, signal
 from leanconv.api import (
     conv1d,
     conv1d_input,
@@ -71,6 +71,7 @@ __all__ = [
     "record_tuning",
     "scharr",
     "sep_filter2d",
+    "signal",
     "sobel",
     "tune",
     "unsharp_mask",
