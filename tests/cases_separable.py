@@ -23,6 +23,7 @@ def _separable_cases() -> list[Case]:
     for kh, kw in ((1, 1), (1, 2), (2, 1), (3, 3), (4, 9), (15, 15), (1, 33), (33, 1), (31, 38), (47, 45), (63, 64)):
         add(f"shape-{kh}x{kw}", 1, 75, 265, kh, kw, border="constant", thorough=(kh, kw) == (47, 45))
     add("shape-127x127", 1, 150, 131, 127, 127, border="wrap")
+    add("shape-250x250", 1, 40, 131, 250, 250, border="reflect")
     for h, w in ((1, 517), (263, 1), (32, 128), (33, 129), (64, 260)):
         add(f"size-{h}x{w}", 1, h, w, 5, 3)
     add("rank-2", 1, 71, 260, 9, 9, rank=2, border="replicate", thorough=True)

@@ -1,6 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import ndimage
+from leanconv import ndimage, signal
 from leanconv.api import (
     conv1d,
     conv1d_input,
@@ -9,13 +9,13 @@ from leanconv.api import (
     conv2d_input,
     conv2d_weight,
     explain,
-    filter2d,
 )
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import Explanation, list_algorithms
 from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.images import filters
+from leanconv.images.api import filter2d, filter3d
 from leanconv.images.named import (
     box_blur,
     dilate,
@@ -63,6 +63,7 @@ __all__ = [
     "erode",
     "explain",
     "filter2d",
+    "filter3d",
     "filters",
     "gaussian_blur",
     "laplacian",
@@ -74,6 +75,7 @@ __all__ = [
     "record_tuning",
     "scharr",
     "sep_filter2d",
+    "signal",
     "sobel",
     "tune",
     "unsharp_mask",

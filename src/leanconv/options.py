@@ -131,6 +131,8 @@ class FilterOptions(NamedTuple):
     window: tuple[int, int] | None = None
     #: or has one weight: what the pixels of the window make
     reduction: Reduction | None = None
+    #: images are slices of volumes, and so are kernels; this is the anchor among slices, -1 for the middle
+    slice_anchor: int | None = None
 
 
 Options = LayerOptions | FilterOptions

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from leanconv import ndimage
 from leanconv.images.borders import SCIPY_NAMES
-from leanconv.ndimage import on_cpu, on_device
+from leanconv.ndimage import arguments, on_cpu, on_device
 
 DTYPES = (
     "bool", "uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "uint64", "float32", "float64",
@@ -236,7 +236,7 @@ def test_the_way_of_arrays_on_a_gpu(mode: str) -> None:
     with pytest.raises(TypeError, match="complex64"):
         on_device.correlate(torch.zeros(3, 3, dtype=torch.complex64), np.ones((3, 3)), (1, 1), border, 0, out)
     with pytest.raises(RuntimeError, match="output has shape"):
-        on_device.output_for(torch.zeros(3, 3), torch.zeros(3, 4))
+        arguments.output_for(torch.zeros(3, 3), torch.zeros(3, 4))
 
 
 def test_cupy_arrays_go_to_the_gpu(fake_cupy: Any, host_device: Any) -> None:

@@ -27,14 +27,13 @@ NOT_GIVEN_WHOLE = "the filter is given as products of a column and a row, or is 
 
 
 def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
-    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is the smallest."""
+    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is 0."""
     if sums.dtype == np.dtype(dtype):
         return sums
     with np.errstate(invalid="ignore", over="ignore"):
         if is_integer(dtype):
             low, high = DTYPES[dtype].low, DTYPES[dtype].high
-            # NOTE: fmax gives the number where the other one is NaN
-            sums = np.fmin(np.fmax(np.rint(sums), low), high)
+            sums = np.nan_to_num(np.rint(sums).clip(low, high), copy=False)
         return sums.astype(dtype)
 
 
@@ -66,12 +65,11 @@ class PlaneFilter(CpuAlgorithm):
         y = np.empty(problem.y_shape, problem.result)
         if not y.size:
             return y
+        if problem.is_volume:
+            return self._slices(problem, x, w, value, delta)
         batch, channels = problem.batch, problem.channels
-        w = (
-            w.reshape(1, *problem.w_shape)
-            if not problem.is_whole
-            else w.reshape(-1, problem.filters, problem.kh, problem.kw)
-        )
+        one = (problem.filters, problem.kh, problem.kw) if problem.is_whole else problem.w_shape
+        w = w.reshape(-1, *one)
         planes = replace(
             problem, batch=1 if problem.per_image else batch, channels=1, valid=False, per_image=False,
             dtype=problem.sums, out_dtype=None, sum_dtype=None,
@@ -88,6 +86,32 @@ class PlaneFilter(CpuAlgorithm):
                     inside = sums[..., : problem.out_h, : problem.out_w]
                     results[images, ..., channel] = rounded(inside, problem.result)
         return y
+
+    def _slices(self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float) -> np.ndarray:
+        """Volumes: each slice of the filter on the slices of the volume that it lies on, added up."""
+        channels = (problem.channels,) * (problem.channels != 1)
+        x = x.reshape(problem.batch, problem.d, problem.h, problem.w, *channels)
+        w = w.reshape(-1, problem.filters, problem.kd, problem.kh, problem.kw)
+        slices = line_indices(problem.border, problem.d, problem.anchor_z, problem.kd - 1 - problem.anchor_z)
+        one = replace(
+            problem, batch=problem.out_d, d=1, kd=1, anchor_z=0, per_image=False, dtype=problem.sums, out_dtype=None,
+            sum_dtype=None,
+        )  # fmt: skip
+        y = np.empty(
+            (problem.batch, problem.filters, problem.out_d, *one.y_shape[-2 - len(channels) :]), problem.result
+        )
+        for volume in range(problem.batch):
+            sums = np.zeros(one.y_shape, problem.sums)
+            for t in range(problem.kd):
+                sources = slices[t : t + problem.out_d]
+                images = x[volume][sources].astype(problem.sums, copy=False)
+                images[sources < 0] = value
+                last = delta if t == problem.kd - 1 else 0
+                with np.errstate(invalid="ignore", over="ignore"):
+                    sums += self.run(one, images, w[volume if problem.per_image else 0][:, t], None, value, last)
+            sums = sums.reshape(problem.out_d, problem.filters, *y.shape[3:])
+            y[volume] = rounded(sums, problem.result).swapaxes(0, 1)
+        return y.reshape(problem.y_shape)
 
 
 class Banded(PlaneFilter):

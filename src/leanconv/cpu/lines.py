@@ -26,6 +26,8 @@ from leanconv.runtime.threads import over_blocks
 BLOCK_BYTES = 512 << 10
 #: Fewer lines than this are cut into segments, so that a product has rows for BLAS.
 LEAST_LINES = 32
+#: The longest reach of a filter for which long lines are cut into segments of some multiples of it.
+SHORT = 191
 #: Fewer elements than this are computed by one thread.
 LEAST_WORK = 1 << 16
 #: Nanoseconds of an output: of one banded row's element, by the bytes of a number, and of a transform there and back.
@@ -61,6 +63,10 @@ class Edge(NamedTuple):
         anchor = taps // 2 if anchor is None else anchor
         return cls(border, anchor, taps - 1 - anchor, value)
 
+    def places(self, size: int, outputs: int) -> np.ndarray:
+        """What `line_indices` says of a line of ``size`` pixels from which so many outputs are computed."""
+        return line_indices(self.border, size, self.before, outputs - size + self.after)
+
 
 def correlate_line(
     x: np.ndarray,
@@ -72,23 +78,27 @@ def correlate_line(
     *,
     out: np.ndarray | None = None,
     sums: str | None = None,
+    transforms: str = "float64",
 ) -> np.ndarray:
     """``out[i] = Σ_u taps[u] · x[i + u − anchor]`` along one axis, as long as ``x``.
 
     ``taps`` is one-dimensional; ``anchor`` is the tap on the output pixel, by default the middle one (of an even number
     the one after it). ``sums`` is ``"float32"`` or ``"float64"``, by default float64 for ``x`` of float64 and of
     integers with 32 bits or more. ``out`` may have any real dtype, and may be ``x``; by default it is new, of dtype
-    ``sums``. Integers are rounded half to even, and saturate. An Inf or a NaN reaches the outputs whose windows hold
-    it, and no others.
+    ``sums``. Along ``axis`` it may be longer or shorter than ``x``: then so many outputs are computed. Integers are
+    rounded half to even, and saturate. An Inf or a NaN reaches the outputs whose windows hold it, and no others.
+    Transforms are taken in ``transforms``, where ``sums`` is no wider.
     """
     sums = sums_of(x) if sums is None else sums
-    return filter_lines(x, axis, Edge.of(len(taps), anchor, border, cval), *line_passes(taps, sums), sums, out)
+    passes = line_passes(taps, sums, transforms)
+    return filter_lines(x, axis, Edge.of(len(taps), anchor, border, cval), *passes, sums, out)
 
 
-def line_passes(taps: np.ndarray, sums: str) -> tuple[Pass, Pass | None]:
+def line_passes(taps: np.ndarray, sums: str, transforms: str = "float64") -> tuple[Pass, Pass | None]:
     """Correlation with ``taps`` of lines that are rows of a block, and of lines that are its columns."""
     row = np.ascontiguousarray(taps, sums)
-    return partial(correlate_last, taps=row), None if is_fourier(len(row), sums) else partial(correlate_down, taps=row)
+    along = partial(correlate_last, taps=row, transforms=transforms)
+    return along, None if is_fourier(len(row), sums) else partial(correlate_down, taps=row)
 
 
 def sums_of(x: np.ndarray) -> str:
@@ -133,9 +143,9 @@ def threads_for(size: int) -> int:
 
 def _columns(x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype) -> None:
     """Lines that lie across memory, in blocks of neighbouring lines and of a part of their length."""
-    outer, n, inner = x.shape
+    outer, n, inner = y.shape
     reach = edge.before + edge.after
-    source, threads = line_indices(edge.border, n, edge.before, edge.after), threads_for(x.size)
+    source, threads = edge.places(x.shape[1], n), threads_for(x.size)
     height = min(n, max(128, 3 * reach))
     width = max(64, BLOCK_BYTES // sums.itemsize // (height + reach))
     blocks = [(o, top, left) for o in range(outer) for top in range(0, n, height) for left in range(0, inner, width)]
@@ -173,9 +183,9 @@ def _is_run(rows: np.ndarray, inside: np.ndarray) -> bool:
 
 def _rows(x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype) -> None:
     """Lines that lie along memory, or too few of them side by side: as rows of a block, long ones in segments."""
-    outer, n, inner = x.shape
+    outer, n, inner = y.shape
     reach = edge.before + edge.after
-    source, threads = line_indices(edge.border, n, edge.before, edge.after), threads_for(x.size)
+    source, threads = edge.places(x.shape[1], n), threads_for(x.size)
     width = segment(reach + 1)
     if outer * inner < LEAST_LINES and n > 2 * width:
         _segments(x, y, edge, filter_block, sums, source, threads)
@@ -219,11 +229,11 @@ def _segments(
     x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype, source: np.ndarray, threads: int
 ) -> None:
     """Few long lines: each is cut into segments that are the rows of a block."""
-    outer, n, inner = x.shape
+    outer, n, inner = y.shape
     reach = edge.before + edge.after
-    length = segment(reach + 1)
+    length = segment(reach + 1) if reach > SHORT else max(128, 4 * reach)
     count = ceil_div(n, length)
-    many = max(1, BLOCK_BYTES // 4 // sums.itemsize // (length + reach))
+    many = max(1, BLOCK_BYTES // 2 // sums.itemsize // (length + reach))
     lines = [(o, i, first) for o in range(outer) for i in range(inner) for first in range(0, count, many)]
 
     def one(block: tuple[int, int, int]) -> None:
@@ -231,8 +241,9 @@ def _segments(
         rows = min(many, count - first)
         begin = first * length
         end = min(n, begin + rows * length)
-        line = np.zeros(rows * length + reach, sums)
+        line = np.empty(rows * length + reach, sums)
         places = source[begin : end + reach]
+        line[len(places) :] = 0
         fill_from(line[: len(places), None], x[o, :, i, None], places, edge.value)
         step = line.strides[0]
         view = np.lib.stride_tricks.as_strided(line, (rows, length + reach), (length * step, step), writeable=False)
@@ -311,10 +322,10 @@ def correlate_down(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -
         result[...] = one_by_one(np.ascontiguousarray(extended.T), taps).T
 
 
-def correlate_last(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -> None:
+def correlate_last(extended: np.ndarray, result: np.ndarray, taps: np.ndarray, transforms: str = "float64") -> None:
     """Lines that are rows, by a banded product for some columns at a time, or by transforms."""
     if is_fourier(len(taps), taps.dtype.name):
-        _by_transforms(extended, result, taps)
+        _by_transforms(extended, result, taps, np.result_type(transforms, taps.dtype))
     else:
         matrix, n, reach = _matrix(taps.tobytes(), taps.dtype.name), result.shape[1], len(taps) - 1
         for left in range(0, n, len(matrix)):
@@ -344,16 +355,16 @@ def transform_size(taps: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _spectrum(taps: bytes, dtype: str, size: int) -> np.ndarray:
-    return np.conj(np.fft.rfft(np.frombuffer(taps, dtype).astype(np.float64), size))
+def _spectrum(taps: bytes, dtype: str, size: int, wide: np.dtype) -> np.ndarray:
+    return np.conj(np.fft.rfft(np.frombuffer(taps, dtype).astype(wide), size))
 
 
-def _by_transforms(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -> None:
-    """Overlap-save in float64: of each transform the outputs that do not wrap around."""
+def _by_transforms(extended: np.ndarray, result: np.ndarray, taps: np.ndarray, wide: np.dtype) -> None:
+    """Overlap-save: of each transform the outputs that do not wrap around. NumPy 1 transforms in float64 only."""
     size = min(transform_size(len(taps)), transform_size(ceil_div(extended.shape[1], 2)))
-    spectrum, step = _spectrum(taps.tobytes(), taps.dtype.name, size), size - len(taps) + 1
+    spectrum, step = _spectrum(taps.tobytes(), taps.dtype.name, size, wide), size - len(taps) + 1
     for left in range(0, result.shape[1], step):
         part = result[:, left : left + step]
-        transformed = np.fft.rfft(extended[:, left : left + size].astype(np.float64, copy=False), size)
+        transformed = np.fft.rfft(extended[:, left : left + size].astype(wide, copy=False), size)
         transformed *= spectrum
         part[...] = np.fft.irfft(transformed, size)[:, : part.shape[1]]

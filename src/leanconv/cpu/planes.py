@@ -14,7 +14,7 @@ import numpy as np
 
 from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.layers import keep_freed_memory
-from leanconv.cpu.lines import LEAST_WORK, Edge, Pass, fill_from, line_indices, store, sums_of, threads_for
+from leanconv.cpu.lines import LEAST_WORK, Edge, Pass, fill_from, store, sums_of, threads_for
 from leanconv.runtime.threads import over_blocks
 
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
@@ -47,11 +47,12 @@ def correlate_plane(
     *,
     out: np.ndarray | None = None,
     sums: str | None = None,
+    transforms: str = "float64",
 ) -> np.ndarray:
     """``out[…, i, j] = Σ_uv kernel[u, v] · x[…, i + u − anchor[0], j + v − anchor[1]]``, as large as ``x``.
 
-    Arguments are those of `lines.correlate_line`, with ``kernel`` and ``anchor`` of two dimensions. Transforms are
-    taken in float64 whatever ``sums`` is. An Inf or a NaN reaches the outputs whose windows hold it, and no others.
+    Arguments are those of `lines.correlate_line`, with ``kernel`` and ``anchor`` of two dimensions. An Inf or a NaN
+    reaches the outputs whose windows hold it, and no others.
     """
     sums = sums_of(x) if sums is None else sums
     kernel = np.ascontiguousarray(kernel, sums)
@@ -59,7 +60,14 @@ def correlate_plane(
     edges = Edge(border, ay, kh - 1 - ay, cval), Edge(border, ax, kw - 1 - ax, cval)
     if is_fourier(kh, kw, sums):
         height, width = (transform_size(size) - size + 1 for size in kernel.shape)
-        return over_planes(x, edges, partial(_by_transforms, kernel=kernel), sums, out, (height, width))
+        return over_planes(
+            x,
+            edges,
+            partial(_by_transforms, kernel=kernel, wide=np.result_type(transforms, sums)),
+            sums,
+            out,
+            (height, width),
+        )
     if kernel.size <= OPENCV_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None:
         return over_planes(x, edges, partial(_by_opencv, kernel=kernel), sums, out, BLOCK)
     return over_planes(x, edges, partial(_banded, kernel=kernel), sums, out, BLOCK)
@@ -86,10 +94,9 @@ def over_planes(
         return y
     keep_freed_memory()
     source = (x.copy() if np.may_share_memory(x, y) else x).reshape(-1, *x.shape[-2:])
-    target = y.reshape(source.shape)
+    target = y.reshape(-1, *y.shape[-2:])
     (_, h, w), (rows, columns) = target.shape, edges
-    lines = line_indices(rows.border, h, rows.before, rows.after)
-    across = line_indices(columns.border, w, columns.before, columns.after)
+    lines, across = rows.places(source.shape[1], h), columns.places(source.shape[2], w)
     tall, wide = rows.before + rows.after, columns.before + columns.after
     height, width = min(h, block[0]), min(w, block[1])
     blocks = [
@@ -188,15 +195,15 @@ def transform_size(taps: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _spectrum(kernel: bytes, dtype: str, shape: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
-    return np.conj(np.fft.rfft2(np.frombuffer(kernel, dtype).reshape(shape).astype(np.float64), size))
+def _spectrum(kernel: bytes, dtype: str, shape: tuple[int, int], size: tuple[int, int], wide: np.dtype) -> np.ndarray:
+    return np.conj(np.fft.rfft2(np.frombuffer(kernel, dtype).reshape(shape).astype(wide), size))
 
 
-def _by_transforms(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray) -> None:
-    """Overlap-save in float64: of the transform the outputs that do not wrap around."""
+def _by_transforms(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray, wide: np.dtype) -> None:
+    """Overlap-save: of the transform the outputs that do not wrap around."""
     height, width = (max(2, transform_length(n)) for n in extended.shape)
-    transformed = np.fft.rfft2(extended.astype(np.float64, copy=False), (height, width))
-    transformed *= _spectrum(kernel.tobytes(), kernel.dtype.name, kernel.shape, (height, width))
+    transformed = np.fft.rfft2(extended.astype(wide, copy=False), (height, width))
+    transformed *= _spectrum(kernel.tobytes(), kernel.dtype.name, kernel.shape, (height, width), wide)
     result[...] = np.fft.irfft2(transformed, (height, width))[: result.shape[0], : result.shape[1]]
     if not np.isfinite(result.sum()):
         tap_by_tap(extended, result, kernel)

@@ -13,7 +13,7 @@ from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.weights import kernel_beside
 from leanconv.dtypes import check_weights, filter_sum
 from leanconv.images import separable as products
-from leanconv.options import Border, FilterOptions, filter_options, yes_or_no
+from leanconv.options import Border, FilterOptions, filter_options, integer, yes_or_no
 
 Array = TypeVar("Array")
 
@@ -55,7 +55,7 @@ def filter2d(
             that middle, as in OpenCV, which writes (column, row).
         delta: added to every output pixel, before it is rounded.
         dtype: of the result; by default that of ``out`` or of the image. Integers are rounded, of two the even one,
-            and saturate: what is beyond uint8 is 0 or 255, and NaN is the smallest number.
+            and saturate: what is beyond uint8 is 0 or 255, and NaN is 0.
         channels_last: True for pictures (..., height, width, channels), each channel filtered by itself. An image
             (height, width, 3) or (height, width, 4) is refused without a word; False says that it is a batch of planes.
         mode: ``"valid"``: only where the kernel lies inside the image, (height - kh + 1, width - kw + 1); border and
@@ -63,7 +63,7 @@ def filter2d(
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
-            column and a row; up to 127x127 on the GPU. None: where that is faster, of a list or an array of NumPy.
+            column and a row; on an H200 up to 290x290 of float32. None: where that is faster, of a list or an array of NumPy.
             The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing
             where sums are int32. True: a kernel that is no such sum is an error.
         out: array for the result; must not share memory with the inputs.
@@ -97,6 +97,50 @@ def filter2d(
         return run(split, image, factors, value, delta, out)
     except NoAlgorithmError:  # a GPU whose blocks have less shared memory
         return run(requested, image, kernel, value, delta, out)
+
+
+def filter3d(
+    volume: Array,
+    kernel: Any,
+    *,
+    border: Border = "reflect101",
+    value: float = 0,
+    anchor: Sequence[int] | None = None,
+    delta: float = 0,
+    dtype: Any = None,
+    mode: Literal["same", "valid"] = "same",
+    out: Any = None,
+    device: str | None = None,
+) -> Array:
+    """Correlate volumes with a small kernel, as ``scipy.ndimage.correlate`` does, or with several at once.
+
+    ``y[z,i,j] = delta + sum over t,u,v of kernel[t,u,v] * volume[z + t - a, i + u - b, j + v - c]``, anchor (a, b, c).
+
+    Args:
+        volume: array (..., depth, height, width) of any type that `filter2d` takes; leading axes are a batch. It is
+            read in place where its slices, images of any row pitch, lie evenly apart.
+        kernel: numbers (kd, kh, kw), or (f, kd, kh, kw): f kernels of one size; as in `filter2d`, up to 32x32 on the
+            GPU, of any depth.
+        anchor: (slice, row, column) of the kernel element over the output pixel, by default the middle; -1 means it.
+        border, value, delta, dtype, mode, out, device: as in `filter2d`; a border is one along all three axes.
+
+    Returns:
+        Array of the volume's shape and library, as `filter2d`; with f kernels (..., f, depth, height, width).
+
+    Raises:
+        As `filter2d`. No workspace is taken: a block goes over the slices of the kernel, with its sums in registers.
+
+    >>> import numpy as np
+    >>> volume = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    >>> filter3d(volume, np.ones((3, 1, 1)), border="constant").ravel().tolist()
+    [1.0, 3.0, 3.0]
+    """
+    if anchor is None:
+        anchor = (-1, -1, -1)
+    if not isinstance(anchor, (tuple, list)) or len(anchor) != 3:
+        raise ValueError(f"anchor={anchor!r} must be None or (slice, row, column), with -1 for the middle")
+    requested = filter_options(border, tuple(anchor[1:]), device, dtype, mode=mode)
+    return run(requested._replace(slice_anchor=integer("anchor", anchor[0], -1)), volume, kernel, value, delta, out)
 
 
 def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:

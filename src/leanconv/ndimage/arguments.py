@@ -88,9 +88,7 @@ def check_real(name: str, dtype: np.dtype) -> None:
 def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
     """The array to fill: ``output``, or a new one of the dtype that it names, by default the input's."""
     if not isinstance(x, np.ndarray):
-        from leanconv.ndimage import on_device
-
-        return on_device.output_for(x, output)
+        return _output_on_device(x, output)
     if output is None:
         dtype = np.promote_types(x.dtype, np.complex64) if is_complex else x.dtype.newbyteorder("=")
         return np.zeros(x.shape, dtype)
@@ -119,6 +117,25 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
     return out
 
 
+def dtype_name(array: Any) -> str:
+    """NumPy's name of an array's dtype."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _output_on_device(x: Any, output: Any) -> Any:
+    """The array to fill, of the input's library and device."""
+    library = arrays_of(x)
+    assert library is not None
+    if hasattr(output, "shape"):
+        if tuple(output.shape) != tuple(x.shape):
+            raise MistakeError(f"output has shape {tuple(output.shape)}; the input has {tuple(x.shape)}")
+        return output
+    name = dtype_name(x)
+    if output is not None:
+        name = np.dtype(output).name if isinstance(output, (type, str, np.dtype)) else str(output).rpartition(".")[2]
+    return library.empty(tuple(x.shape), name, library.device(x))
+
+
 def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.ndarray, cval: Any) -> np.ndarray:
     """``compute(x, weights, out, cval)``, which takes real arrays, of complex ones."""
     real: Any = compute(x.real, weights.real, None, np.real(cval))
@@ -141,11 +158,11 @@ def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.n
 def at_home(function: F) -> F:
     """Let ``function``, which computes NumPy arrays and arrays on a GPU, take any array, in its first argument.
 
-    What other libraries keep on the CPU is seen as an array of NumPy that shares its memory, the output as well, and
+    What other libraries keep on the CPU is seen as an array of NumPy that shares its memory, an ``output`` as well, and
     the result becomes an array of that library.
     """
-    signature = inspect.signature(function)
-    place = list(signature.parameters).index("output")
+    names = list(inspect.signature(function).parameters)
+    place = names.index("output") if "output" in names else len(names) + 1
 
     @functools.wraps(function)
     def call(input: Any, *args: Any, **keywords: Any) -> Any:
@@ -163,10 +180,10 @@ def at_home(function: F) -> F:
         if library.device(x) is not None:
             return back(function(x, *args, **keywords))
         output = library.to_numpy(given) if arrays_of(given) is library else _dtype_of(given)
-        if "output" in keywords or len(args) < place:
-            keywords["output"] = output
-        else:
+        if len(args) >= place:
             args = (*args[: place - 1], output, *args[place:])
+        elif "output" in keywords:
+            keywords["output"] = output
         result = function(library.to_numpy(x), *args, **keywords)
         if arrays_of(given) is library:
             if not np.may_share_memory(output, library.to_numpy(given)):

@@ -9,29 +9,10 @@ import numpy as np
 from leanconv.arrays import arrays_of
 from leanconv.cpu.lines import line_indices
 from leanconv.images.borders import BorderName
-from leanconv.ndimage.arguments import DtypeError, MistakeError
+from leanconv.ndimage.arguments import DtypeError, dtype_name
 
 #: What is filtered as it is; other types are converted.
 _TYPES = ("float32", "int32")
-
-
-def dtype_name(array: Any) -> str:
-    """NumPy's name of an array's dtype."""
-    return str(array.dtype).rpartition(".")[2]
-
-
-def output_for(x: Any, output: Any) -> Any:
-    """The array to fill, of the input's library and device."""
-    library = arrays_of(x)
-    assert library is not None
-    if hasattr(output, "shape"):
-        if tuple(output.shape) != tuple(x.shape):
-            raise MistakeError(f"output has shape {tuple(output.shape)}; the input has {tuple(x.shape)}")
-        return output
-    name = dtype_name(x)
-    if output is not None:
-        name = np.dtype(output).name if isinstance(output, (type, str, np.dtype)) else str(output).rpartition(".")[2]
-    return library.empty(tuple(x.shape), name, library.device(x))
 
 
 def correlate(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, out: Any) -> None:
@@ -65,7 +46,7 @@ def _as(x: Any, name: str) -> Any:
 
 def _planes(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float) -> Any:
     """The correlation as a new array. Axes before the last two with several taps are summed over, tap by tap."""
-    from leanconv.api import filter2d
+    from leanconv.images.api import filter2d
 
     wide = [axis for axis in range(x.ndim) if taps.shape[axis] > 1]
     others, plane = wide[:-2], wide[-2:]
@@ -77,8 +58,8 @@ def _planes(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderNam
             kernel, some = taps.take([tap], axis), places[tap : tap + x.shape[axis]]
             if kernel.any():
                 before = [slice(None)] * axis
-                moved = x[(*before, some.tolist())]
-                moved[(*before, np.flatnonzero(some < 0).tolist())] = cval
+                moved = x[tuple([*before, some.tolist()])]
+                moved[tuple([*before, np.flatnonzero(some < 0).tolist()])] = cval
                 one = _planes(moved, kernel, (*anchor[:axis], 0, *anchor[axis + 1 :]), border, cval)
                 total = one if total is None else total + one
         return x * 0 if total is None else total
@@ -89,7 +70,8 @@ def _planes(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderNam
     images = moved if x.ndim == 2 else moved.reshape(-1, *(1, 1, *shape)[-2:])
     # SciPy looks at cval only where it is used
     value = cval if border == "constant" else 0
-    result = filter2d(images, kernel.reshape((1, 1, *kernel.shape)[-2:]), border=border, value=value, anchor=at)
+    taps = kernel.reshape((1, 1, *kernel.shape)[-2:])
+    result = filter2d(images, taps, border=border, value=value, anchor=at, channels_last=False)
     result = result if x.ndim == 2 else result.reshape(shape)
     return _transposed(result, [order.index(axis) for axis in range(x.ndim)])
 

@@ -161,8 +161,9 @@ struct RowLoader : Strip<Problem, columns> {
     }
 };
 
-// Stores rows of outputs: as vectors where the image allows it, else coalesced by way of a row of shared memory.
-template <class Out, class T, int columns, int planes>
+// Stores rows of outputs: as vectors where the image allows it, else coalesced by way of a row of shared memory. Without
+// `adds_delta` the sums have begun with it.
+template <class Out, class T, int columns, int planes, bool adds_delta = true>
 struct RowWriter {
     Out* const to;
     T* const staging;
@@ -185,7 +186,7 @@ struct RowWriter {
         __syncwarp();
 #pragma unroll
         for (int c = 0; c < columns; c += 4) {
-            const T v[4] = {row[c] + delta, row[c + 1] + delta, row[c + 2] + delta, row[c + 3] + delta};
+            const T v[4] = {total(row[c]), total(row[c + 1]), total(row[c + 2]), total(row[c + 3])};
             store_vector(staging + lane * columns + c, v);
         }
         __syncwarp();
@@ -195,13 +196,15 @@ struct RowWriter {
                 to[n * pitch + 32 * k * planes + lane * planes] = narrow_sum<Out>(staging[32 * k + lane]);
     }
 
+    __device__ __forceinline__ T total(T sum) const { return adds_delta ? sum + delta : sum; }
+
     // Where `vectors`, rows can be stored by the address of this lane's first vector in them, `pitch` apart.
     __device__ __forceinline__ Out* vector_of(int n) const { return to + n * pitch + lane * columns; }
 
     __device__ __forceinline__ void store_vectors(Out* out, const T (&row)[columns]) const {
 #pragma unroll
         for (int c = 0; c < columns; c += 4) {
-            const T v[4] = {row[c] + delta, row[c + 1] + delta, row[c + 2] + delta, row[c + 3] + delta};
+            const T v[4] = {total(row[c]), total(row[c + 1]), total(row[c + 2]), total(row[c + 3])};
             stream_sums(out + c, v);
         }
     }
