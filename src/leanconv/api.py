@@ -359,8 +359,9 @@ def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
 
     Give a function and the arguments of its call: ``explain(conv2d, x, w, padding=1)``; any of `conv2d`, `conv1d`,
     their gradients, `filter2d` and `filter3d`. Or give a ConvProblem or FilterProblem with, if wanted,
-    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given for what this process has
-    compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
+    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
+    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
+    one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
