@@ -18,6 +18,8 @@ from leanconv.images import filters
 from leanconv.images.api import filter2d, filter3d
 from leanconv.images.named import (
     box_blur,
+    dilate,
+    erode,
     gaussian_blur,
     laplacian,
     prewitt,
@@ -57,6 +59,8 @@ __all__ = [
     "conv2d",
     "conv2d_input",
     "conv2d_weight",
+    "dilate",
+    "erode",
     "explain",
     "filter2d",
     "filter3d",

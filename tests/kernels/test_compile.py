@@ -105,6 +105,10 @@ USUAL |= {
     "filter-separable-uint8": filter_problem(1, 4096, 4096, 15, 15, rank=1, dtype="uint8"),
     "filter-separable-uint8-rgb": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="uint8", channels=3),
     "filter-separable-float64": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="float64"),
+    "filter-box-63x63": filter_problem(1, 8192, 8192, 63, 63, reduction="sum"),
+    "filter-box-255x255": filter_problem(1, 8192, 8192, 255, 255, reduction="sum"),
+    "filter-box-uint8": filter_problem(1, 8192, 8192, 15, 15, reduction="max", dtype="uint8"),
+    "filter-box-float64": filter_problem(1, 8192, 8192, 31, 31, reduction="sum", dtype="float64"),
     "filter-separable-rank-3": filter_problem(1, 4096, 4096, 21, 21, rank=3, border="constant"),
 }
 ACCEPTED = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leanconv.cpu.boxes import Boxes
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import Banded, Taps
@@ -23,6 +24,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Banded(),
     Taps(),
     Factored(),
+    Boxes(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

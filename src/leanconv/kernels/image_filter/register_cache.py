@@ -149,6 +149,8 @@ class RegisterCache(GpuAlgorithm):
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
         reasons = ["the filter is given as products of a column and a row"] if problem.rank else []
+        if problem.reduction is not None:
+            reasons = ["a box has no weights"]
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
