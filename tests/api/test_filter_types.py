@@ -282,6 +282,8 @@ def test_types_of_sums_and_words_of_problems() -> None:
     assert "uint8 to int16 1x1080x1920x3" in str(parse_problem("filter:1080x1920,3x3,channels3,uint8,int16"))
     told = leanconv.explain(valid, device="cuda")
     assert told.chosen == "register_cache" and "3x5 valid" in str(told)
+    told = leanconv.explain(filter3d, np.ones((4, 5, 6), np.uint8), np.ones((2, 3, 3)), device="cuda")
+    assert told.chosen == "register_cache" and "uint8 1x4x5x6 filter 2x3x3 anchor 1,1,1" in str(told)
 
 
 @pytest.mark.parametrize("device", [None, "cuda"])

@@ -135,12 +135,8 @@ def filter3d(
     >>> filter3d(volume, np.ones((3, 1, 1)), border="constant").ravel().tolist()
     [1.0, 3.0, 3.0]
     """
-    if anchor is None:
-        anchor = (-1, -1, -1)
-    if not isinstance(anchor, (tuple, list)) or len(anchor) != 3:
-        raise ValueError(f"anchor={anchor!r} must be None or (slice, row, column), with -1 for the middle")
-    requested = filter_options(border, tuple(anchor[1:]), device, dtype, mode=mode)
-    return run(requested._replace(slice_anchor=integer("anchor", anchor[0], -1)), volume, kernel, value, delta, out)
+    requested, kernel = requested_volume_filter(volume, kernel, border, anchor, device, dtype, mode, value, delta)
+    return run(requested, volume, kernel, value, delta, out)
 
 
 def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
@@ -152,6 +148,24 @@ def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: An
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
     return lookup.run(requested, image, kernel, None, out, numbers)
+
+
+def requested_volume_filter(
+    volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
+) -> tuple[FilterOptions, Any]:  # fmt: skip
+    """The options of a call of `filter3d`, and its kernel beside the volume."""
+    slices, *within = _volume_anchor(anchor)
+    requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
+    return requested, kernel_beside(volume, kernel, requested.dtype)
+
+
+def _volume_anchor(anchor: Any) -> tuple[int, int, int]:
+    if anchor is None:
+        return -1, -1, -1
+    if not isinstance(anchor, (tuple, list)) or len(anchor) != 3:
+        raise ValueError(f"anchor={anchor!r} must be None or (slice, row, column), with -1 for the middle")
+    slices, row, column = (integer("anchor", each, -1) for each in anchor)
+    return slices, row, column
 
 
 def requested_filter(

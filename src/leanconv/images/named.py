@@ -224,9 +224,8 @@ def laplacian(
     [[0.0, 1.0, -4.0, 1.0, 0.0]]
     """
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return run_products(
-        image, _scaled(_second_derivatives(_odd("size", size, 31)), scale), requested, value, delta, out
-    )
+    factors = _second_derivatives(_odd("size", size, 31))
+    return run_products(image, _scaled(factors, scale), requested, value, delta, out)
 
 
 def unsharp_mask(
