@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from leanconv.dtypes import DTYPES
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.image_filter.marching import March
 from leanconv.kernels.image_filter.register_cache import EXTENT, sum_bytes
 from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
@@ -45,17 +46,10 @@ def shared_bytes(problem: FilterProblem, config: BoxConfig) -> int:
     return sum_bytes(problem) * (config.rows * (row + STRIP) + (config.warps + problem.kh) * STRIP)
 
 
-def bands_of(problem: FilterProblem, config: BoxConfig, target: Target) -> int:
-    """Parts into which the rows of an image are divided, each a block's: as many as keep the machine busy, and few,
-    since each filters some rows of its neighbour's again."""
-    slots = config.min_blocks * target.multiprocessors
-    blocks = max(1, problem.batch * problem.channels * ceil_div(problem.out_w, STRIP))
-    most = min(ceil_div(problem.out_h, config.least_steps * config.rows), ceil_div(4 * slots, blocks))
-
-    def steps(bands: int) -> int:
-        return ceil_div(blocks * bands, slots) * ceil_div(ceil_div(problem.out_h, bands) + problem.kh - 1, config.rows)
-
-    return min(range(1, most + 1), key=steps, default=1)
+def march_of(problem: FilterProblem, config: BoxConfig) -> March:
+    strips = problem.batch * problem.channels * ceil_div(problem.out_w, STRIP)
+    steps = config.rows, config.least_steps
+    return March(strips, problem.out_h, problem.kh - 1, *steps, config.warps, config.min_blocks)
 
 
 class Box(GpuAlgorithm):
@@ -95,12 +89,11 @@ class Box(GpuAlgorithm):
                 # 80 registers a thread
                 blocks = min(target.shared_per_multiprocessor // (shared + 1024), 24 // warps)
                 fitting.append(BoxConfig(warps, rows, least_steps, max(1, blocks)))
-        # as many warps as fit, which of high boxes are those of one block
-        yield from sorted(fitting, key=lambda c: -min(c.warps * c.min_blocks, 12))
+        yield from sorted(fitting, key=lambda c: march_of(problem, c).rank(target))
 
     def plan(self, problem: FilterProblem, config: BoxConfig, target: Target) -> Plan:
         assert problem.reduction is not None
-        strips, bands = ceil_div(problem.out_w, STRIP), bands_of(problem, config, target)
+        strips, bands = ceil_div(problem.out_w, STRIP), march_of(problem, config).bands(target)
         element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
         sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
         types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from leanconv.dtypes import DTYPES
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.image_filter.marching import March
 from leanconv.kernels.image_filter.register_cache import EXTENT, MOST_REGISTERS, sum_bytes
 from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
@@ -80,18 +81,10 @@ def strips_of(problem: FilterProblem) -> int:
     return ceil_div(problem.out_w * interleaved(problem), STRIP)
 
 
-def bands_of(problem: FilterProblem, config: SeparableConfig, target: Target) -> int:
-    """Parts into which the rows of an image are divided, each a block's: as many as keep the machine busy, and few,
-    since each filters some rows of its neighbour's again."""
-    slots = config.min_blocks * target.multiprocessors
-    blocks = max(1, problem.batch * planes(problem) * strips_of(problem))
-    most = min(ceil_div(problem.out_h, config.least_steps * config.step_rows), ceil_div(4 * slots, blocks))
-
-    def steps(bands: int) -> int:
-        rows = ceil_div(problem.out_h, bands) + lag(problem, config)
-        return ceil_div(blocks * bands, slots) * ceil_div(rows, config.step_rows)
-
-    return min(range(1, most + 1), key=steps, default=1)
+def march_of(problem: FilterProblem, config: SeparableConfig) -> March:
+    strips = problem.batch * planes(problem) * strips_of(problem)
+    overlap, steps = lag(problem, config), (config.step_rows, config.least_steps)
+    return March(strips, problem.out_h, overlap, *steps, config.warps, config.min_blocks)
 
 
 class Separable(GpuAlgorithm):
@@ -125,23 +118,23 @@ class Separable(GpuAlgorithm):
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
+        usable = []
         for warps, outputs, least_steps in SHAPES:
             shared = shared_bytes(problem, SeparableConfig(warps, outputs))
-            if shared > target.shared_per_block:
-                continue
             # sums, weights, inputs, and addresses
             registers = ceil_div((4 * outputs + (outputs + 4) + 16) * (sum_bytes(problem) // 4) + 44, 8) * 8
-            if registers > MOST_REGISTERS:
+            if shared > target.shared_per_block or registers > MOST_REGISTERS:
                 continue
             fitting = min(
                 target.shared_per_multiprocessor // (shared + 1024),
                 target.registers_per_multiprocessor // (registers * 32 * warps),
                 48 // warps,
             )
-            yield SeparableConfig(warps, outputs, least_steps, max(1, fitting))
+            usable.append(SeparableConfig(warps, outputs, least_steps, max(1, fitting)))
+        yield from sorted(usable, key=lambda c: march_of(problem, c).rank(target))
 
     def plan(self, problem: FilterProblem, config: SeparableConfig, target: Target) -> Plan:
-        strips, bands = strips_of(problem), bands_of(problem, config, target)
+        strips, bands = strips_of(problem), march_of(problem, config).bands(target)
         element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
         sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
         types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)

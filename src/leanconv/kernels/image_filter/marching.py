@@ -1,0 +1,47 @@
+"""Blocks that march down strips of an image: into how many bands the rows are divided, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from leanconv.kernels.contract import ceil_div
+from leanconv.plan import Target
+
+#: Warps that keep a multiprocessor's cores busy, and what is left of its speed where all wait at one barrier.
+BUSY_WARPS, ALONE = 12, 0.8
+#: Costs that differ by less than this share count as equal.
+ALIKE = 0.1
+
+
+@dataclass(frozen=True)
+class March:
+    """``strips`` of ``rows`` rows of outputs, each cut into bands. A block of ``warps`` has a band: it makes
+    ``step_rows`` rows in a step, ``least_steps`` steps at least, and filters ``overlap`` rows of its neighbour's again;
+    ``blocks`` run on a multiprocessor at a time."""
+
+    strips: int
+    rows: int
+    overlap: int
+    step_rows: int
+    least_steps: int
+    warps: int
+    blocks: int
+
+    def bands(self, target: Target) -> int:
+        """As many as keep the machine busy, and few."""
+        slots = self.blocks * target.multiprocessors
+        most = min(ceil_div(self.rows, self.least_steps * self.step_rows), ceil_div(4 * slots, max(1, self.strips)))
+        return min(range(1, most + 1), key=lambda bands: self._time(bands, target), default=1)
+
+    def _time(self, bands: int, target: Target) -> float:
+        """Of a multiprocessor, in rows: of all waves of blocks, each with its overlap."""
+        blocks = max(1, self.strips * bands)
+        beside = min(self.blocks, ceil_div(blocks, target.multiprocessors))
+        steps = ceil_div(ceil_div(self.rows, bands) + self.overlap, self.step_rows)
+        busy = min(1.0, beside * self.warps / BUSY_WARPS) * (ALONE if beside == 1 else 1.0)
+        return ceil_div(blocks, self.blocks * target.multiprocessors) * steps * self.step_rows * beside / busy
+
+    def rank(self, target: Target) -> int:
+        """A number that is smaller for a march that takes less time, and equal for two that take about the same."""
+        return round(log(self._time(self.bands(target), target) + 1) / ALIKE)
