@@ -44,7 +44,8 @@ def filter2d(
             leading axes are a batch. Rows may be any distance apart: a crop of a larger image is read in place.
         kernel: numbers (kh, kw), up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. A list, an array of
             NumPy, or one of the image's library; of any real dtype. With an image on the GPU a copy of a list or of a
-            NumPy array is kept there for each content, for the first 256 of them.
+            NumPy array is kept there for each content, for the first 256 of them. One that lies there already is
+            converted in each call, unless it has the dtype of the sums.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
