@@ -8,6 +8,7 @@ from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import Banded, Taps
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
+from leanconv.cpu.median import Median
 from leanconv.cpu.single_channel import SingleChannel
 from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.cpu.winograd2d import Winograd2d
@@ -25,6 +26,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Taps(),
     Factored(),
     Boxes(),
+    Median(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

@@ -64,9 +64,9 @@ def filter2d(
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
-            column and a row; on an H200 up to 290x290 of float32. None: where that is faster, of a list or an array of NumPy.
-            The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing
-            where sums are int32. True: a kernel that is no such sum is an error.
+            column and a row; on an H200 up to 290x290 of float32. None: where that is faster, of a list or an array of
+            NumPy. The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and
+            nothing where sums are int32. True: a kernel that is no such sum is an error.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
