@@ -222,13 +222,22 @@ _MAX_KERNELS = 256
 _MOST_BYTES = 2**31
 
 
-def refuse_huge(kernel: Any) -> None:
-    """Raise ValueError for a NumPy kernel of a filter that is too large: it may be a view that repeats a number, and
-    what copies it would ask for all of it."""
+def given_kernel(kernel: Any) -> Any:
+    """The kernel of a filter, a list as an array of NumPy.
+
+    Raises ValueError for a list that is no array, and for an array of NumPy that is too large: a view may repeat a
+    number, and what copies it would ask for all of it.
+    """
+    if type(kernel) in (list, tuple):
+        try:
+            kernel = np.asarray(kernel)
+        except ValueError as error:
+            raise ValueError(f"kernel is a list whose rows are not alike: {error}") from None
     if type(kernel) is np.ndarray and 8 * kernel.size > _MOST_BYTES:
         raise ValueError(
             f"kernel has shape {kernel.shape}, {8 * kernel.size} bytes of float64; the limit is {_MOST_BYTES}"
         )
+    return kernel
 
 
 def kernel_beside(image: Any, kernel: Any, result: str | None = None) -> Any:

@@ -11,7 +11,7 @@ from leanconv.arrays import arrays_of
 from leanconv.call import lookup
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import resolve
-from leanconv.call.weights import kernel_beside, refuse_huge
+from leanconv.call.weights import given_kernel, kernel_beside
 from leanconv.dtypes import check_weights, filter_sum
 from leanconv.images import separable as products
 from leanconv.images import transforms
@@ -94,7 +94,7 @@ def filter2d(
     >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
     [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
     """
-    refuse_huge(kernel)
+    kernel = given_kernel(kernel)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     split, factors = _split(requested, image, kernel, separable, out)
     if separable or split.window is None or max(split.window) > products.DIRECT:
@@ -177,7 +177,7 @@ def requested_volume_filter(
     volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter3d`, and its kernel beside the volume."""
-    refuse_huge(kernel)
+    kernel = given_kernel(kernel)
     slices, *within = _volume_anchor(anchor)
     requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
     return requested, kernel_beside(volume, kernel, requested.dtype)
