@@ -11,7 +11,7 @@ from leanconv.arrays import arrays_of
 from leanconv.call import lookup
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import resolve
-from leanconv.call.weights import kernel_beside
+from leanconv.call.weights import given_kernel, kernel_beside
 from leanconv.dtypes import check_weights, filter_sum
 from leanconv.images import separable as products
 from leanconv.images import transforms
@@ -46,7 +46,8 @@ def filter2d(
             leading axes are a batch. Rows may be any distance apart: a crop of a larger image is read in place.
         kernel: numbers (kh, kw), or (f, kh, kw): f kernels of one size. A list, an array of NumPy, or one of the
             image's library; of any real dtype. With an image on the GPU a copy of a list or of a NumPy array is kept
-            there for each content, for the first 256 of them. Kernels on the GPU are up to 32x32, or separable (below).
+            there for each content, for the first 256 of them; one that lies there already is converted in each
+            call, unless it has the dtype of the sums. Kernels on the GPU are up to 32x32, or separable (below).
             Larger ones are left to the transforms of CuPy and PyTorch (cuFFT), and only for their arrays: these take
             memory of some five images in float64, and an Inf or a NaN reaches the whole image.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
@@ -93,6 +94,7 @@ def filter2d(
     >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
     [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
     """
+    kernel = given_kernel(kernel)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     split, factors = _split(requested, image, kernel, separable, out)
     if separable or split.window is None or max(split.window) > products.DIRECT:
@@ -175,6 +177,7 @@ def requested_volume_filter(
     volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter3d`, and its kernel beside the volume."""
+    kernel = given_kernel(kernel)
     slices, *within = _volume_anchor(anchor)
     requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
     return requested, kernel_beside(volume, kernel, requested.dtype)
