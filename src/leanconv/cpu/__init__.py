@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.filter2d import Banded, Taps
+from leanconv.cpu.fourier import Fourier
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
 from leanconv.cpu.single_channel import SingleChannel
@@ -19,6 +20,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Im2win(),
     Direct(),
     SingleChannel(),
+    Fourier(),
     Banded(),
     Taps(),
 )
