@@ -11,6 +11,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
 import numpy as np
 
+from leanconv.dtypes import is_integer
 from leanconv.images.borders import BORDERS
 from leanconv.options import Layout
 from leanconv.plan import Target
@@ -316,17 +317,16 @@ def filter_problem(
     **rest: Any,
 ) -> FilterProblem:
     """A FilterProblem whose rows lie ``gap`` elements and whose images ``rows_between`` rows apart in memory."""
-    x_pitch, y_pitch = w + gap, w + y_gap
     if anchor is None:
         anchor = (kh // 2, kw // 2)
-    return FilterProblem(
-        *(batch, h, w, kh, kw),
-        anchor=anchor,
+    problem = FilterProblem(batch, h, w, kh, kw, anchor, **rest)
+    x_pitch, y_pitch = w * problem.channels + gap, problem.out_w * problem.channels + y_gap
+    return replace(
+        problem,
         x_pitch=x_pitch,
         x_step=x_pitch * (h + rows_between),
         y_pitch=y_pitch,
-        y_step=y_pitch * (h + rows_between),
-        **rest,
+        y_step=y_pitch * (problem.out_h + rows_between),
     )
 
 
@@ -369,6 +369,60 @@ def _filter_cases() -> list[Case]:
     add("filters-in-tiles", 1, 9, 132, 32, 32, filters=10, border="reflect")
     add("filters-in-tiles-int32", 2, 6, 35, 31, 32, filters=9, dtype="int32", border="wrap")
     add("int32-32x32", 1, 39, 300, 32, 32, dtype="int32", border="wrap", thorough=True)
+    # Types of images and results, which are converted on the way to shared memory and back; wide enough for vectors.
+    for dtype, result, border in (
+        ("uint8", None, "reflect101"),
+        ("uint8", "float32", "constant"),
+        ("int8", None, "reflect"),
+        ("int8", "int16", "wrap"),
+        ("uint16", None, "replicate"),
+        ("int16", None, "constant"),
+        ("int16", "uint8", "reflect101"),
+        ("float16", None, "constant"),
+        ("bfloat16", None, "wrap"),
+        ("float32", "uint8", "replicate"),
+        ("float32", "float16", "reflect"),
+        ("float32", "float64", "reflect"),
+        ("float64", None, "reflect101"),
+        ("float64", "float32", "constant"),
+        ("float64", "uint16", "constant"),
+        ("float64", "bfloat16", "constant"),
+        ("int32", "float64", "wrap"),
+        ("int32", "int16", "constant"),
+        ("uint8", "int32", "constant"),
+    ):
+        name = f"type-{dtype}" + f"-{result}" * bool(result)
+        thorough = name in ("type-uint8", "type-float64")
+        add(name, 2, 19, 403, 3, 4, border=border, dtype=dtype, out_dtype=result, gap=2, y_gap=2, thorough=thorough)
+        add(f"{name}-vectors", 1, 21, 264, 5, 3, border=border, dtype=dtype, out_dtype=result)
+    add("type-int32-sums-float64", 1, 19, 300, 3, 3, dtype="int32", sum_dtype="float64", border="constant")
+    add("type-float64-32x32", 1, 35, 200, 32, 32, dtype="float64", border="wrap", anchor=(0, 31))
+    add("type-uint8-filters", 2, 18, 264, 5, 5, dtype="uint8", filters=3)
+    add("type-uint8-one-pixel", 2, 1, 1, 5, 4, dtype="uint8", border="constant")
+    # Channels side by side, in vectors and one by one, and those filtered one by one: many, or of wide filters.
+    for channels in (2, 3, 4, 5):
+        for border in ("reflect101", "constant"):
+            dtype = "uint8" if border == "reflect101" else "float32"
+            add(f"channels-{channels}-{border}", 2, 19, 120, 3, 5, border=border, dtype=dtype, channels=channels)
+    add("channels-3-borders", 1, 18, 300 // 3, 7, 7, dtype="uint16", channels=3, border="wrap", y_gap=2, thorough=True)
+    add("channels-3-over-image", 1, 4, 2, 9, 6, dtype="uint8", channels=3, border="reflect", anchor=(8, 0))
+    add("channels-4-replicate", 2, 17, 66, 4, 3, dtype="float16", channels=4, border="replicate", gap=8, rows_between=1)
+    add("channels-3-wide", 1, 17, 50, 3, 31, dtype="uint8", channels=3, border="reflect", filters=2)
+    add("channels-3-float64", 1, 17, 90, 3, 3, dtype="float64", channels=3, border="wrap", anchor=(2, 0))
+    # Whole windows alone, and filters of each image.
+    add("valid", 2, 24, 270, 4, 5, valid=True, y_gap=2)
+    add("valid-uint8-channels", 1, 20, 100, 3, 3, valid=True, dtype="uint8", channels=3, filters=2)
+    add("valid-one-output", 2, 7, 9, 7, 9, valid=True)
+    # Volumes: slices outside, one alone, results of several filters.
+    for border in BORDERS:
+        add(f"volume-{border}", 2, 9, 133, 3, 4, d=4, kd=3, anchor_z=1, border=border, gap=1, rows_between=1)
+    add("volume-over-image", 2, 5, 9, 3, 3, d=2, kd=7, anchor_z=5, border="reflect", dtype="uint8")
+    add("volume-filters", 1, 18, 264, 5, 5, d=3, kd=2, anchor_z=0, filters=3, dtype="uint8", border="wrap")
+    add("volume-valid", 2, 9, 40, 3, 3, d=5, kd=3, valid=True, filters=2, dtype="int16", out_dtype="float32")
+    add("volume-one-slice-filter", 2, 9, 40, 3, 3, d=3, kd=1, filters=2, dtype="float64", channels=2)
+    add("volume-int32", 1, 9, 40, 3, 3, d=3, kd=3, anchor_z=2, dtype="int32", border="constant", channels=3)
+    add("per-image", 3, 18, 133, 3, 3, per_image=True, border="wrap")
+    add("per-image-filters", 2, 9, 132, 31, 31, per_image=True, filters=7, dtype="uint8", channels=5, border="reflect")
     return found
 
 
@@ -387,7 +441,6 @@ REFUSED = (
     (replace(CONV_CASES[0].problem, padding=(2**15, 2**15, 2**15, 2**15)), "output of 65546x65550"),
     (filter_problem(1, 50, 50, 33, 3), "33x3"),
     (filter_problem(1, 50, 50, 3, 33), "3x33"),
-    (filter_problem(1, 50, 50, 3, 3, dtype="float64"), "float64"),
     (filter_problem(1, 50, 50, 3, 3, anchor=(3, 0)), "anchor"),
 )
 
@@ -401,7 +454,7 @@ def draw(rng: np.random.Generator, shape: tuple[int, ...], kind: str, dtype: str
     Integers of 8 bits are all values that they have, or (``positive``) the one of largest size: signs are alike, and
     sums as large as they can be.
     """
-    if dtype in ("int8", "uint8"):
+    if dtype in ("int8", "uint8", "int16", "uint16"):
         limits = np.iinfo(dtype)
         if kind == "positive":
             return np.full(shape, limits.max if limits.min == 0 else limits.min, dtype)
@@ -425,8 +478,17 @@ def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.nd
 
 
 def draw_filter(problem: FilterProblem, kind: str, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-    """Dense images ``x`` (batch, h, w) and ``w`` (kh, kw), or several, and the scalars ``value`` and ``delta``."""
+    """Dense images ``x`` (batch, h, w) and ``w`` (kh, kw), or several, and the scalars ``value`` and ``delta``.
+
+    Weights of integer images are so large that some results leave the range of their type, and most do not.
+    """
     rng, shapes = np.random.default_rng(seed), (problem.x_shape, problem.w_shape)
-    arrays = {name: draw(rng, shape, kind, problem.dtype) for name, shape in zip("xw", shapes, strict=True)}
-    scalars = {"value": 3, "delta": -7} if problem.dtype == "int32" else {"value": 1.25, "delta": -0.5}
-    return arrays, scalars
+    types = problem.dtype, problem.sums
+    arrays = {name: draw(rng, *each) for name, *each in zip("xw", shapes, (kind, kind), types, strict=True)}
+    if problem.sums != "int32" and is_integer(problem.dtype):
+        if kind == "positive":  # all values of one sign
+            x = draw(rng, problem.x_shape, "zero-mean", problem.dtype)
+            arrays["x"] = np.where(x < 0, ~x, x)
+        arrays["w"] *= 1.5 / (problem.kh * problem.kw) ** (0.5 if kind == "zero-mean" else 1.0)
+    whole = problem.sums == "int32", is_integer(problem.dtype)
+    return arrays, {"value": 3 if any(whole) else 1.25, "delta": -7 if whole[0] else -0.5}

@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -150,7 +151,20 @@ def oracle_filter(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
 ) -> np.ndarray:
     """Float64 correlation of images (batch, h, w) by the definition, borders made by numpy.pad; of several kernels
-    (f, kh, kw) as (batch, f, h, w)."""
+    (f, kh, kw) as (batch, f, h, w). Pixels of several channels are the last axis of both."""
+    if problem.rank:
+        kernel = np.einsum("ku,kv->uv", kernel[:, : problem.kh], kernel[:, problem.kh :], dtype=np.float64)
+        problem = replace(problem, rank=0)
+    if problem.is_volume:
+        return _oracle_volumes(problem, x, kernel, value, delta)
+    if problem.per_image:
+        one = replace(problem, batch=1, per_image=False)
+        results = [oracle_filter(one, x[i : i + 1], kernel[i], value, delta) for i in range(problem.batch)]
+        return np.concatenate(results)
+    if problem.channels > 1:
+        one = replace(problem, channels=1)
+        results = [oracle_filter(one, x[..., c], kernel, value, delta) for c in range(problem.channels)]
+        return np.stack(results, axis=-1)
     if kernel.ndim == 3:
         return np.stack([oracle_filter(problem, x, each, value, delta) for each in kernel], axis=1)
     (ay, ax), kh, kw = problem.anchor, problem.kh, problem.kw
@@ -164,7 +178,36 @@ def oracle_filter(
     for u in range(kh):
         for v in range(kw):
             y += float(kernel[u, v]) * padded[:, u : u + x.shape[1], v : v + x.shape[2]]
+    return y[:, : problem.out_h, : problem.out_w]
+
+
+def _oracle_volumes(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float
+) -> np.ndarray:
+    """The sum over the slices of a kernel (kd, kh, kw), or of several, each by `oracle_filter`."""
+    if kernel.ndim == 4:
+        return np.stack([_oracle_volumes(problem, x, each, value, delta) for each in kernel], axis=1)
+    widths = [(0, 0)] * x.ndim
+    widths[1] = (problem.anchor_z, problem.kd - 1 - problem.anchor_z)
+    if problem.border == "constant":
+        padded = np.pad(x.astype(np.float64), widths, constant_values=value)
+    else:
+        padded = np.pad(x.astype(np.float64), widths, mode=_PAD_MODES[problem.border])  # type: ignore[call-overload]
+    one = replace(problem, batch=problem.out_d, d=1, kd=1, anchor_z=0, filters=1)
+    y = np.full((problem.batch, *one.y_shape), float(delta))
+    for n in range(problem.batch):
+        for t in range(problem.kd):
+            y[n] += oracle_filter(one, padded[n, t : t + problem.out_d], kernel[t], value)
     return y
+
+
+def as_result(sums: np.ndarray, dtype: str) -> np.ndarray:
+    """Float64 sums as elements of a result; integers are rounded and saturate."""
+    if np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        sums = np.rint(sums).clip(limits.min, limits.max)
+    with np.errstate(over="ignore"):
+        return sums.astype(dtype)
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
@@ -265,12 +308,20 @@ class HostDevice:
                     sums = at_address(int(given["bias"]), (problem.k,), (1,), problem.dtype)
                     sums[...] = w.sum(images, dtype=np.float64)
             else:
-                shape = (problem.batch, problem.h, problem.w)
-                x = at_address(int(given["x"]), shape, (problem.x_step, problem.x_pitch, 1), problem.dtype, 4)
-                results = (problem.batch * problem.filters, problem.h, problem.w)
-                y = at_address(int(given["y"]), results, (problem.y_step, problem.y_pitch, 1), problem.dtype, 4)
-                kernel = at_address(int(given["w"]), problem.w_shape, _dense(problem.w_shape), problem.dtype)
-                y[...] = oracle_filter(problem, x, kernel, given["value"], given["delta"]).reshape(results)
+                wide = problem.w * problem.channels
+                shape = (problem.batch * problem.d, problem.h, wide)
+                item = item_bytes(problem.dtype)
+                x = at_address(int(given["x"]), shape, (problem.x_step, problem.x_pitch, 1), problem.dtype, item)
+                results = (
+                    problem.batch * problem.filters * problem.out_d,
+                    problem.out_h,
+                    problem.out_w * problem.channels,
+                )
+                strides, item = (problem.y_step, problem.y_pitch, 1), item_bytes(problem.result)
+                y = at_address(int(given["y"]), results, strides, problem.result, item)
+                kernel = at_address(int(given["w"]), problem.w_shape, _dense(problem.w_shape), problem.sums)
+                sums = oracle_filter(problem, x.reshape(problem.x_shape), kernel, given["value"], given["delta"])
+                y[...] = as_result(sums, problem.result).reshape(results)
 
         return run
 
@@ -341,6 +392,10 @@ def _make_cupy(host_device: HostDevice) -> types.ModuleType:
         def copy(self, order: str = "C") -> ndarray:
             module.copies += 1  # type: ignore[attr-defined]
             return asarray(self.host)
+
+        def astype(self, dtype: Any, order: str = "C") -> ndarray:
+            module.copies += 1  # type: ignore[attr-defined]
+            return asarray(self.host.astype(dtype))
 
     class Device:
         def __init__(self, index: int) -> None:

@@ -24,7 +24,14 @@ from tests import cases, emulator
 Runner = Callable[[Plan, dict[str, Any]], None]
 
 #: What unwritten outputs hold. The integer is as unlikely a sum as any.
-POISON = {"int32": np.int32(-1431655766), **dict.fromkeys(LAYERS, np.nan)}
+POISON = {
+    **dict.fromkeys(LAYERS, np.nan),
+    "int32": np.int32(-1431655766),
+    "int16": np.int16(-21846),
+    "uint16": np.uint16(43690),
+    "int8": np.int8(-86),
+    "uint8": np.uint8(170),
+}
 #: Configurations that are looked at in search of extremes.
 MOST_CONFIGS = 10000
 
@@ -143,31 +150,46 @@ def _check_rounding(y: np.ndarray, reference: np.ndarray, roundoff: float, what:
 
 def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) -> None:
     inputs, scalars = cases.draw_filter(problem, kind)
-    poison = POISON[problem.dtype]
-    x, images = _strided(problem, problem.batch, problem.x_pitch, problem.x_step, poison)
-    y, result = _strided(problem, problem.batch * problem.filters, problem.y_pitch, problem.y_step, poison)
-    images[...] = inputs["x"]
+    poison = POISON[problem.result]
+    high, wide = problem.h, problem.w * problem.channels
+    x, images = _strided((problem.batch * problem.d, high, wide), problem.x_pitch, problem.x_step, problem.dtype)
+    shape = problem.batch * problem.filters * problem.out_d, problem.out_h, problem.out_w * problem.channels
+    y, result = _strided(shape, problem.y_pitch, problem.y_step, problem.result)
+    images[...] = inputs["x"].reshape(images.shape)
     run(plan, {"x": x, "w": inputs["w"], "y": y, **scalars})
     reference = oracle.filter2d(problem, inputs["x"], inputs["w"], **scalars).reshape(result.shape)
     bound = oracle.filter_error_bound(problem, inputs["x"], inputs["w"], **scalars)
-    if problem.dtype == "float32" and 0 < result.size < 16:
+    if problem.sums == "float32" and not is_integer(problem.result) and 0 < result.size < 16:
         # Of a few outputs the sequential sum's own error says little; the worst case of any order of summation does.
         sizes = {name: abs(value) for name, value in scalars.items()}
-        most = oracle.filter2d(problem, abs(inputs["x"]), abs(inputs["w"]), **sizes).reshape(result.shape)
+        plain = replace(problem, dtype="float32", out_dtype=None)
+        most = oracle.filter2d(plain, *(abs(inputs[role].astype(np.float64)) for role in "xw"), **sizes)
         terms = problem.kh * problem.kw + 1
         bound = max(bound, float(terms * 2.0**-24 * np.linalg.norm(most) / np.linalg.norm(reference)))
     _compare(result, reference, bound, f"{problem} {kind}")
+    if problem.result != problem.sums:
+        _check_nearest(problem, result, reference, f"{problem} {kind}")
     result[...] = poison
-    if not np.array_equal(y, np.full_like(y, poison), equal_nan=True):
+    if not np.array_equal(y, np.full_like(y, poison), equal_nan=not is_integer(problem.result)):
         raise WrongAnswer(f"{problem} {kind}: the kernel wrote between the rows of the output")
 
 
-def _strided(problem: FilterProblem, images: int, pitch: int, step: int, fill: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A buffer that ends with its last pixel, filled, and the images in it as a view (images, h, w)."""
-    size = (images - 1) * step + (problem.h - 1) * pitch + problem.w if images else 0
-    buffer = np.full(size, fill, problem.dtype)
+def _check_nearest(problem: FilterProblem, result: np.ndarray, reference: np.ndarray, what: str) -> None:
+    """Each result must be the nearest that its type has, but for the little that a sum is off."""
+    if not is_integer(problem.result):
+        return _check_rounding(result, reference, DTYPES[problem.result].roundoff, what)
+    off = np.abs(result.astype(np.float64) - reference).max(initial=0.0)
+    if off > 0.5 + 64 * oracle.FLOAT32_UNIT * max(1.0, float(np.abs(reference).max(initial=0.0))):
+        raise WrongAnswer(f"{what}: error of one element exceeds a half: {off:.6g}")
+    return None
+
+
+def _strided(shape: tuple[int, int, int], pitch: int, step: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """A buffer of poison that ends with its last element, and the images (images, rows, elements) in it as a view."""
+    images, high, wide = shape
+    size = (images - 1) * step + (high - 1) * pitch + wide if images else 0
+    buffer = np.full(size, POISON[dtype], dtype)
     item = buffer.itemsize
-    shape = (images, problem.h, problem.w)
     return buffer, np.lib.stride_tricks.as_strided(buffer, shape, (step * item, pitch * item, item))
 
 

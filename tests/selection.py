@@ -49,7 +49,8 @@ def in_turn(algorithm: GpuAlgorithm, case: Case) -> bool:
 
 
 def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
-    """The layer, which has its own purpose, by turns; in each layout and direction what kernels and loaders depend on;
+    """The layer, which has its own purpose, by turns; of image filters each type, each number of channels, and what
+    else tells their loaders apart; in each layout and direction what kernels and loaders depend on;
     of 16-bit elements what differs in loading and storing them.
 
     Algorithms that transform have layers of their own, and so have direct_tiled and tensor cores; the slowest ones need
@@ -62,6 +63,9 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     if (plain or (transforms and case in TRANSFORM_CASES)) and in_turn(algorithm, case):
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
+        yield from (("image", problem.dtype), ("result", problem.result), ("channels", problem.channels))
+        yield "volume", problem.is_volume
+        yield from (("valid", problem.valid), ("per image", problem.per_image), ("sums", problem.sums))
         return
     if problem.is_empty:
         yield "empty"  # and stands for nothing else: no block runs

@@ -6,23 +6,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
-
 from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
-from leanconv.call.weights import kernel_beside
-from leanconv.options import (
-    FUNCTIONS,
-    Activation,
-    Border,
-    Layout,
-    Layout1d,
-    Padding,
-    Precision,
-    filter_options,
-    layer_options,
-)
+from leanconv.images.api import filter2d, filter3d, requested_filter, requested_volume_filter
+from leanconv.options import FUNCTIONS, Activation, Layout, Layout1d, Padding, Precision, layer_options
 from leanconv.problem import is_problem
 
 Array = TypeVar("Array")
@@ -366,74 +354,14 @@ def conv1d_weight(
     return lookup.run(requested, x, grad, None, out)
 
 
-def filter2d(
-    image: Array,
-    kernel: Any,
-    *,
-    border: Border = "reflect101",
-    value: float = 0,
-    anchor: Sequence[int] | None = None,
-    delta: float = 0,
-    out: Any = None,
-    device: str | None = None,
-) -> Array:
-    """Correlate images with a small kernel, as ``cv2.filter2D`` does, or with several at once.
-
-    ``y[i,j] = delta + sum over u,v of kernel[u,v] * image[i + u - anchor_y, j + v - anchor_x]``: as large as the image.
-    Several kernels take one pass over the image, and each gives a result of its own.
-
-    Args:
-        image: array (..., height, width), float32 or int32 (the CPU takes float64 too); leading axes are a batch. A
-            picture with its channels last, (height, width, 3), is not told apart: move them first, as by np.moveaxis.
-            Rows may be any distance apart: a crop of a larger image is read in place.
-        kernel: array (kh, kw) of the same dtype, up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. With an
-            image on the GPU it may be a NumPy array; a copy on the GPU is then kept for each content, for the first
-            256 of them.
-        border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
-            ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
-            (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
-            (``BORDER_REFLECT_101``, ...; also its numbers, as ``cv2.BORDER_REFLECT_101`` is one) are accepted too; see
-            `leanconv.images.borders`.
-        value: the constant border's pixel.
-        anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2); -1 means
-            that middle, as in OpenCV, which writes (column, row).
-        delta: added to every output pixel.
-        out: array for the result; must not share memory with the inputs.
-        device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
-
-    Returns:
-        Array of the image's shape, dtype and library, computed on the caller's current stream; ``out`` if given. With
-        a kernel of three axes its shape is (..., f, height, width), also for f = 1.
-
-    Raises:
-        ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.
-
-    The kernel is not flipped; ``kernel[::-1, ::-1]`` makes it a convolution. PyTorch's CPU tensors are filtered by the
-    NumPy engine.
-
-    >>> import numpy as np
-    >>> filter2d(np.arange(4, dtype=np.float32)[None], np.ones((1, 3), np.float32), border="replicate").tolist()
-    [[1.0, 3.0, 6.0, 8.0]]
-    >>> kernels = np.array([[[1, 0, 0]], [[0, 0, 1]]], np.float32)  # the pixel before, the pixel after
-    >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
-    [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
-    """
-    if type(kernel) is np.ndarray:
-        kernel = kernel_beside(image, kernel)
-    # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
-    numbers: tuple[Any, ...] = ()
-    if type(value) is not int or type(delta) is not int or value or delta:
-        numbers = value, delta
-    return lookup.run(filter_options(border, anchor, device), image, kernel, None, out, numbers)
-
-
 def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
     Give a function and the arguments of its call: ``explain(conv2d, x, w, padding=1)``; any of `conv2d`, `conv1d`,
-    their gradients and `filter2d`. Or give a ConvProblem or FilterProblem with, if wanted, ``device="cuda"`` (the CPU
-    is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given for what this process has
-    compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
+    their gradients, `filter2d` and `filter3d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
+    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
+    one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
@@ -462,8 +390,11 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     first, second, *_ = given.values()
     out = given.pop("out")
     if function is filter2d:
-        requested_filter = filter_options(given["border"], given["anchor"], given["device"])
-        return resolve(requested_filter, first, kernel_beside(first, second), None, out)
+        wanted, kernel = requested_filter(**given, out=out)
+        return resolve(wanted, first, kernel, None, out)
+    if function is filter3d:
+        wanted, kernel = requested_volume_filter(**given)
+        return resolve(wanted, first, kernel, None, out)
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
@@ -471,5 +402,5 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     return resolve(requested, first, second, given.get("bias"), out)
 
 
-_EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d
+_EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d, filter3d
 _LAYER_OPTIONS = inspect.signature(layer_options).parameters

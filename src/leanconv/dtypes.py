@@ -19,7 +19,7 @@ class ElementType:
     NumPy's name where NumPy has it by itself. ``roundoff`` is the largest relative error of one
     rounding to it; 0 for integers. ``weights`` and ``result`` are the types that a layer with pixels of this type has
     of its filters, and of its bias and output; None where they are the same. ``most`` is the largest absolute value of
-    an integer of 8 bits.
+    an integer of 8 bits. ``low`` and ``high`` are the least and the largest value of any integer type.
     """
 
     name: DtypeName
@@ -31,6 +31,8 @@ class ElementType:
     weights: DtypeName | None = None
     result: DtypeName | None = None
     most: int = 0
+    low: int = 0
+    high: int = 0
 
 
 #: NOTE: PyTorch names every one of them as we do; NumPy knows bfloat16 only once ml_dtypes has been imported.
@@ -41,19 +43,21 @@ DTYPES: dict[str, ElementType] = {
         ElementType("float64", 8, "double", "float64", "float64", 2.0**-53),
         ElementType("float16", 2, "leanconv::float16", "float32", "float16", 2.0**-11),
         ElementType("bfloat16", 2, "leanconv::bfloat16", "float32", None, 2.0**-8),
-        ElementType("int32", 4, "int", "int32", "int32"),
-        ElementType("int16", 2, "short", "int32", "int16"),
-        ElementType("uint16", 2, "unsigned short", "int32", "uint16"),
-        ElementType("int8", 1, "signed char", "int32", "int8", weights="int8", result="int32", most=128),
-        ElementType("uint8", 1, "unsigned char", "int32", "uint8", weights="int8", result="int32", most=255),
+        ElementType("int32", 4, "int", "int32", "int32", low=-(2**31), high=2**31 - 1),
+        ElementType("int16", 2, "short", "int32", "int16", low=-(2**15), high=2**15 - 1),
+        ElementType("uint16", 2, "unsigned short", "int32", "uint16", high=2**16 - 1),
+        ElementType("int8", 1, "signed char", "int32", "int8", 0.0, "int8", "int32", 128, -128, 127),
+        ElementType("uint8", 1, "unsigned char", "int32", "uint8", 0.0, "int8", "int32", 255, 0, 255),
     )
 }
 
-#: What layers and filters take on a GPU, and on the CPU only. Layers of integers have exact sums, and no gradients.
-GPU_LAYERS, GPU_FILTERS = ("float32", "float16", "bfloat16"), ("float32", "int32")
+#: What layers take on a GPU, and on the CPU only. Layers of integers have exact sums, and no gradients.
+GPU_LAYERS = ("float32", "float16", "bfloat16")
 INTEGER_LAYERS = ("int8", "uint8")
 CPU_ONLY = ("float64",)
-LAYERS, FILTERS = GPU_LAYERS + INTEGER_LAYERS + CPU_ONLY, GPU_FILTERS + CPU_ONLY
+LAYERS = GPU_LAYERS + INTEGER_LAYERS + CPU_ONLY
+#: What image filters take, here and there.
+FILTERS = tuple(DTYPES)
 #: of layers that have gradients
 FLOAT_LAYERS = GPU_LAYERS + CPU_ONLY
 #: What the filters of layers may be.
@@ -79,6 +83,23 @@ def is_integer(dtype: str) -> bool:
     return dtype in DTYPES and DTYPES[dtype].roundoff == 0
 
 
+def check_weights(name: str, dtype: str) -> None:
+    """Raise TypeError unless arrays of ``dtype`` hold real numbers, which the weights of a filter may be."""
+    if not dtype.startswith(("bool", "int", "uint", "float", "bfloat", "longdouble")):
+        raise TypeError(f"{name} has dtype {dtype}; it must hold real numbers")
+
+
+def filter_sum(dtype: str, result: str, integer_weights: bool = True) -> DtypeName:
+    """The type in which a filter from ``dtype`` to ``result`` sums; it can hold each element of both.
+
+    Only from int32 to int32 it depends on the weights: integers make exact sums, which wrap around.
+    """
+    wide = ("int32", "float64")
+    if dtype == result == "int32" and integer_weights:
+        return "int32"
+    return "float64" if dtype in wide or result in wide else "float32"
+
+
 def weights_of(dtype: DtypeName) -> DtypeName:
     """The type of the filters of a layer with pixels of this type."""
     return DTYPES[dtype].weights or dtype if dtype in DTYPES else dtype
@@ -102,10 +123,12 @@ def most_products(dtype: DtypeName) -> int:
 def one_of(name: str, dtype: str, taken: Sequence[str]) -> DtypeName:
     """The element type of the array that a caller calls ``name``. Raises TypeError unless it is one of those taken."""
     if not isinstance(dtype, str) or dtype not in taken:
-        *most, last = (each for each in taken if each not in CPU_ONLY)
+        here = CPU_ONLY if taken is not FILTERS else ()
+        *most, last = (each for each in taken if each not in here)
         raise TypeError(
-            f"{name} has dtype {dtype}; supported are {', '.join(most)} and {last}, and {' and '.join(CPU_ONLY)} on "
-            "the CPU only; convert it, as to float32"
+            f"{name} has dtype {dtype}; supported are {', '.join(most)} and {last}"
+            + f", and {' and '.join(here)} on the CPU only" * bool(here)
+            + ("; take real and imaginary part" if str(dtype).startswith("complex") else "; convert it, as to float32")
         )
     return DTYPES[dtype].name
 

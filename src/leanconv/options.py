@@ -13,11 +13,13 @@ import math
 import operator
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
+from leanconv.dtypes import DTYPES, FILTERS, DtypeName, is_integer
 from leanconv.images.borders import ALIASES, BORDERS, OPENCV_NUMBERS, BorderName, OpencvName, ScipyMode
 from leanconv.runtime import env
 from leanconv.runtime.env import raw_workspace_limit
@@ -39,11 +41,17 @@ OPS: tuple[Op, ...] = get_args(Op)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
 ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
+#: What the pixels of a box make.
+Reduction = Literal["sum", "min", "max"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 #: The largest stride, padding, ...: kernels count them in 32 bits.
 MOST = 2**31 - 1
-_FLOAT32_MAX = float.fromhex("0x1.fffffep127")
+#: The largest finite numbers of types that are narrower than Python's own.
+_LARGEST = {
+    name: float.fromhex(text)
+    for name, text in (("float32", "0x1.fffffep127"), ("float16", "0x1.ffcp15"), ("bfloat16", "0x1.fep127"))
+}
 Word = TypeVar("Word")
 
 
@@ -107,11 +115,24 @@ class LayerOptions(NamedTuple):
 
 
 class FilterOptions(NamedTuple):
-    """All that a caller of `filter2d` requests besides arrays and numbers."""
+    """All that a caller of `filter2d` requests besides arrays and numbers; made by `filter_options`."""
 
     border: BorderName
     anchor: tuple[int, int] | None
     device: object = None
+    #: of the result; None where the caller does not say
+    dtype: DtypeName | None = None
+    channels_last: bool | None = None
+    #: only windows that lie inside the image
+    valid: bool = False
+    #: each image has a kernel of its own
+    per_image: bool = False
+    #: rows and columns of a window whose kernel is not given whole, but as products of a column and a row
+    window: tuple[int, int] | None = None
+    #: or has one weight: what the pixels of the window make
+    reduction: Reduction | None = None
+    #: images are slices of volumes, and so are kernels; this is the anchor among slices, -1 for the middle
+    slice_anchor: int | None = None
 
 
 Options = LayerOptions | FilterOptions
@@ -175,14 +196,36 @@ def _checked(function: str, name: str, value: Any) -> Any:
     return result
 
 
-def filter_options(border: Any = "reflect101", anchor: Any = None, device: Any = None) -> FilterOptions:
+def filter_options(
+    border: Any = "reflect101", anchor: Any = None, device: Any = None, dtype: Any = None, channels_last: Any = None,
+    mode: Any = "same", per_image: Any = False,
+) -> FilterOptions:  # fmt: skip
     if type(border) is not str or border not in BORDERS:
         border = border_name(border)
     if anchor is not None:
         if not isinstance(anchor, (tuple, list)) or len(anchor) != 2:
             raise ValueError(f"anchor={anchor!r} must be None or (row, column), with -1 for the middle")
         anchor = (integer("anchor", anchor[0], -1), integer("anchor", anchor[1], -1))
-    return FilterOptions(border, anchor, device)
+    if dtype is not None and (type(dtype) is not str or dtype not in FILTERS):
+        dtype = dtype_name(dtype)
+    if channels_last is not None and type(channels_last) is not bool:
+        channels_last = yes_or_no("channels_last", channels_last)
+    if type(per_image) is not bool:
+        per_image = yes_or_no("per_image", per_image)
+    if mode != "same" and (not isinstance(mode, str) or mode != "valid"):
+        raise ValueError(f"mode={mode!r} is not known; choose 'same' or 'valid'")
+    return FilterOptions(border, anchor, device, dtype, channels_last, mode == "valid", per_image)
+
+
+def dtype_name(dtype: Any) -> DtypeName:
+    """Our name of an element type of filters: a name, or a dtype of NumPy, CuPy or PyTorch."""
+    name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        with suppress(TypeError):
+            name = np.dtype(dtype).name
+    if name not in FILTERS:
+        raise TypeError(f"dtype={dtype!r} is no type of a result; supported are {', '.join(FILTERS)}")
+    return DTYPES[name].name
 
 
 @lru_cache(maxsize=64)
@@ -354,15 +397,21 @@ def number(name: str, value: Any) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def scalar(name: str, value: Any, dtype: str) -> float | int:
-    """``value`` or ``delta`` as a number that ``dtype`` can hold."""
-    given = number(name, value)
-    if math.isinf(given) and given != value:
-        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the image")
-    if dtype == "float32" and _FLOAT32_MAX < abs(given) < math.inf:
-        raise ValueError(f"{name}={value!r} is beyond float32, the dtype of the image")
-    if dtype != "int32":
+def filter_numbers(value: Any, delta: Any, dtype: str, sums: str, result: str) -> tuple[float | int, float | int]:
+    """``value``, a pixel of the image, and ``delta``, which is added to its sums, as numbers that a kernel takes."""
+    pixel, added = _scalar("value", value, dtype, "image"), _scalar("delta", delta, sums, "sums")
+    if math.isnan(added) and is_integer(result):
+        raise ValueError(f"delta={delta!r} is no number, and the result has dtype {result}")
+    return pixel, added
+
+
+def _scalar(name: str, value: Any, dtype: str, of: str) -> float | int:
+    """A number that ``dtype`` can hold."""
+    given, kind = number(name, value), DTYPES[dtype]
+    if (math.isinf(given) and given != value) or _LARGEST.get(dtype, math.inf) < abs(given) < math.inf:
+        raise ValueError(f"{name}={value!r} is beyond {dtype}, the dtype of the {of}")
+    if not is_integer(dtype):
         return given
-    if not given.is_integer() or not -(2**31) <= given < 2**31:
-        raise ValueError(f"{name}={value!r} is no int32, the dtype of the image")
+    if not given.is_integer() or not kind.low <= given <= kind.high:
+        raise ValueError(f"{name}={value!r} is no {dtype}, the dtype of the {of}")
     return int(given)

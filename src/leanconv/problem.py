@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from leanconv import options
-from leanconv.dtypes import FILTERS, LAYERS, DtypeName, item_bytes, one_of, result_of, weights_of
+from leanconv.dtypes import FILTERS, LAYERS, DtypeName, filter_sum, item_bytes, one_of, result_of, weights_of
 from leanconv.images.borders import BORDERS, BorderName
-from leanconv.options import Activation, Layout, Op, Precision
+from leanconv.options import Activation, Layout, Op, Precision, Reduction
 
 
 @dataclass(frozen=True)
@@ -249,16 +249,29 @@ class ConvProblem:
 
 @dataclass(frozen=True)
 class FilterProblem:
-    """One correlation of single-channel images with small filters of one size; each output is as large as the image.
+    """One correlation of images with small filters of one size.
 
     ``y[f,i,j] = delta + sum over u,v of kernel[f,u,v] * x[i + u - anchor_y, j + v - anchor_x]``
 
-    ``batch`` images of ``h`` rows and ``w`` columns, for each of them ``filters`` results. Rows lie ``x_pitch``
-    (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart. ``delta`` and the
-    constant-border value are arguments of the call.
+    ``batch`` images of ``h`` rows and ``w`` columns, for each of them ``filters`` results. Each result is as large as
+    the image; with ``valid`` it has the pixels alone whose windows lie inside, ``y[f,i,j]`` reading from ``x[i,j]`` on,
+    and anchor and border are (0, 0) and ``constant``. A pixel has ``channels`` values, which lie side by side and are
+    filtered alike. With ``per_image`` each image has ``filters`` of its own. With a ``rank`` there is one filter, the
+    sum of so many products of a column and a row, and it is given as these: each column before its row. With a
+    ``reduction`` there is no filter: a result is the sum of a window's pixels times one weight, or the least or the
+    largest of them.
+    Volumes have ``d`` slices, images one behind the other, and filters of ``kd`` slices, of which number ``anchor_z``
+    lies on the output's; the sum is over these too.
+
+    Rows lie ``x_pitch`` (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart.
+    ``delta`` and the constant-border value are arguments of the call.
+
+    ``dtype`` is the type of the image, ``out_dtype`` that of the result, by default the same. Both are converted from
+    and to ``sum_dtype``, in which the weights are given and sums are taken: float64 where one of the two is float64 or
+    int32, else float32. From int32 to int32 it is int32, which wraps around, unless float64 is asked for.
 
     Raises TypeError for sizes that are not integers and for a dtype that `leanconv.filter2d` refuses, ValueError for
-    another border and for an anchor that has not two integers.
+    another border, for an anchor that has not two integers, and for sums of another type.
     """
 
     batch: int
@@ -274,6 +287,17 @@ class FilterProblem:
     y_pitch: int = 0
     y_step: int = 0
     filters: int = 1
+    #: None where it is the usual one, like the next
+    out_dtype: DtypeName | None = None
+    sum_dtype: DtypeName | None = None
+    channels: int = 1
+    valid: bool = False
+    per_image: bool = False
+    rank: int = 0
+    reduction: Reduction | None = None
+    d: int = 1
+    kd: int = 1
+    anchor_z: int = 0
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
@@ -283,17 +307,72 @@ class FilterProblem:
     batch_invariant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters")
-        _make_plain(self, sizes)
+        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters", "channels", "rank")
+        _make_plain(self, (*sizes, "d", "kd", "anchor_z"))
         one_of("image", self.dtype, FILTERS)
         options.one_of("border", self.border, tuple(BORDERS))
         if not _are_ints(self.anchor, 2):
             object.__setattr__(self, "anchor", options.pair("anchor", self.anchor, 0))
+        if self.out_dtype is not None and one_of("result", self.out_dtype, FILTERS) == self.dtype:
+            object.__setattr__(self, "out_dtype", None)
+        usual = filter_sum(self.dtype, self.result)
+        if self.sum_dtype not in (None, usual) and (usual, self.sum_dtype) != ("int32", "float64"):
+            raise ValueError(f"sum_dtype={self.sum_dtype!r}: from {self.dtype} to {self.result} sums are {usual}")
+        if self.sum_dtype == usual:
+            object.__setattr__(self, "sum_dtype", None)
+        if self.reduction is not None:
+            options.one_of("reduction", self.reduction, get_args(Reduction))
+        for name in ("valid", "per_image"):
+            object.__setattr__(self, name, options.yes_or_no(name, getattr(self, name)))
+        if self.valid:
+            object.__setattr__(self, "anchor", (0, 0))
+            object.__setattr__(self, "anchor_z", 0)
+            object.__setattr__(self, "border", "constant")
+
+    @property
+    def result(self) -> DtypeName:
+        """The type of the result."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def sums(self) -> DtypeName:
+        """The type of the weights, of all products and of their sums."""
+        return self.sum_dtype or filter_sum(self.dtype, self.result)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the filter is given whole, with a weight for each pixel of a window."""
+        return not self.rank and self.reduction is None
+
+    def dense(self) -> FilterProblem:
+        """The same on images, and with results, that have no gaps."""
+        x, y = self.w * self.channels, self.out_w * self.channels
+        return replace(self, x_pitch=x, x_step=x * self.h, y_pitch=y, y_step=y * self.out_h)
+
+    @property
+    def is_volume(self) -> bool:
+        """Whether the images have an axis of slices."""
+        return (self.d, self.kd) != (1, 1)
+
+    @property
+    def out_d(self) -> int:
+        """Slices of a result."""
+        return self.d - self.kd + 1 if self.valid else self.d
+
+    @property
+    def out_h(self) -> int:
+        """Rows of a result; zero or negative where a filter does not fit a ``valid`` image."""
+        return self.h - self.kh + 1 if self.valid else self.h
+
+    @property
+    def out_w(self) -> int:
+        """Columns of a result, in pixels."""
+        return self.w - self.kw + 1 if self.valid else self.w
 
     @property
     def is_empty(self) -> bool:
         """Whether the output has no elements."""
-        return self.batch * self.h * self.w == 0
+        return self.batch * self.d * self.h * self.w * self.channels == 0
 
     @property
     def itemsize(self) -> int:
@@ -306,40 +385,57 @@ class FilterProblem:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """What a kernel reads, then what it writes."""
-        x, w = Operand("x", self.x_shape, self.dtype), Operand("w", self.w_shape, self.dtype)
-        return x, w, Operand("y", self.y_shape, self.dtype, written=True)
+        x, w = Operand("x", self.x_shape, self.dtype), Operand("w", self.w_shape, self.sums)
+        return x, w, Operand("y", self.y_shape, self.result, written=True)
 
     @property
-    def x_shape(self) -> tuple[int, int, int]:
-        """The images as (batch, rows, columns)."""
-        return self.batch, self.h, self.w
+    def x_shape(self) -> tuple[int, ...]:
+        """The images as (batch, rows, columns), volumes as (batch, slices, rows, columns); with several channels these
+        are the last axis."""
+        channels = (self.channels,) * (self.channels != 1)
+        return (self.batch, *((self.d,) * self.is_volume), self.h, self.w, *channels)
 
     @property
     def w_shape(self) -> tuple[int, ...]:
-        """The filter; with several of them (filters, rows, columns)."""
-        return (self.kh, self.kw) if self.filters == 1 else (self.filters, self.kh, self.kw)
+        """The filter; with several of them (filters, rows, columns); before that the batch where each image has its
+        own. Of a `rank`, (rank, rows + columns)."""
+        if self.reduction is not None:
+            return (1,)
+        if self.rank:
+            return self.rank, self.kh + self.kw
+        batch, filters = (self.batch,) * self.per_image, (self.filters,) * (self.filters != 1)
+        return (*batch, *filters, *((self.kd,) * self.is_volume), self.kh, self.kw)
 
     @property
     def y_shape(self) -> tuple[int, ...]:
-        """The results, as large as the images; with several filters (batch, filters, rows, columns)."""
-        return self.x_shape if self.filters == 1 else (self.batch, self.filters, self.h, self.w)
+        """The results, as the images; with several filters (batch, filters, rows, columns), or channels behind."""
+        filters, channels = (self.filters,) * (self.filters != 1), (self.channels,) * (self.channels != 1)
+        return (self.batch, *filters, *((self.out_d,) * self.is_volume), self.out_h, self.out_w, *channels)
 
     @property
     def flops(self) -> int:
         """Operations, a multiply-add counted as two."""
-        return 2 * self.batch * self.filters * self.h * self.w * self.kh * self.kw
+        # of a box of any size three operations along each axis
+        taps = self.rank * (self.kh + self.kw) if self.rank else self.kd * self.kh * self.kw if self.is_whole else 3
+        return 2 * prod(self.y_shape) * taps
 
     @property
     def bytes(self) -> int:
         """Fewest bytes to move: the image read once, every output written once."""
-        return (1 + self.filters) * self.batch * self.h * self.w * item_bytes(self.dtype)
+        return prod(self.x_shape) * self.itemsize + prod(self.y_shape) * item_bytes(self.result)
 
     def __str__(self) -> str:
-        return (
-            f"filter2d {self.dtype} {self.batch}x{self.h}x{self.w} "
-            f"{f'{self.filters} filters' if self.filters > 1 else 'filter'} {self.kh}x{self.kw} "
-            f"anchor {self.anchor[0]},{self.anchor[1]} border {self.border}"
-        )
+        types = self.dtype if self.result == self.dtype else f"{self.dtype} to {self.result}"
+        types += f" in {self.sums}" if self.sum_dtype else ""
+        slices, taps = (f"{self.d}x", f"{self.kd}x") if self.is_volume else ("", "")
+        size = f"{self.batch}x{slices}{self.h}x{self.w}" + f"x{self.channels}" * (self.channels != 1)
+        filters = f"{self.filters} filters" if self.filters > 1 else "filter"
+        filters += " an image" if self.per_image else ""
+        filters = f"{filters} of rank {self.rank}" if self.rank else filters
+        filters = f"{self.reduction} of a box" if self.reduction else filters
+        anchor = f"{self.anchor_z}," * self.is_volume + f"{self.anchor[0]},{self.anchor[1]}"
+        where = "valid" if self.valid else f"anchor {anchor} border {self.border}"
+        return f"filter2d {types} {size} {filters} {taps}{self.kh}x{self.kw} {where}"
 
 
 Problem = ConvProblem | FilterProblem

@@ -122,8 +122,28 @@ def test_conv2d_refuses(
         (dict(kernel=ones(0, 3, 3)), ValueError, ["kernel has shape (0, 3, 3); it must not be empty"]),
         (dict(kernel=ones(4, 3, 3), out=ones(6, 7)), ValueError, ["out has shape (6, 7)", "the result has (4, 6, 7)"]),
         (dict(kernel=ones(4, 33, 3)), ValueError, ["33x3", "the limit is 32x32"]),
-        (dict(kernel=ones(3, 3, dtype=np.float64)), TypeError, ["kernel has dtype float64", "image float32"]),
-        (dict(image=ones(6, 7, dtype=np.uint8), kernel=ones(3, 3, dtype=np.uint8)), TypeError, ["dtype uint8"]),
+        (dict(kernel=ones(3, 3, dtype=np.complex64)), TypeError, ["kernel has dtype complex64", "real numbers"]),
+        (dict(kernel=[[1j, 1]]), TypeError, ["kernel has dtype complex128", "real numbers"]),
+        (dict(kernel=[["a"]]), TypeError, ["kernel has dtype str", "real numbers"]),
+        (dict(image=ones(6, 7, dtype=np.complex64)), TypeError, ["image has dtype complex64", "real and imaginary"]),
+        (dict(image=ones(6, 7, dtype=np.int64)), TypeError, ["image has dtype int64; supported are float32, float64"]),
+        (dict(image=ones(6, 7, dtype=bool)), TypeError, ["image has dtype bool"]),
+        (dict(dtype="int64"), TypeError, ["dtype='int64' is no type of a result"]),
+        (dict(dtype=torch.complex64), TypeError, ["dtype=torch.complex64 is no type of a result"]),
+        (dict(dtype=3), TypeError, ["dtype=3 is no type of a result"]),
+        (dict(out=ones(6, 7, dtype=np.int64)), TypeError, ["out has dtype int64"]),
+        (dict(out=ones(6, 7), dtype="uint8"), ValueError, ["out has dtype float32; the result has uint8"]),
+        (dict(out=ones(6, 8)), ValueError, ["out has shape (6, 8)", "the result has (6, 7)"]),
+        (dict(image=ones(5, 6, 3)), ValueError, ["(5, 6, 3)", "channels_last=True", "3 channels",
+                                                  "channels_last=False as 5 images of 6x3"]),
+        (dict(image=ones(5, 6, 4, dtype=np.uint8)), ValueError, ["channels_last=True", "4 channels"]),
+        (dict(channels_last=True), ValueError, ["image has shape (6, 7)", "(..., h, w, channels)"]),
+        (dict(channels_last=1), TypeError, ["channels_last=1 is not True or False"]),
+        (dict(mode="full"), ValueError, ["mode='full' is not known; choose 'same' or 'valid'"]),
+        (dict(mode="valid", kernel=ones(7, 3)), ValueError, ["mode='valid'", "7x3", "6x7"]),
+        (dict(per_image=True, image=ones(2, 6, 7), kernel=ones(3, 3, 3)), ValueError,
+         ["kernel has shape (3, 3, 3)", "per_image=True", "(2,)"]),
+        (dict(per_image=True, image=ones(2, 6, 7)), ValueError, ["kernel has 2 dimensions", "it must have 3, or 4"]),
         (dict(border="edge"), ValueError, ["border='edge'", "'replicate'", "'mirror'", "'BORDER_REFLECT_101'"]),
         (dict(border=5), ValueError, ["border=5", "OpenCV's numbers 0, 1, 2, 3, 4"]),
         (dict(border=True), ValueError, ["border=True"]),
@@ -154,6 +174,22 @@ def test_filter2d_refuses(
     with says(kind, *parts):
         filter2d(**{"image": IMAGE, "kernel": KERNEL, "device": "cuda", **arguments})
     assert host_device.launches == []
+
+
+@pytest.mark.parametrize(
+    "dtype, arguments, part",
+    [
+        ("uint8", {"value": np.nan}, "value=nan is no uint8"),
+        ("uint8", {"value": 256}, "value=256 is no uint8"),
+        ("int16", {"value": 0.5}, "value=0.5 is no int16"),
+        ("float16", {"value": 65520}, "value=65520 is beyond float16"),
+        ("uint8", {"delta": np.nan}, "delta=nan is no number, and the result has dtype uint8"),
+        ("float32", {"delta": -np.nan, "dtype": "int8"}, "delta=nan is no number, and the result has dtype int8"),
+    ],
+)
+def test_filter2d_refuses_numbers_that_its_types_cannot_hold(dtype: str, arguments: dict[str, Any], part: str) -> None:
+    with says(ValueError, part):
+        filter2d(ones(6, 7, dtype=dtype), KERNEL, border="constant", **arguments)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +242,7 @@ def test_a_problem_refuses_what_conv2d_refuses(change: Any, kind: type[Exception
         replace(CONV, **change)
 
 
-@pytest.mark.parametrize("dtype", ["floaty", "int16", 3])
+@pytest.mark.parametrize("dtype", ["floaty", "int64", 3])
 def test_an_image_filter_refuses_what_filter2d_refuses(dtype: Any) -> None:
     with says(TypeError, f"image has dtype {dtype}; supported are float32"):
         replace(FILTER, dtype=dtype)
@@ -298,7 +334,11 @@ def test_an_algorithm_of_the_other_device(host_device: HostDevice) -> None:
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
     with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
-        filter2d(ones(50, 50), ones(33, 5), device="cuda")
+        filter2d(ones(50, 50), ones(33, 5), separable=False, device="cuda")
+    with says(NoAlgorithmError, "filter of rank 1 512x5", "separable: ", "512x5", "511x511"):
+        filter2d(ones(50, 50), ones(512, 5), device="cuda")
+    with says(NoAlgorithmError, "a block needs", "bytes of shared memory at least"):
+        filter2d(ones(50, 50), ones(400, 400), device="cuda")
     assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
 
 

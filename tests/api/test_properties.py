@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from leanconv.call.gpu_call import roles_of
+from leanconv.dtypes import FILTERS
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.common.layers import leaves_image
 from leanconv.plan import role_of
@@ -132,6 +133,7 @@ def weight_gradients(**limits):
 @st.composite
 def filter_problems(draw, largest=3000, shapes=None):
     """Any image and filter within the limits."""
+    types = sorted(FILTERS)
     kh, kw = draw(shapes) if shapes is not None else (draw(st.integers(1, 32)), draw(st.integers(1, 32)))
     # NOTE: anchors are compiled in; with given shapes only the corners and the middle are drawn
     rows = st.integers(0, kh - 1) if shapes is None else st.sampled_from(sorted({0, kh // 2, kh - 1}))
@@ -143,7 +145,11 @@ def filter_problems(draw, largest=3000, shapes=None):
         y_gap=draw(st.integers(0, 5)),
         rows_between=draw(st.integers(0, 1)),
         border=draw(st.sampled_from(tuple(BORDERS))),
-        dtype=draw(st.sampled_from(["float32", "int32"])),
+        dtype=draw(st.sampled_from(types)),
+        out_dtype=draw(st.sampled_from([None, *types])),
+        filters=draw(st.integers(1, 3)),
+        channels=draw(st.integers(1, 5)),
+        per_image=draw(st.booleans()),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from leanconv.call.choose import NoAlgorithmError, choose
+from leanconv.dtypes import item_bytes
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.common.input_gradient import phase_groups
 from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
@@ -18,10 +19,15 @@ from leanconv.problem import ConvProblem, FilterProblem
 from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
 from tests.cases_16bit import NATIVE_CASES
+from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.variants import VARIANTS
 
-MET = [(a, c) for a in VARIANTS for c in (*CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))]
+MET = [
+    (a, c)
+    for a in VARIANTS
+    for c in (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))
+]
 MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
@@ -142,8 +148,9 @@ def test_wide_offsets_right_on_emulator(algorithm, case):
 @named([(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)])
 @pytest.mark.parametrize("offsets", [{"x": 4, "y": 12}, {"x": 8, "y": 0}, {"x": 0, "y": 4}], ids=str)
 def test_unaligned_images_right_on_emulator(algorithm, case, offsets):
-    """A part of an image begins anywhere; only its elements are aligned."""
-    run = partial(emulator.run_plan, offsets=offsets)
+    """A part of an image begins anywhere; only its elements are aligned. Offsets are those of elements of 4 bytes."""
+    items = {"x": item_bytes(case.problem.dtype), "y": item_bytes(case.problem.result)}
+    run = partial(emulator.run_plan, offsets={role: at * items[role] // 4 for role, at in offsets.items()})
     proof.check(algorithm, case.problem, run=run, kinds=cases.KINDS[:1])
 
 
@@ -170,7 +177,7 @@ def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
 
 
 def test_every_case_is_accepted_by_some_algorithm():
-    every = (*CASES, *NATIVE_CASES, *TRANSFORM_CASES)
+    every = (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *TRANSFORM_CASES)
     unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in VARIANTS)]
     assert unsolved == []
 

@@ -106,6 +106,10 @@ class Arrays(ABC):
         """A new contiguous array with the same elements, on the current stream; aligned as new memory is."""
 
     @abstractmethod
+    def cast(self, array: Any, dtype: str) -> Any:
+        """`copy` with elements of another type, rounded as the library does."""
+
+    @abstractmethod
     def assign(self, target: Any, source: Any) -> None:
         """Copy the elements of ``source`` into ``target``, on the current stream."""
 

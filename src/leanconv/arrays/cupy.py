@@ -55,6 +55,10 @@ class CupyArrays(Arrays):
         with self._device(array.data.device_id):
             return array.copy(order="C")
 
+    def cast(self, array: Any, dtype: str) -> Any:
+        with self._device(array.data.device_id):
+            return array.astype(dtype, order="C")
+
     def assign(self, target: Any, source: Any) -> None:
         with self._device(target.data.device_id):
             target[...] = source

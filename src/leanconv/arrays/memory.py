@@ -93,11 +93,18 @@ def lies_channels_last(shape: Shape, strides: Shape, batch: bool = True) -> bool
     return strides[0] >= least and least > strides[1]
 
 
-def row_pitched(shape: Shape, strides: Shape, itemsize: int) -> tuple[int, int] | None:
+def row_pitched(shape: Shape, strides: Shape, itemsize: int, channels_last: bool = False) -> tuple[int, int] | None:
     """Row pitch and image step, in elements, of images (…, H, W) that a filter can read in place; None where it cannot.
 
-    That requires rows that are contiguous and do not overlap, and leading axes that can be merged into one.
+    That requires rows that are contiguous and do not overlap, and leading axes that can be merged into one. With
+    ``channels_last`` the images are (…, H, W, C), and so are their pixels.
     """
+    if channels_last:
+        w, channels = shape[-2:]
+        step, item = strides[-2:]
+        if (w > 1 and step != channels * itemsize) or (channels > 1 and item != itemsize):
+            return None
+        shape, strides = (*shape[:-2], w * channels), (*strides[:-2], itemsize)
     *batch, h, w = shape
     *steps, pitch, item = strides
     if any(stride % itemsize or stride < 0 for stride in strides) or (w > 1 and item != itemsize):

@@ -40,6 +40,9 @@ class NumpyArrays(Arrays):
     def copy(self, array: np.ndarray, order: MemoryOrder = None) -> np.ndarray:
         return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
+    def cast(self, array: np.ndarray, dtype: str) -> np.ndarray:
+        return array.astype(dtype, order="C")
+
     def assign(self, target: np.ndarray, source: np.ndarray) -> None:
         np.copyto(target, source)
 

@@ -29,6 +29,9 @@ class Operands:
     out: Any
     #: what the caller calls x and w
     names: tuple[str, str]
+    #: the type of the result, and of w as the algorithm reads it
+    result: DtypeName
+    w_dtype: DtypeName
     #: in memory of x, w and the result, where it is not the one that the library shows
     order: MemoryOrder = None
     w_order: MemoryOrder = None
@@ -37,10 +40,6 @@ class Operands:
     copies: tuple[bool, bool, bool] = (False, False, False)
     #: whether the result can be written directly to ``out``
     out_direct: bool = True
-
-    @property
-    def result(self) -> DtypeName:
-        return dtypes.result_of(self.dtype)
 
     def place(self, device: object) -> int | None:
         """Number of the GPU that runs the call, None for the CPU. Raises ValueError for one where they do not lie."""
@@ -155,28 +154,47 @@ def layer_operands(
     )
     out_order = axes.memory_order(out_axes or len(x.shape))
     direct = out is None or _readable(arrays, out, out_order)
-    return Operands(arrays, device, dtype, x, w, bias, out, names, order, w_order, out_order, copies, direct), axes
+    types = dtypes.result_of(dtype), dtypes.weights_of(dtype)
+    made = Operands(arrays, device, dtype, x, w, bias, out, names, *types, order, w_order, out_order, copies, direct)
+    return made, axes
+
+
+#: Row pitch and image step, in elements.
+Pitch = tuple[int, int]
 
 
 def filter_operands(
-    image: Any, kernel: Any, out: Any
-) -> tuple[Operands, tuple[int, int] | None, tuple[int, int] | None]:
+    image: Any,
+    kernel: Any,
+    out: Any,
+    result: DtypeName | None = None,
+    channels_last: bool = False,
+    first: str = "image",
+) -> tuple[Operands, Pitch | None, Pitch | None]:
     """The arrays of `filter2d`; then row pitch and image step, in elements, of image and out.
 
-    They are None where a filter cannot use the array in place on a GPU, where ``out`` is None, and on the CPU. Raises
-    as `layer_operands`.
+    ``first`` is what the caller calls the image. Pitch and step are None where a filter cannot use the array in place
+    on a GPU, where ``out`` is None, and on the CPU. Without ``result`` the result has the type of ``out``, else of the
+    image. Raises as `layer_operands`.
     """
-    given, arrays, device = gather(image, kernel, None, out, ("image", "kernel"))
-    dtype = check_dtypes({each: arrays.dtype(array) for each, array in given.items()}, dtypes.FILTERS)
-    image, kernel = given["image"], given["kernel"]
+    given, arrays, device = gather(image, kernel, None, out, (first, "kernel"))
+    image, kernel = given[first], given["kernel"]
+    dtype, given_type = dtypes.one_of(first, arrays.dtype(image), dtypes.FILTERS), arrays.dtype(kernel)
+    dtypes.check_weights("kernel", given_type)
+    if result is None:
+        result = dtype if out is None else dtypes.one_of("out", arrays.dtype(out), dtypes.FILTERS)
+    sums = dtypes.filter_sum(dtype, result, not given_type.startswith(("float", "bfloat", "longdouble")))
     x_pitch = y_pitch = None
     if device is not None:
-        x_pitch, y_pitch = (None if each is None else _pitch(arrays, each, dtype) for each in (image, out))
-    copies = (device is not None and x_pitch is None, not _readable(arrays, kernel), False)
+        x_pitch = _pitch(arrays, image, dtype, channels_last)
+        right = out is not None and arrays.dtype(out) == result
+        y_pitch = _pitch(arrays, out, result, channels_last) if right else None
+    copies = (device is not None and x_pitch is None, given_type != sums or not _readable(arrays, kernel), False)
     direct = device is None or out is None or y_pitch is not None
     operands = Operands(
-        arrays, device, dtype, image, kernel, None, out, ("image", "kernel"), copies=copies, out_direct=direct
-    )
+        arrays, device, dtype, image, kernel, None, out, (first, "kernel"), result, sums, copies=copies,
+        out_direct=direct,
+    )  # fmt: skip
     return operands, x_pitch, y_pitch
 
 
@@ -232,9 +250,9 @@ def _readable(arrays: Arrays, array: Any, order: MemoryOrder = None) -> bool:
     return arrays.is_contiguous(array, order) and arrays.misalignment(array) % ALIGNMENT == 0
 
 
-def _pitch(arrays: Arrays, array: Any, dtype: str) -> tuple[int, int] | None:
+def _pitch(arrays: Arrays, array: Any, dtype: str, channels_last: bool) -> Pitch | None:
     """Row pitch and image step where a filter can use the array in place, else None."""
-    item = dtypes.item_bytes(dtype)
-    if arrays.misalignment(array) % item or arrays.negated(array):
+    item, shape = dtypes.item_bytes(dtype), tuple(array.shape)
+    if arrays.misalignment(array) % item or arrays.negated(array) or len(shape) < 2 + channels_last:
         return None
-    return row_pitched(tuple(array.shape), arrays.strides(array), item)
+    return row_pitched(shape, arrays.strides(array), item, channels_last)

@@ -160,6 +160,10 @@ class TorchArrays(Arrays):
         copied = array.permute(order).clone(memory_format=self._torch.contiguous_format)
         return copied.permute([order.index(axis) for axis in range(len(order))])
 
+    def cast(self, array: Any, dtype: str) -> Any:
+        array = array.detach().resolve_neg()
+        return array.to(self._dtypes[dtype], memory_format=self._torch.contiguous_format, copy=True)
+
     def in_use(self, array: Any, device: int) -> None:
         array.record_stream(self._torch.cuda.current_stream(device))
 

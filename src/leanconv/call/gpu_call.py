@@ -25,8 +25,16 @@ from leanconv.runtime.launch import Device, Executable
 class Call(Protocol):
     """A ready call. For filter2d, ``w`` is the kernel and there is no bias."""
 
+    #: of image, sums and result, by which the numbers of a filter are checked
+    types: tuple[str, str, str]
+
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         """Run; returns ``out`` or a new array."""
+
+
+def types_of(problem: Problem) -> tuple[str, str, str]:
+    """As `Call.types`; of a layer, which takes no numbers, it is all one type."""
+    return (problem.dtype,) * 3 if problem.kind == "conv2d" else (problem.dtype, problem.sums, problem.result)
 
 
 def roles_of(problem: Problem) -> tuple[str, ...]:
@@ -107,7 +115,9 @@ class GpuCall:
         w = operands.w if prepares or not copy_w else None
         given = (operands.x, w, operands.bias, operands.out)
         self._arrays, self._names = arrays, operands.names
-        self._order, self._w_order = operands.order, operands.w_order
+        self._order, self._w_order, self.types = operands.order, operands.w_order, types_of(problem)
+        # filters of images are converted to the type of the sums
+        self._cast = operands.w_dtype if problem.kind == "filter2d" and copy_w else None
         self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
         self._allocate = arrays.allocator(resolved.shape, operands.result, device, operands.out_order)
         self._copies = copy_x, copy_w and prepares, copy_bias
@@ -177,7 +187,7 @@ class GpuCall:
         copy_x, copy_w, copy_bias = self._copies
         return (
             self._arrays.copy(x, self._order) if copy_x else x,
-            self._arrays.copy(w, self._w_order) if copy_w else w,
+            self._arrays.cast(w, self._cast) if self._cast else self._arrays.copy(w, self._w_order) if copy_w else w,
             self._arrays.copy(bias) if copy_bias else bias,
         )
 
@@ -202,6 +212,7 @@ class PreparedCall:
             loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
         self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
+        self.types = self._whole.types
         w = resolved.operands.w
         copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self._preparation.copy else 0
         #: bytes that filters keep for it
@@ -222,7 +233,7 @@ class BiasGradientCall:
     def __init__(self, call: Call, resolved: Resolved) -> None:
         assert resolved.problem.kind == "conv2d"
         operands = resolved.operands
-        self._call = call
+        self._call, self.types = call, call.types
         self._allocate = operands.arrays.allocator((resolved.problem.k,), operands.result, operands.device)
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
@@ -234,7 +245,7 @@ class UnpreparedCall:
     """With `PreparedWeights` that keep nothing for this call: it runs on their array."""
 
     def __init__(self, call: Call) -> None:
-        self._call = call
+        self._call, self.types = call, call.types
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         return self._call(x, w.array, bias, out)

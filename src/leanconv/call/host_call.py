@@ -10,10 +10,10 @@ import numpy as np
 from leanconv.arrays import MemoryOrder, Shape
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.call.choose import Candidate
-from leanconv.call.gpu_call import Loaded, check_overlap, roles_of, writes_bias
+from leanconv.call.gpu_call import Loaded, check_overlap, roles_of, types_of, writes_bias
 from leanconv.call.resolve import Resolved
 from leanconv.cpu.gradients import bias_gradient
-from leanconv.dtypes import is_integer
+from leanconv.dtypes import DtypeName, is_integer
 from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
@@ -25,6 +25,7 @@ class _HostCall:
     def __init__(self, resolved: Resolved) -> None:
         self._arrays, self._names = resolved.operands.arrays, resolved.operands.names
         self._problem, self._shape, self._result = resolved.problem, resolved.shape, resolved.operands.result
+        self._w_dtype, self.types = resolved.operands.w_dtype, types_of(resolved.problem)
 
     def _check_out(self, x: Any, w: Any, bias: Any, out: Any) -> None:
         inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
@@ -48,7 +49,8 @@ class HostOnGpuCall(_HostCall):
             if writes_bias(self._problem):
                 bias[...] = 0
         else:
-            values = (plain(x), plain(w), None if bias is None else plain(bias), y, value, delta)
+            w = plain(w).astype(self._w_dtype, copy=False)
+            values = (plain(x), w, None if bias is None else plain(bias), y, value, delta)
             launch.run_on_host_arrays(
                 self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
                 run=self._run, upload_outputs=False,
@@ -81,6 +83,11 @@ class CpuCall(_HostCall):
         operands = resolved.operands
         self._order, self._w_order, self._out_order = operands.order, operands.w_order, operands.out_order
         self._read = tuple(operand.shape for operand in resolved.problem.operands[:2])
+        if operands.arrays is not NUMPY and self._problem.kind == "filter2d":
+            # NumPy has no bfloat16 of its own: float32 holds every one, and is rounded by the library
+            types: list[DtypeName] = [self._problem.dtype, self._problem.result]
+            types = ["float32" if each == "bfloat16" else each for each in types]
+            self._problem = replace(self._problem, dtype=types[0], out_dtype=types[1])
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem
@@ -93,8 +100,12 @@ class CpuCall(_HostCall):
         else:
             to_numpy = arrays.to_numpy
             given = None if bias is None else to_numpy(bias)
+            if self.types[0] != problem.dtype:
+                x = arrays.cast(x, problem.dtype)
+            if arrays is not NUMPY and arrays.dtype(w) == "bfloat16":
+                w = arrays.cast(w, self._w_dtype)
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
-            x, w = x.reshape(self._read[0]), w.reshape(self._read[1])
+            x, w = x.reshape(self._read[0]), w.reshape(self._read[1]).astype(self._w_dtype, copy=False)
             if writes_bias(problem):
                 assert isinstance(problem, ConvProblem) and given is not None
                 given[...] = bias_gradient(problem, w)
@@ -106,6 +117,7 @@ class CpuCall(_HostCall):
             result = as_shown(result, self._shape, self._out_order)
         if arrays is not NUMPY:
             result = arrays.from_numpy(result, None)
+            result = result if arrays.dtype(result) == self._result else arrays.cast(result, self._result)
             result = result if self._out_order is None else arrays.copy(result, self._out_order)
         if out is None:
             return result

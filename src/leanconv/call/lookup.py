@@ -48,8 +48,8 @@ def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, n
             _calls.keep(key, call)
     if not numbers:
         return call(x, w, bias, out)
-    dtype = arrays.dtype(x)
-    return call(x, w, bias, out, *map(options.scalar, ("value", "delta"), numbers, (dtype, dtype)))
+    value, delta = numbers
+    return call(x, w, bias, out, *options.filter_numbers(value, delta, *call.types))
 
 
 def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, numbers: tuple[float, ...]) -> Any:

@@ -16,10 +16,8 @@ from leanconv.arrays import Shape
 from leanconv.arrays.operands import Operands, filter_operands, layer_operands
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
-from leanconv.images.borders import BorderName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
-from leanconv.words import dense_filter
 
 #: Why gradients of filters refuse ``batch_invariant``.
 NO_IMAGES_BITS = (
@@ -139,10 +137,12 @@ def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit:
 
 def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
     """Image filters; their algorithms need no workspace."""
-    operands, x_pitch, y_pitch = filter_operands(image, kernel, out)
-    shape, w_shape = tuple(operands.x.shape), tuple(operands.w.shape)
-    problem = filter_problem(shape, w_shape, requested.border, requested.anchor, operands.dtype)
-    shape = (*shape[:-2], *w_shape[:-2], *shape[-2:])
+    last = bool(requested.channels_last)
+    operands, x_pitch, y_pitch = filter_operands(
+        image, kernel, out, requested.dtype, last, "image" if requested.slice_anchor is None else "volume"
+    )  # fmt: skip
+    problem, shape = filter_problem(requested, tuple(operands.x.shape), tuple(operands.w.shape), operands.dtype)
+    problem = replace(problem, out_dtype=operands.result, sum_dtype=operands.w_dtype)
     operands.check_out(shape)
     if x_pitch is not None:
         problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
@@ -231,22 +231,75 @@ def check_axes(name: str, shape: Sequence[int], axes: int, *, batch: bool = True
 
 
 def filter_problem(
-    image_shape: Sequence[int], kernel_shape: Sequence[int], border: BorderName, anchor: tuple[int, int] | None,
-    dtype: DtypeName,
-) -> FilterProblem:  # fmt: skip
-    """The problem of filtering contiguous images (…, h, w) with a kernel (kh, kw), or with several (f, kh, kw)."""
-    if len(image_shape) < 2:
-        raise ValueError(f"image has shape {tuple(image_shape)}; it must have 2 dimensions or more (..., h, w)")
-    if len(kernel_shape) not in (2, 3):
+    requested: FilterOptions, image: Shape, kernel: Shape, dtype: DtypeName
+) -> tuple[FilterProblem, Shape]:
+    """The problem of filtering contiguous images (…, h, w), or (…, h, w, channels), and the shape of its result.
+
+    A kernel is (kh, kw), or several are (f, kh, kw); where each image has its own, the images' leading axes come first.
+    One that is a ``window`` is (rank, kh + kw).
+    """
+    volumes = requested.slice_anchor is not None
+    if requested.channels_last is None and len(image) == 3 and image[-1] in (3, 4) and not volumes:
         raise ValueError(
-            f"kernel has {len(kernel_shape)} dimensions, shape {tuple(kernel_shape)}; it must have 2, "
-            "or 3 for several kernels (f, kh, kw)"
+            f"image has shape {image}: channels_last=True filters it as a picture of {image[-1]} channels, "
+            f"channels_last=False as {image[0]} images of {image[1]}x{image[2]}; say which"
         )
-    filters, kh, kw = (1, *kernel_shape)[-3:]
-    if min(kernel_shape) < 1:
-        raise ValueError(f"kernel has shape {tuple(kernel_shape)}; it must not be empty")
-    *leading, h, w = image_shape
-    return dense_filter(math.prod(leading), h, w, kh, kw, border, dtype, options.anchor_of(anchor, kh, kw), filters)
+    last = bool(requested.channels_last)
+    if volumes:
+        return _volume_problem(requested, image, kernel, dtype)
+    if len(image) < 2 + last:
+        wanted = "3 dimensions or more (..., h, w, channels)" if last else "2 dimensions or more (..., h, w)"
+        raise ValueError(f"image has shape {image}; it must have {wanted}")
+    *leading, h, w = image[: len(image) - last]
+    batch = tuple(leading) if requested.per_image else ()
+    rest = kernel[len(batch) :] if requested.window is None else requested.window
+    if len(rest) not in (2, 3):
+        raise ValueError(
+            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have {len(batch) + 2}, or {len(batch) + 3} "
+            f"for several kernels ({'..., ' * bool(batch)}f, kh, kw)"
+        )
+    if kernel[: len(batch)] != batch:
+        raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the images' {batch}")
+    filters, kh, kw = (1, *rest)[-3:]
+    if min(rest) < 1:
+        raise ValueError(f"kernel has shape {kernel}; it must not be empty")
+    if requested.valid and (kh > h or kw > w):
+        raise ValueError(f"mode='valid': a {kh}x{kw} kernel does not fit into an image of {h}x{w}")
+    problem = FilterProblem(
+        math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
+        filters=filters, channels=image[-1] if last else 1, valid=requested.valid, per_image=requested.per_image,
+        rank=0 if requested.window is None or requested.reduction else kernel[0], reduction=requested.reduction,
+    )  # fmt: skip
+    shape = (*leading, *rest[:-2], problem.out_h, problem.out_w, *image[len(image) - last :])
+    return problem.dense(), shape
+
+
+def _volume_problem(
+    requested: FilterOptions, volume: Shape, kernel: Shape, dtype: DtypeName
+) -> tuple[FilterProblem, Shape]:
+    """`filter_problem` of volumes (…, d, h, w) and kernels (kd, kh, kw), or (f, kd, kh, kw)."""
+    if len(volume) < 3:
+        raise ValueError(f"volume has shape {volume}; it must have 3 dimensions or more (..., d, h, w)")
+    if len(kernel) not in (3, 4):
+        raise ValueError(
+            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have 3, or 4 for several kernels "
+            "(f, kd, kh, kw)"
+        )
+    if min(kernel) < 1:
+        raise ValueError(f"kernel has shape {kernel}; it must not be empty")
+    *leading, d, h, w = volume
+    filters, kd, kh, kw = (1, *kernel)[-4:]
+    if requested.valid and (kd > d or kh > h or kw > w):
+        raise ValueError(f"mode='valid': a {kd}x{kh}x{kw} kernel does not fit into a volume of {d}x{h}x{w}")
+    slices = requested.slice_anchor
+    assert slices is not None
+    if slices >= kd:
+        raise ValueError(f"anchor={(slices, *(requested.anchor or ()))} lies outside the {kd}x{kh}x{kw} kernel")
+    problem = FilterProblem(
+        math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
+        filters=filters, valid=requested.valid, d=d, kd=kd, anchor_z=kd // 2 if slices == -1 else slices,
+    )  # fmt: skip
+    return problem.dense(), (*leading, *kernel[:-3], problem.out_d, problem.out_h, problem.out_w)
 
 
 def check_problem(problem: Problem) -> None:
@@ -258,8 +311,18 @@ def check_problem(problem: Problem) -> None:
         options.integer("filters", problem.filters, 1)
         for part in problem.anchor:
             options.integer("anchor", part, 0)
-        image_shape = (problem.batch, problem.h, problem.w)
-        filter_problem(image_shape, problem.w_shape, problem.border, problem.anchor, problem.dtype)
+        options.integer("channels", problem.channels, 0, math.inf)
+        requested = options.filter_options(
+            problem.border, problem.anchor, channels_last=problem.channels != 1,
+            mode="valid" if problem.valid else "same", per_image=problem.per_image,
+        )  # fmt: skip
+        for name in ("d", "kd", "anchor_z"):
+            options.integer(name, getattr(problem, name), 0, math.inf)
+        if problem.is_volume:
+            requested = requested._replace(slice_anchor=problem.anchor_z)
+        if options.integer("rank", problem.rank, 0) or problem.reduction:
+            requested = requested._replace(window=(problem.kh, problem.kw), reduction=problem.reduction)
+        filter_problem(requested, problem.x_shape, problem.w_shape, problem.dtype)
         return
     if problem.op != "fprop" and dtypes.is_integer(problem.dtype):
         raise TypeError(
@@ -271,9 +334,9 @@ def check_problem(problem: Problem) -> None:
         raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
-    requested = options.layer_options(
+    layer = options.layer_options(
         "conv2d", problem.stride, problem.padding, problem.dilation, problem.groups, precision=problem.precision,
         activation=problem.activation, batch_invariant=problem.batch_invariant,
     )  # fmt: skip
     x_shape, w_shape = (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s)
-    layer_problem(requested, x_shape, w_shape, None, problem.dtype, problem.layout)
+    layer_problem(layer, x_shape, w_shape, None, problem.dtype, problem.layout)

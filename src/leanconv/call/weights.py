@@ -14,7 +14,7 @@ import numpy as np
 from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carried
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.arrays.operands import check_dtypes
-from leanconv.dtypes import WEIGHTS, item_bytes
+from leanconv.dtypes import WEIGHTS, check_weights, filter_sum, item_bytes
 from leanconv.plan import Plan
 from leanconv.runtime import launch
 
@@ -218,17 +218,22 @@ _kernels: dict[Hashable, Any] = {}
 _MAX_KERNELS = 256
 
 
-def kernel_beside(image: Any, kernel: Any) -> Any:
-    """A NumPy kernel of `filter2d` on the image's device: one copy is kept for each content. Any other as it is."""
+def kernel_beside(image: Any, kernel: Any, result: str | None = None) -> Any:
+    """A list or a NumPy array of a `filter2d` kernel on the image's device, in the type of the sums: one copy is kept
+    for each content. Any other kernel as it is. ``result`` is the result's type, where the caller says so."""
+    if type(kernel) in (list, tuple):
+        kernel = np.asarray(kernel)
     arrays = arrays_of(image)
     if arrays is None or arrays is NUMPY or type(kernel) is not np.ndarray:
         return kernel
-    device = arrays.device(image)
-    key = (arrays.name, device, kernel.shape, kernel.dtype, kernel.tobytes())
+    check_weights("kernel", kernel.dtype.name)
+    device, dtype = arrays.device(image), arrays.dtype(image)
+    sums = filter_sum(dtype, result or dtype, kernel.dtype.kind in "biu")
+    key = (arrays.name, device, kernel.shape, kernel.dtype, sums, kernel.tobytes())
     copied = _kernels.get(key)
     if copied is None:
         arrays.refuse_without_memory(image, "image")
-        copied = arrays.from_numpy(plain(kernel), device)
+        copied = arrays.from_numpy(plain(kernel).astype(sums, copy=False), device)
         if len(_kernels) < _MAX_KERNELS:
             _kernels[key] = copied
     return copied

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from leanconv.api import filter2d
 from leanconv.dtypes import FILTERS
+from leanconv.images.api import filter2d
 from leanconv.options import border_name
 from leanconv.runtime.files import open_regular, whole
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from leanconv.cpu.boxes import Boxes
 from leanconv.cpu.direct import Direct
+from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import Banded, Taps
 from leanconv.cpu.fourier import Fourier
 from leanconv.cpu.im2col import Im2col
@@ -23,6 +25,8 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Fourier(),
     Banded(),
     Taps(),
+    Factored(),
+    Boxes(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
 from leanconv.cpu.lines import line_indices
-from leanconv.dtypes import item_bytes
+from leanconv.dtypes import DTYPES, is_integer, item_bytes
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
 
@@ -20,10 +22,23 @@ BAND_ROWS = 16
 BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
+#: Why what takes whole filters refuses some.
+NOT_GIVEN_WHOLE = "the filter is given as products of a column and a row, or is a box"
 
 
-class _Filter(CpuAlgorithm):
-    """What both ways have in common."""
+def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
+    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is 0."""
+    if sums.dtype == np.dtype(dtype):
+        return sums
+    with np.errstate(invalid="ignore", over="ignore"):
+        if is_integer(dtype):
+            low, high = DTYPES[dtype].low, DTYPES[dtype].high
+            sums = np.nan_to_num(np.rint(sums).clip(low, high), copy=False)
+        return sums.astype(dtype)
+
+
+class PlaneFilter(CpuAlgorithm):
+    """What all ways have in common: they filter planes, each image and channel by itself, in the type of the sums."""
 
     precision = "ieee"
     solves = "filter2d"
@@ -32,7 +47,11 @@ class _Filter(CpuAlgorithm):
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw)."""
+        """Write the results to ``y`` (batch, filters, h, w), which is not empty.
+
+        ``w`` is (filters, kh, kw), (rank, kh + kw), or the weight of a box.
+        ``problem`` is one of planes: one channel, one set of filters, results as large as the images, and one type.
+        """
 
     def run(
         self,
@@ -43,14 +62,59 @@ class _Filter(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
-        y = np.empty((problem.batch, problem.filters, problem.h, problem.w), x.dtype)
-        if y.size:
-            with np.errstate(invalid="ignore", over="ignore"):
-                self.fill(problem, x, w.reshape(-1, problem.kh, problem.kw), value, delta, y)
+        y = np.empty(problem.y_shape, problem.result)
+        if not y.size:
+            return y
+        if problem.is_volume:
+            return self._slices(problem, x, w, value, delta)
+        batch, channels = problem.batch, problem.channels
+        one = (problem.filters, problem.kh, problem.kw) if problem.is_whole else problem.w_shape
+        w = w.reshape(-1, *one)
+        planes = replace(
+            problem, batch=1 if problem.per_image else batch, channels=1, valid=False, per_image=False,
+            dtype=problem.sums, out_dtype=None, sum_dtype=None,
+        )  # fmt: skip
+        x = x.reshape(batch, problem.h, problem.w, channels)
+        results = y.reshape(batch, problem.filters, problem.out_h, problem.out_w, channels)
+        sums = np.empty((planes.batch, problem.filters, problem.h, problem.w), problem.sums)
+        with np.errstate(invalid="ignore", over="ignore"):
+            for image in range(0, batch, planes.batch):
+                images = slice(image, image + planes.batch)
+                for channel in range(channels):
+                    plane = np.ascontiguousarray(x[images, ..., channel], problem.sums)
+                    self.fill(planes, plane, w[image if problem.per_image else 0], value, delta, sums)
+                    inside = sums[..., : problem.out_h, : problem.out_w]
+                    results[images, ..., channel] = rounded(inside, problem.result)
+        return y
+
+    def _slices(self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float) -> np.ndarray:
+        """Volumes: each slice of the filter on the slices of the volume that it lies on, added up."""
+        channels = (problem.channels,) * (problem.channels != 1)
+        x = x.reshape(problem.batch, problem.d, problem.h, problem.w, *channels)
+        w = w.reshape(-1, problem.filters, problem.kd, problem.kh, problem.kw)
+        slices = line_indices(problem.border, problem.d, problem.anchor_z, problem.kd - 1 - problem.anchor_z)
+        one = replace(
+            problem, batch=problem.out_d, d=1, kd=1, anchor_z=0, per_image=False, dtype=problem.sums, out_dtype=None,
+            sum_dtype=None,
+        )  # fmt: skip
+        y = np.empty(
+            (problem.batch, problem.filters, problem.out_d, *one.y_shape[-2 - len(channels) :]), problem.result
+        )
+        for volume in range(problem.batch):
+            sums = np.zeros(one.y_shape, problem.sums)
+            for t in range(problem.kd):
+                sources = slices[t : t + problem.out_d]
+                images = x[volume][sources].astype(problem.sums, copy=False)
+                images[sources < 0] = value
+                last = delta if t == problem.kd - 1 else 0
+                with np.errstate(invalid="ignore", over="ignore"):
+                    sums += self.run(one, images, w[volume if problem.per_image else 0][:, t], None, value, last)
+            sums = sums.reshape(problem.out_d, problem.filters, *y.shape[3:])
+            y[volume] = rounded(sums, problem.result).swapaxes(0, 1)
         return y.reshape(problem.y_shape)
 
 
-class Banded(_Filter):
+class Banded(PlaneFilter):
     """A filter as a product with a banded matrix.
 
     For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
@@ -63,12 +127,14 @@ class Banded(_Filter):
     paper = "correlation as a Toeplitz matrix product"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        if problem.dtype not in ("float32", "float64"):
-            return [f"matrix products are made for float32 and float64, not {problem.dtype}"]
+        if not problem.is_whole:
+            return [NOT_GIVEN_WHOLE]
+        if is_integer(problem.sums):
+            return [f"matrix products are made for sums in float32 and float64, not {problem.sums}"]
         return []
 
     def cost(self, problem: FilterProblem) -> float:
-        pixels = problem.batch * problem.h * problem.w
+        pixels = prod(problem.x_shape)
         stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
         return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
 
@@ -104,7 +170,7 @@ class Banded(_Filter):
         return None
 
 
-class Taps(_Filter):
+class Taps(PlaneFilter):
     """One multiply-add pass for each tap of each filter, in row order, over strips that stay in the cache.
 
     Every sum is in the order of the filter's taps and every step is rounded, so results repeat bit for bit.
@@ -114,10 +180,10 @@ class Taps(_Filter):
     paper = "the definition of correlation"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return []
+        return [] if problem.is_whole else [NOT_GIVEN_WHOLE]
 
     def cost(self, problem: FilterProblem) -> float:
-        return 60.0 * problem.batch * problem.filters * problem.h * problem.w * problem.kh * problem.kw
+        return 60.0 * prod(problem.x_shape) * problem.filters * problem.kh * problem.kw
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

@@ -126,38 +126,72 @@ def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, dtyp
 def filter2d(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float = 0, delta: float = 0
 ) -> np.ndarray:
-    """Correlation of images (batch, h, w) with the filters: float64, or int32 that wraps around for int32 problems.
+    """Correlation of images with the filters, in the shape of the result: float64 that is not rounded, kept within the
+    range of an integer result; or int32 that wraps around where sums are int32.
 
     Every border is taken by exact index arithmetic, so a filter may be larger than the image.
     """
-    if problem.dtype == "int32":
+    if problem.sums == "int32":
         # A sum that wraps around in int64 is right modulo 2**64, hence modulo 2**32 too.
         return _filter2d(problem, x, kernel, value, delta, np.dtype(np.int64)).astype(np.int32)
-    return _filter2d(problem, x, kernel, value, delta, np.dtype(np.float64))
+    y = _filter2d(problem, x, kernel, value, delta, np.dtype(np.float64))
+    return y.clip(DTYPES[problem.result].low, DTYPES[problem.result].high) if is_integer(problem.result) else y
 
 
 def _filter2d(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
 ) -> np.ndarray:
-    if problem.filters > 1:
-        single = replace(problem, filters=1)
-        results = [_filter2d(single, x, each, value, delta, dtype) for each in kernel]
-        return np.stack(results, axis=1)
-    y = np.zeros((problem.batch, problem.h, problem.w), dtype)
+    if problem.is_volume:
+        return _volumes(problem, x, kernel, value, delta, dtype)
+    if problem.reduction == "sum":
+        kernel = np.full((problem.kh, problem.kw), kernel[0])
+    elif problem.reduction is not None:
+        kernel = np.ones((problem.kh, problem.kw))
+    if problem.rank:  # given as products of columns and rows
+        products = kernel.astype(np.int64 if dtype.kind == "i" else np.float64)
+        kernel = np.einsum("ku,kv->uv", products[:, : problem.kh], products[:, problem.kh :])
+    x = x.reshape(problem.batch, problem.h, problem.w, problem.channels).astype(dtype)
+    taps = kernel.reshape(-1, problem.filters, problem.kh, problem.kw).astype(dtype)
+    if not problem.per_image:
+        taps = np.broadcast_to(taps, (problem.batch, *taps.shape[1:]))
+    y = np.zeros((problem.batch, problem.filters, problem.out_h, problem.out_w, problem.channels), dtype)
     if y.size == 0:
-        return y
+        return y.reshape(problem.y_shape)
     ay, ax = problem.anchor
-    rows, row_inside = border_indices(problem.border, np.arange(-ay, problem.h + problem.kh - 1 - ay), problem.h)
-    columns, column_inside = border_indices(problem.border, np.arange(-ax, problem.w + problem.kw - 1 - ax), problem.w)
-    extended = x.astype(dtype)[:, rows[:, None], columns]
+    rows, row_inside = border_indices(problem.border, np.arange(problem.out_h + problem.kh - 1) - ay, problem.h)
+    columns, column_inside = border_indices(problem.border, np.arange(problem.out_w + problem.kw - 1) - ax, problem.w)
+    extended = x[:, rows[:, None], columns]
     extended[:, ~(row_inside[:, None] & column_inside)] = value
-    taps = kernel.astype(dtype)
+    take = {"min": np.minimum, "max": np.maximum}.get(str(problem.reduction))
     with np.errstate(invalid="ignore", over="ignore"):
         for u in range(problem.kh):
             for v in range(problem.kw):
-                y += taps[u, v] * extended[:, u : u + problem.h, v : v + problem.w]
+                seen = extended[:, None, u : u + problem.out_h, v : v + problem.out_w]
+                if take is None:
+                    y += taps[:, :, u, v, None, None, None] * seen
+                else:
+                    y = take(y, seen) if u or v else np.array(seen)
         y += dtype.type(delta)
-    return y
+    return y.reshape(problem.y_shape)
+
+
+def _volumes(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
+) -> np.ndarray:
+    """The sum over the slices of the filter, each applied to images that are slices of the volumes."""
+    position = np.arange(problem.out_d + problem.kd - 1) - problem.anchor_z
+    slices, inside = border_indices(problem.border, position, problem.d)
+    extended = x.reshape(problem.batch, problem.d, problem.h, problem.w, problem.channels).astype(dtype)[:, slices]
+    extended[:, ~inside] = value
+    taps = kernel.reshape(problem.filters, problem.kd, problem.kh, problem.kw)
+    flat = replace(problem, batch=problem.batch * problem.out_d, d=1, kd=1, anchor_z=0)
+    y: np.ndarray = np.zeros(flat.y_shape, dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for t in range(problem.kd):
+            y += _filter2d(flat, extended[:, t : t + problem.out_d], taps[:, t], value, 0, dtype)
+        y += dtype.type(delta)
+    y = y.reshape(problem.batch, problem.out_d, problem.filters, problem.out_h, problem.out_w, problem.channels)
+    return y.swapaxes(1, 2).reshape(problem.y_shape)
 
 
 def border_indices(border: str, position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -278,15 +312,42 @@ def filter_error_bound(
 ) -> float:
     """The relative error allowed for a filter on this data: four times that of a sequential float32 sum of the taps.
 
-    Never less than four roundings; 0 for int32, which is exact. Of large images the first 512 × 512 pixels are taken.
+    Never less than four roundings; 0 for sums in int32, which are exact. Of large images the first 512 × 512 pixels are
+    taken. A result that is narrower than the sums is rounded once more, to the nearest: a floating-point number by the
+    unit roundoff of its type, an integer by half.
     """
-    if problem.dtype == "int32":
+    if problem.sums == "int32":
         return 0.0
+    if problem.is_volume:
+        return _volume_error_bound(problem, x, kernel, value, delta)
     part = np.ascontiguousarray(x[:1, :512, :512])
-    cut = replace(problem, batch=part.shape[0], h=part.shape[1], w=part.shape[2], dtype="float32")
-    plain = _filter2d(cut, part, kernel, value, delta, np.dtype(np.float32))
-    strict = 4 * max(FLOAT32_UNIT, relative_error(plain, filter2d(cut, part, kernel, value, delta)))
-    return strict * 2.0**-29 if problem.dtype == "float64" else strict
+    cut = replace(
+        problem, batch=part.shape[0], h=part.shape[1], w=part.shape[2], dtype="float32", out_dtype=None, sum_dtype=None
+    )  # fmt: skip
+    taps = kernel[: len(part)] if problem.per_image else kernel
+    return _bound_on(problem, cut, part, taps, value, delta)
+
+
+def _volume_error_bound(problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float) -> float:
+    """`filter_error_bound` of volumes, by the first of them."""
+    cut = replace(problem, batch=min(1, problem.batch), dtype="float32", out_dtype=None, sum_dtype=None)
+    return _bound_on(problem, cut, x[:1], kernel, value, delta)
+
+
+def _bound_on(
+    problem: FilterProblem, cut: FilterProblem, part: np.ndarray, taps: np.ndarray, value: float, delta: float
+) -> float:
+    """The bound by the float32 problem ``cut`` on a part of the data."""
+    exact = filter2d(cut, part, taps, value, delta)
+    plain = _filter2d(cut, part, taps, value, delta, np.dtype(np.float32))
+    strict = 4 * max(FLOAT32_UNIT, relative_error(plain, exact))
+    strict *= 2.0**-29 if problem.sums == "float64" else 1
+    if is_integer(problem.result):
+        kept = exact.clip(DTYPES[problem.result].low, DTYPES[problem.result].high)
+        norms = [max(float(np.linalg.norm(each)), 1e-30) for each in (exact, kept)]
+        return strict * norms[0] / norms[1] + 0.5 * float(kept.size) ** 0.5 / norms[1]
+    narrow = problem.result in ("float16", "bfloat16") or (problem.result, problem.sums) == ("float32", "float64")
+    return strict + DTYPES[problem.result].roundoff * (1 + strict) * narrow
 
 
 def _nchw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

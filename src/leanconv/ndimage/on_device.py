@@ -8,9 +8,11 @@ import numpy as np
 
 from leanconv.arrays import arrays_of
 from leanconv.cpu.lines import line_indices
-from leanconv.dtypes import GPU_FILTERS
 from leanconv.images.borders import BorderName
 from leanconv.ndimage.arguments import DtypeError, dtype_name
+
+#: What is filtered as it is; other types are converted.
+_TYPES = ("float32", "int32")
 
 
 def correlate(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, out: Any) -> None:
@@ -21,8 +23,8 @@ def correlate(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderN
         return
     name = dtype_name(x)
     exact = name == "int32" and dtype_name(out) == "int32" and np.array_equal(np.rint(taps), taps)
-    computed = name if name in GPU_FILTERS and (exact or name.startswith(("float", "bfloat"))) else "float64"
-    if computed not in GPU_FILTERS:
+    computed = name if name in _TYPES and (exact or name.startswith(("float", "bfloat"))) else "float64"
+    if computed not in _TYPES:
         computed = "float32"
     if "complex" in name:
         raise DtypeError(f"input has dtype {name}; complex arrays on a GPU are not filtered here")
@@ -44,7 +46,7 @@ def _as(x: Any, name: str) -> Any:
 
 def _planes(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float) -> Any:
     """The correlation as a new array. Axes before the last two with several taps are summed over, tap by tap."""
-    from leanconv.api import filter2d
+    from leanconv.images.api import filter2d
 
     wide = [axis for axis in range(x.ndim) if taps.shape[axis] > 1]
     others, plane = wide[:-2], wide[-2:]
@@ -68,7 +70,8 @@ def _planes(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderNam
     images = moved if x.ndim == 2 else moved.reshape(-1, *(1, 1, *shape)[-2:])
     # SciPy looks at cval only where it is used
     value = cval if border == "constant" else 0
-    result = filter2d(images, kernel.reshape((1, 1, *kernel.shape)[-2:]), border=border, value=value, anchor=at)
+    taps = kernel.reshape((1, 1, *kernel.shape)[-2:])
+    result = filter2d(images, taps, border=border, value=value, anchor=at, channels_last=False)
     result = result if x.ndim == 2 else result.reshape(shape)
     return _transposed(result, [order.index(axis) for axis in range(x.ndim)])
 

@@ -41,6 +41,9 @@ float ceilf(float) noexcept;
 float rintf(float) noexcept;
 float fminf(float, float) noexcept;
 float fmaxf(float, float) noexcept;
+double fmin(double, double) noexcept;
+double fmax(double, double) noexcept;
+double rint(double) noexcept;
 int printf(const char*, ...);
 int abs(int) noexcept;
 }
@@ -211,6 +214,23 @@ inline int __float_as_int(float value) { return emulator::bit_cast<int>(value); 
 inline unsigned __float_as_uint(float value) { return emulator::bit_cast<unsigned>(value); }
 inline float __int_as_float(int value) { return emulator::bit_cast<float>(value); }
 inline float __uint_as_float(unsigned value) { return emulator::bit_cast<float>(value); }
+inline double __hiloint2double(int high, int low) {
+    const unsigned long long bits = static_cast<unsigned long long>(static_cast<unsigned>(high)) << 32;
+    return emulator::bit_cast<double>(bits | static_cast<unsigned>(low));
+}
+// NOTE: NaN is 0 of a float and the smallest int of a double.
+inline int __double2int_rn(double value) {
+    if (value != value) return -2147483647 - 1;
+    const double whole = rint(value);
+    return whole < -2147483648.0 ? -2147483647 - 1 : whole > 2147483647.0 ? 2147483647 : static_cast<int>(whole);
+}
+inline int __float2int_rn(float value) { return value != value ? 0 : __double2int_rn(value); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= static_cast<unsigned>(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+    return result;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) {
     return static_cast<unsigned>((static_cast<unsigned long long>(a) * b) >> 32);
 }

@@ -1,11 +1,11 @@
-"""Register cache: a small filter over single-channel images, the pixels held in registers."""
+"""Register cache: a small filter over images, the pixels held in registers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from leanconv.dtypes import DTYPES, GPU_FILTERS, none_of
+from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
 from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
@@ -73,20 +73,44 @@ FASTEST: tuple[tuple[int, tuple[int, ...]], ...] = (
 OTHERS = ((2, 4, 2), (2, 4, 4), (3, 4, 4), (4, 4, 4), (4, 4, 8), (5, 4, 4), (6, 4, 4), (8, 4, 2), (2, 8, 4), (3, 8, 4))
 
 
+#: Registers that a thread may need; with more a configuration is not tried.
+MOST_REGISTERS = 200
+#: The smallest tile of a lane for which pixels of several channels are read as they lie, (rows, columns).
+LEAST_TILE = 2, 4
+
+
+def interleaved(problem: FilterProblem) -> int:
+    """Channels that a block filters side by side, as they lie: up to 4, where their windows fit into registers. With 1
+    its elements lie `planes` apart."""
+    few = problem.channels <= 4 and _registers(problem, *LEAST_TILE, problem.channels) <= MOST_REGISTERS
+    return max(1, problem.channels) if few else 1
+
+
+def planes(problem: FilterProblem) -> int:
+    """Channels that blocks filter one by one."""
+    return problem.channels // interleaved(problem)
+
+
+def sum_bytes(problem: FilterProblem) -> int:
+    """Bytes of an element in shared memory, where pixels and weights have the type of the sums."""
+    return item_bytes(problem.sums)
+
+
 def row_bytes(problem: FilterProblem, columns: int) -> int:
-    """Shared memory of one input row of a block: its halo in whole vectors, the whole in multiples of 32 pixels."""
-    left, right = (ceil_div(halo, 4) * 4 for halo in (problem.anchor[1], problem.kw - 1 - problem.anchor[1]))
-    return 4 * 32 * ceil_div(left + 32 * columns + right, 32)
+    """Shared memory of one input row of a block: its halo in whole vectors, the whole in multiples of 32 elements."""
+    halos = problem.anchor[1], problem.kw - 1 - problem.anchor[1]
+    left, right = (ceil_div(halo * interleaved(problem), 4) * 4 for halo in halos)
+    return sum_bytes(problem) * 32 * ceil_div(left + 32 * columns + right, 32)
 
 
 def weight_bytes(problem: FilterProblem) -> int:
     """Shared memory of a filter, its rows padded to whole vectors."""
-    return 4 * problem.kh * ceil_div(problem.kw, 4) * 4
+    return sum_bytes(problem) * problem.kh * ceil_div(problem.kw, 4) * 4
 
 
 def filters_in_block(problem: FilterProblem) -> int:
-    """Filters that a block applies to its rows: all, or tiles of about the same size."""
-    most = max(1, FILTER_BYTES // weight_bytes(problem))
+    """Filters that a block applies to its rows: all, or tiles of about the same size; one to volumes."""
+    most = 1 if problem.is_volume else max(1, FILTER_BYTES // weight_bytes(problem))
     return ceil_div(problem.filters, ceil_div(problem.filters, most))
 
 
@@ -99,11 +123,24 @@ def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
 
 def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
     """Registers that a thread needs: sums, windows, and about 14 for weights and addresses."""
-    return rows * columns + (rows + 1) * (columns + problem.kw - 1) + 14
+    return _registers(problem, rows, columns, interleaved(problem))
+
+
+def _registers(problem: FilterProblem, rows: int, columns: int, channels: int) -> int:
+    """The same with so many channels side by side."""
+    window = columns + (problem.kw - 1) * channels
+    return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + 14
+
+
+def is_plain(problem: FilterProblem) -> bool:
+    """Whether it is one that the published scheme computes: one filter for planes of float32 or int32."""
+    one_type = problem.dtype == problem.result == problem.sums and sum_bytes(problem) == 4
+    one = problem.filters == problem.channels == 1 and not problem.is_volume
+    return one_type and one and not (problem.valid or problem.per_image)
 
 
 class RegisterCache(GpuAlgorithm):
-    """Direct correlation, FP32 FMAs in direct order or wrapping int32, every border, no workspace."""
+    """Direct correlation, FMAs in direct order or wrapping int32, every type and border, no workspace."""
 
     name = "register_cache"
     paper = "P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018)"
@@ -111,15 +148,21 @@ class RegisterCache(GpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
-        reasons = none_of(problem.dtype, GPU_FILTERS)
+        reasons = ["the filter is given as products of a column and a row"] if problem.rank else []
+        if problem.reduction is not None:
+            reasons = ["a box has no weights"]
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
-        if max(problem.h, problem.w) > EXTENT:
-            reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
+        if problem.is_volume and not 0 <= problem.anchor_z < problem.kd:
+            reasons.append(f"anchor_z={problem.anchor_z} lies outside the {problem.kd} slices of the filter")
+        if max(problem.d, problem.h, problem.w * problem.channels) > EXTENT:
+            each = f" of {problem.channels} channels" if problem.channels > 1 else ""
+            reasons.append(f"the image is {problem.h}x{problem.w}{each}, and the limit is {EXTENT} rows and elements")
         if not reasons:
-            blocks = problem.batch * ceil_div(problem.h, 4) * ceil_div(problem.w, 128)
+            strips = planes(problem) * ceil_div(problem.w * interleaved(problem), 128)
+            blocks = problem.batch * problem.d * ceil_div(problem.h, 4) * strips
             if blocks * ceil_div(problem.filters, filters_in_block(problem)) >= 2**31:
                 filters = f" with {problem.filters} filters" if problem.filters > 1 else ""
                 images = f"{problem.batch} images of {problem.h}x{problem.w}{filters}"
@@ -137,19 +180,19 @@ class RegisterCache(GpuAlgorithm):
             return RegisterCacheConfig(rows, columns, warps, max(1, min(fitting, 40 // warps)))
 
         def blocks(config: RegisterCacheConfig) -> int:
-            strips = ceil_div(problem.w, 32 * config.columns)
-            return problem.batch * strips * ceil_div(problem.h, config.block_rows)
+            strips = ceil_div(problem.out_w * interleaved(problem), 32 * config.columns)
+            return problem.batch * problem.out_d * planes(problem) * strips * ceil_div(problem.out_h, config.block_rows)
 
         fastest = next(shape for width, shape in FASTEST if problem.kw <= width)
-        usable = [
-            config(*shape)
-            for shape in (fastest, *(other for other in OTHERS if other != fastest[:3]))
-            if registers_needed(problem, shape[0], shape[1]) <= 200
-        ]
+        # windows of several channels or of float64 are larger than those that were timed: as many rows as they allow
+        shapes = dict.fromkeys((fastest, *((rows, 4, 4) for rows in (4, 3, 2)), *OTHERS, (1, 4, 4)))
+        if registers_needed(problem, *fastest[:2]) <= MOST_REGISTERS:
+            shapes = dict.fromkeys((fastest, *(other for other in OTHERS if other != fastest[:3])))
+        usable = [config(*shape) for shape in shapes if registers_needed(problem, *shape[:2]) <= MOST_REGISTERS]
         usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
         # An image that gives fewer blocks than there are multiprocessors needs the smallest blocks.
         yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
-        if problem.filters == 1:
+        if is_plain(problem):
             yield PartialSumsConfig()
 
     def plan(self, problem: FilterProblem, config: RegisterCacheConfig | PartialSumsConfig, target: Target) -> Plan:
@@ -157,27 +200,32 @@ class RegisterCache(GpuAlgorithm):
             columns, shared = 33 - problem.kw, 4 * problem.kw * ceil_div(problem.kh, 4) * 4
         else:
             columns, shared = 32 * config.columns, shared_bytes(problem, config)
-        strips = ceil_div(problem.w, columns)
-        bands = ceil_div(problem.h, config.block_rows)
+        channels, apart = interleaved(problem), planes(problem)
+        strips = ceil_div(problem.out_w * channels, columns)
+        bands = ceil_div(problem.out_h, config.block_rows)
         filters = filters_in_block(problem)
-        element = DTYPES[problem.dtype].ctype
+        element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
         sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
-        types = ("element", element), ("border", BORDERS[problem.border].kernel)
-        constants: Constants = (*types, *sizes, ("filters", filters), ("all_filters", problem.filters))
+        types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
+        pixels = ("channels", channels), ("planes", apart), ("valid", problem.valid)
+        counts = ("filters", filters), ("all_filters", problem.filters), ("per_image", problem.per_image)
+        volume = ("volumes", problem.is_volume), ("depth", problem.kd), ("anchor_z", problem.anchor_z)
+        constants: Constants = (*types, *sizes, *pixels, *counts, *volume)
         pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
         arguments: tuple[Argument, ...] = (
             Pointer("x", element),
-            Pointer("w", element),
-            Pointer("y", element, written=True),
-            Number(element, "value"),
-            Number(element, "delta"),
+            Pointer("w", sums),
+            Pointer("y", result, written=True),
+            Number(sums, "value"),
+            Number(sums, "delta"),
             Number("int", "height", problem.h),
             Number("int", "width", problem.w),
             *(Number("long long", name, value) for name, value in pitches),
             Number("int", "strips", strips),
             Number("int", "bands", bands),
+            *((Number("int", "slices", problem.d),) if problem.is_volume else ()),
         )
-        grid = strips * bands * problem.batch * ceil_div(problem.filters, filters)
+        grid = strips * bands * problem.batch * problem.out_d * apart * ceil_div(problem.filters, filters)
         launch = self.launch(config, constants, arguments, grid, shared)
         if isinstance(config, PartialSumsConfig):
             launch = replace(launch, function=f"{launch.function}_partial_sums")
