@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -115,10 +115,13 @@ class PlaneFilter(CpuAlgorithm):
 class BlockFilter(PlaneFilter):
     """A filter whose blocks are read in the images' type, computed, rounded and stored by several threads."""
 
-    #: fills ``out`` from images, one filter, anchor, border, value; with ``delta`` and ``sums``
-    plane: ClassVar[Callable[..., np.ndarray]]
-    #: expected nanoseconds of an output, of (kh, kw, sums)
-    expected: ClassVar[Callable[[int, int, str], float]]
+    @abstractmethod
+    def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
+        """Fill ``out`` from images, one filter, anchor, border and value; with ``delta`` and ``sums``."""
+
+    @abstractmethod
+    def expected(self, kh: int, kw: int, sums: str) -> float:
+        """Nanoseconds of an output."""
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
         if not problem.is_whole:
@@ -128,16 +131,14 @@ class BlockFilter(PlaneFilter):
         return []
 
     def cost(self, problem: FilterProblem) -> float:
-        each = type(self).expected(problem.kh, problem.kw, problem.sums)
+        each = self.expected(problem.kh, problem.kw, problem.sums)
         return OPERATIONS * prod(problem.x_shape) * problem.filters * each * problem.kd
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
         for kernel, result in zip(w, y.swapaxes(0, 1), strict=True):
-            type(self).plane(
-                x, kernel, problem.anchor, problem.border, value, delta=delta, out=result, sums=problem.sums
-            )
+            self.plane(x, kernel, problem.anchor, problem.border, value, delta=delta, out=result, sums=problem.sums)
 
     def run(
         self,
@@ -173,7 +174,12 @@ class Banded(BlockFilter):
 
     name = "banded"
     paper = "correlation as a Toeplitz matrix product"
-    plane, expected = staticmethod(directly), staticmethod(direct_ns)
+
+    def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
+        return directly(*arguments, **options)
+
+    def expected(self, kh: int, kw: int, sums: str) -> float:
+        return direct_ns(kh, kw, sums)
 
 
 class Transforms(BlockFilter):
@@ -181,10 +187,11 @@ class Transforms(BlockFilter):
 
     name = "fourier"
     paper = "T. G. Stockham, High-speed convolution and correlation (1966)"
-    plane = staticmethod(by_transforms)
 
-    @staticmethod
-    def expected(kh: int, kw: int, sums: str) -> float:
+    def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
+        return by_transforms(*arguments, **options)
+
+    def expected(self, kh: int, kw: int, sums: str) -> float:
         # errors are relative to the largest number of a block: so it must be quicker by twice
         return 2 * transform_ns(kh, kw)
 

@@ -63,7 +63,7 @@ class Part(NamedTuple):
     def of_output(self, problem: ConvProblem, y: np.ndarray) -> np.ndarray:
         """The part's outputs, a view."""
         at = problem.layout.index({"N": "N", "K": "C", "P": "H", "Q": "W"}[self.axis])
-        return y[(*[slice(None)] * at, slice(self.first, self.last))]
+        return y[tuple([slice(None)] * at + [slice(self.first, self.last)])]
 
     def layer(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None
@@ -78,7 +78,7 @@ class Part(NamedTuple):
                 c = slice(
                     self.first // problem.group_k * problem.group_c, self.last // problem.group_k * problem.group_c
                 )
-                x = x[(*[slice(None)] * channels, c)]
+                x = x[tuple([slice(None)] * channels + [c])]
             return part, x, w[some], None if bias is None else bias[some]
         return *alone(problem, x, "PQ".index(self.axis), self.first, self.last), w, bias
 

@@ -57,7 +57,7 @@ def correlate_plane(
     reaches the outputs whose windows hold it, and no others.
     """
     sums = sums_of(x) if sums is None else sums
-    fourier = is_fourier(*kernel.shape, sums)
+    fourier = is_fourier(len(kernel), kernel.shape[1], sums)
     function = partial(by_transforms, transforms=transforms) if fourier else directly
     return function(x, kernel, anchor, border, cval, out=out, sums=sums)
 
