@@ -123,4 +123,24 @@ def _box_cases() -> list[Case]:
     return found
 
 
-SEPARABLE_CASES = (*_separable_cases(), *_box_cases())
+def _median_cases() -> list[Case]:
+    found = []
+
+    def add(
+        name: str, height: int, width: int, size: int, *, batch: int = 1, thorough: bool = False, **rest: Any
+    ) -> None:
+        problem = filter_problem(batch, height, width, size, size, reduction="median", **rest)
+        found.append(Case(f"median-{name}", problem, thorough))
+
+    for i, border in enumerate(BORDERS):
+        add(f"border-{border}", 21, 405, (3, 5, 7)[i % 3], batch=2, border=border, thorough=border == "reflect101")
+        add(f"border-{border}-over-image", 3, 2, 7, border=border)
+    for size in (3, 5, 7):
+        add(f"size-{size}", 35, 264, size, dtype="uint8", border="replicate")
+    add("float64", 19, 140, 5, dtype="float64", gap=1, y_gap=1, border="constant")
+    add("float16-channels-3", 19, 90, 3, dtype="float16", channels=3)
+    add("valid", 23, 150, 5, valid=True, dtype="int16")
+    return found
+
+
+SEPARABLE_CASES = (*_separable_cases(), *_box_cases(), *_median_cases())

@@ -17,9 +17,6 @@ from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.images import filters
 from leanconv.images.api import filter2d, filter3d
 from leanconv.images.named import (
-    box_blur,
-    dilate,
-    erode,
     gaussian_blur,
     laplacian,
     prewitt,
@@ -28,6 +25,7 @@ from leanconv.images.named import (
     sobel,
     unsharp_mask,
 )
+from leanconv.images.windows import box_blur, dilate, erode, median_blur
 from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
@@ -68,6 +66,7 @@ __all__ = [
     "gaussian_blur",
     "laplacian",
     "list_algorithms",
+    "median_blur",
     "ndimage",
     "precompile",
     "prepare_weights",

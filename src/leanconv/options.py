@@ -41,8 +41,8 @@ OPS: tuple[Op, ...] = get_args(Op)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
 ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
-#: What the pixels of a box make.
-Reduction = Literal["sum", "min", "max"]
+#: What the pixels of a window make.
+Reduction = Literal["sum", "min", "max", "median"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 #: The largest stride, padding, ...: kernels count them in 32 bits.

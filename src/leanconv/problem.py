@@ -258,8 +258,8 @@ class FilterProblem:
     and anchor and border are (0, 0) and ``constant``. A pixel has ``channels`` values, which lie side by side and are
     filtered alike. With ``per_image`` each image has ``filters`` of its own. With a ``rank`` there is one filter, the
     sum of so many products of a column and a row, and it is given as these: each column before its row. With a
-    ``reduction`` there is no filter: a result is the sum of a window's pixels times one weight, or the least or the
-    largest of them.
+    ``reduction`` there is no filter: a result is the sum of a window's pixels times one weight, or the least, the
+    largest or the middle one of them.
     Volumes have ``d`` slices, images one behind the other, and filters of ``kd`` slices, of which number ``anchor_z``
     lies on the output's; the sum is over these too.
 
@@ -432,7 +432,7 @@ class FilterProblem:
         filters = f"{self.filters} filters" if self.filters > 1 else "filter"
         filters += " an image" if self.per_image else ""
         filters = f"{filters} of rank {self.rank}" if self.rank else filters
-        filters = f"{self.reduction} of a box" if self.reduction else filters
+        filters = f"{self.reduction} of" if self.reduction else filters
         anchor = f"{self.anchor_z}," * self.is_volume + f"{self.anchor[0]},{self.anchor[1]}"
         where = "valid" if self.valid else f"anchor {anchor} border {self.border}"
         return f"filter2d {types} {size} {filters} {taps}{self.kh}x{self.kw} {where}"

@@ -20,7 +20,8 @@ before them; ``batch``, ``filters`` and
 ``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
 ``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, and the image's type and the result's, if it is
 another; a third type is that of the sums of int32. A filter may be given as a column times a row, ``separable``, or as
-a sum of two such products, ``rank2``; or it is a box: ``box``, ``erode`` or ``dilate``.
+a sum of two such products, ``rank2``; or it has no weights: ``box``,
+``erode``, ``dilate`` or ``median``.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ _CONV_WORDS = (
     "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, "
     "relu, accumulate, dgrad or wgrad"
 )
-#: Boxes without weights, and what their pixels make.
-BOXES: dict[str, Reduction] = {"box": "sum", "erode": "min", "dilate": "max"}
+#: Windows without weights, and what their pixels make.
+BOXES: dict[str, Reduction] = {"box": "sum", "erode": "min", "dilate": "max", "median": "median"}
 _FILTER_WORDS = (
     "image and filter as HEIGHTxWIDTH, batch, filters, channels and anchor with numbers, a border, valid, per-image, "
     "element types"

@@ -79,6 +79,15 @@ def test_erode_and_dilate_are_opencvs(dtype, border):
             np.testing.assert_array_equal(ours(x, (rows, columns), anchor=anchor, border=border, value=7), expected)
 
 
+@EACH
+def test_median_blur_is_opencvs(dtype):
+    x = IMAGES[dtype]
+    for size in (3, 5) if dtype == "float32" else (3, 5, 7):
+        np.testing.assert_array_equal(leanconv.median_blur(x, size), cv2.medianBlur(x, size))
+        expected = scipy.ndimage.median_filter(x, size, mode="reflect")
+        np.testing.assert_array_equal(leanconv.median_blur(x, size, border="reflect"), expected)
+
+
 def test_erode_and_dilate_by_default_end_at_the_edge():
     x = np.random.default_rng(6).integers(-1000, 1000, (30, 40)).astype(np.int32)
     for size in (3, 9):
@@ -265,6 +274,8 @@ def test_separable_switches():
         (lambda x: leanconv.gaussian_blur(x, "2"), TypeError, "sigma='2' is not a number"),
         (lambda x: leanconv.box_blur(x, 0), ValueError, "size=0 is below 1"),
         (lambda x: leanconv.box_blur(x, 2.5), TypeError, "size=2.5"),
+        (lambda x: leanconv.median_blur(x, 4), ValueError, "size=4 is not known; choose one of 3, 5, 7"),
+        (lambda x: leanconv.erode(x, (3, -1)), ValueError, "size=-1 is below 1"),
         (lambda x: leanconv.sobel(x, 0, 0), ValueError, "dx=0 and dy=0"),
         (lambda x: leanconv.sobel(x, 3, 0), ValueError, "dx=3 must be below size=3"),
         (lambda x: leanconv.sobel(x, 1, 0, size=2), ValueError, "size=2 must be odd"),

@@ -9,6 +9,7 @@ from leanconv.cpu.filter2d import Banded, Taps, Transforms
 from leanconv.cpu.fourier import Fourier
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
+from leanconv.cpu.median import Median
 from leanconv.cpu.single_channel import SingleChannel
 from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.cpu.winograd2d import Winograd2d
@@ -28,6 +29,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Transforms(),
     Factored(),
     Boxes(),
+    Median(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

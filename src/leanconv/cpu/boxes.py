@@ -21,7 +21,7 @@ class Boxes(PlaneFilter):
     paper = "windows by doubling"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return ["the filter has weights, and is no box"] if problem.reduction is None else []
+        return [] if problem.reduction in _OPERATIONS else ["no sum, least or largest value of a box is asked for"]
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

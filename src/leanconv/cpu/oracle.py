@@ -162,6 +162,10 @@ def _filter2d(
     columns, column_inside = border_indices(problem.border, np.arange(problem.out_w + problem.kw - 1) - ax, problem.w)
     extended = x[:, rows[:, None], columns]
     extended[:, ~(row_inside[:, None] & column_inside)] = value
+    if problem.reduction == "median":
+        windows = [(u, v) for u in range(problem.kh) for v in range(problem.kw)]
+        seen = np.stack([extended[:, None, u : u + problem.out_h, v : v + problem.out_w] for u, v in windows])
+        return (np.median(seen, axis=0) + dtype.type(delta)).reshape(problem.y_shape)
     take = {"min": np.minimum, "max": np.maximum}.get(str(problem.reduction))
     with np.errstate(invalid="ignore", over="ignore"):
         for u in range(problem.kh):

@@ -17,12 +17,10 @@ from leanconv.arrays import arrays_of
 from leanconv.images.api import run, sums_of
 from leanconv.images.filters import gaussian_line
 from leanconv.images.separable import worth_it
-from leanconv.options import Border, FilterOptions, Reduction, filter_options, integer, number, pair
+from leanconv.options import Border, FilterOptions, filter_options, integer, number, pair
 
 Array = TypeVar("Array")
 Mode = Literal["same", "valid"]
-#: Rows and columns together of boxes that are filtered as products of a column and a row.
-FEW_TAPS = 24
 #: Columns and rows whose products, added up, are the kernel.
 Products = Sequence[tuple[np.ndarray, np.ndarray]]
 
@@ -65,7 +63,7 @@ def sep_filter2d(
     """
     factors = [(_line("kernel_y", kernel_y), _line("kernel_x", kernel_x))]
     requested = filter_options(border, anchor, device, dtype, channels_last, mode)
-    return _run(image, factors, requested, value, delta, out)
+    return run_products(image, factors, requested, value, delta, out)
 
 
 def gaussian_blur(
@@ -104,106 +102,7 @@ def gaussian_blur(
     """
     lines = _bells(image, sigma, size)
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return _run(image, [lines], requested, value, 0, out)
-
-
-def box_blur(
-    image: Array,
-    size: int | Sequence[int],
-    *,
-    normalize: bool = True,
-    border: Border = "reflect101",
-    value: float = 0,
-    anchor: Sequence[int] | None = None,
-    dtype: Any = None,
-    channels_last: bool | None = None,
-    mode: Mode = "same",
-    out: Any = None,
-    device: str | None = None,
-) -> Array:
-    """The mean of the pixels in a box, as ``cv2.blur``; with ``normalize=False`` their sum, as ``cv2.boxFilter``.
-
-    Args:
-        image: as in `filter2d`.
-        size: of the box, or (rows, columns). The time of a large one hardly depends on it. On the GPU its rows fit into
-            shared memory: 400 of float32, and half as many of float64.
-        border, value, anchor, dtype, channels_last, mode, out, device: as in `filter2d`.
-
-    Returns:
-        Array as `filter2d` returns it. No difference of sums is taken, so it is as precise as a sum of the rows and
-        columns alone, and an Inf or a NaN reaches the pixels whose boxes hold it.
-
-    Raises:
-        ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.
-
-    >>> box_blur(np.array([[0, 0, 9, 0, 0]], np.float32), (1, 3)).tolist()
-    [[0.0, 3.0, 3.0, 3.0, 0.0]]
-    """
-    rows, columns = pair("size", size, 1)
-    requested = filter_options(border, anchor, device, dtype, channels_last, mode)
-    weight = np.array([1 / (rows * columns)]) if normalize else np.ones(1, np.int64)
-    if rows + columns > FEW_TAPS:
-        return _box(image, (rows, columns), "sum", weight, requested, value, out)
-    ones = np.ones(columns, weight.dtype)
-    return _run(image, [(np.repeat(weight, rows), ones)], requested, value, 0, out)
-
-
-def erode(
-    image: Array,
-    size: int | Sequence[int],
-    *,
-    border: Border = "reflect101",
-    value: float = 0,
-    anchor: Sequence[int] | None = None,
-    channels_last: bool | None = None,
-    mode: Mode = "same",
-    out: Any = None,
-    device: str | None = None,
-) -> Array:
-    """The least pixel of a box, as ``cv2.erode`` with a rectangle: bright spots smaller than the box vanish.
-
-    Args:
-        image: as in `filter2d`.
-        size: of the box, or (rows, columns). The time hardly depends on it.
-        border: as in `filter2d`. By default boxes read the image mirrored, which with an odd size and the anchor in the
-            middle is as if they ended at its edge: OpenCV's default.
-        value, anchor, channels_last, mode, out, device: as in `filter2d`.
-
-    Returns:
-        Array as `filter2d` returns it, of the image's dtype or that of ``out``. A NaN reaches the pixels whose boxes
-        hold it.
-
-    Raises:
-        ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.
-
-    >>> erode(np.array([[3, 5, 4, 9, 8]], np.uint8), (1, 3)).tolist()
-    [[3, 3, 4, 4, 8]]
-    """
-    requested = filter_options(border, anchor, device, None, channels_last, mode)
-    return _box(image, pair("size", size, 1), "min", np.ones(1), requested, value, out)
-
-
-def dilate(
-    image: Array,
-    size: int | Sequence[int],
-    *,
-    border: Border = "reflect101",
-    value: float = 0,
-    anchor: Sequence[int] | None = None,
-    channels_last: bool | None = None,
-    mode: Mode = "same",
-    out: Any = None,
-    device: str | None = None,
-) -> Array:
-    """The largest pixel of a box, as ``cv2.dilate`` with a rectangle: dark spots smaller than the box vanish.
-
-    Arguments, result and errors as `erode`.
-
-    >>> dilate(np.array([[3, 5, 4, 9, 8]], np.uint8), (1, 3)).tolist()
-    [[5, 5, 9, 9, 9]]
-    """
-    requested = filter_options(border, anchor, device, None, channels_last, mode)
-    return _box(image, pair("size", size, 1), "max", np.ones(1), requested, value, out)
+    return run_products(image, [lines], requested, value, 0, out)
 
 
 def sobel(
@@ -243,7 +142,7 @@ def sobel(
     """
     factors = _derivative(integer("dx", dx, 0), integer("dy", dy, 0), _odd("size", size, 31))
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return _run(image, _scaled(factors, scale), requested, value, delta, out)
+    return run_products(image, _scaled(factors, scale), requested, value, delta, out)
 
 
 def scharr(
@@ -269,7 +168,7 @@ def scharr(
     [[160.0, 480.0, 320.0]]
     """
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return _run(image, _scaled(_slope(dx, dy, (3, 10, 3)), scale), requested, value, delta, out)
+    return run_products(image, _scaled(_slope(dx, dy, (3, 10, 3)), scale), requested, value, delta, out)
 
 
 def prewitt(
@@ -295,7 +194,7 @@ def prewitt(
     [[30.0, 90.0, 60.0]]
     """
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return _run(image, _scaled(_slope(dx, dy, (1, 1, 1)), scale), requested, value, delta, out)
+    return run_products(image, _scaled(_slope(dx, dy, (1, 1, 1)), scale), requested, value, delta, out)
 
 
 def laplacian(
@@ -325,7 +224,8 @@ def laplacian(
     [[0.0, 1.0, -4.0, 1.0, 0.0]]
     """
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return _run(image, _scaled(_second_derivatives(_odd("size", size, 31)), scale), requested, value, delta, out)
+    factors = _second_derivatives(_odd("size", size, 31))
+    return run_products(image, _scaled(factors, scale), requested, value, delta, out)
 
 
 def unsharp_mask(
@@ -362,19 +262,10 @@ def unsharp_mask(
         line[len(line) // 2] = 1
     factors = [(column * -times, row), (ones[0] * (1 + times), ones[1])]
     requested = filter_options(border, None, device, dtype, channels_last, mode)
-    return _run(image, factors, requested, value, 0, out)
+    return run_products(image, factors, requested, value, 0, out)
 
 
-def _box(
-    image: Any, size: tuple[int, int], reduction: Reduction, weight: np.ndarray, requested: FilterOptions, value: Any,
-    out: Any,
-) -> Any:  # fmt: skip
-    """What the pixels of a box make. Its one weight has the type of the sums."""
-    kernel = weight.astype(sums_of(requested, image, out, weight.dtype.kind == "i"))
-    return run(requested._replace(window=size, reduction=reduction), image, kernel, value, 0, out)
-
-
-def _run(image: Any, factors: Products, requested: FilterOptions, value: Any, delta: Any, out: Any) -> Any:
+def run_products(image: Any, factors: Products, requested: FilterOptions, value: Any, delta: Any, out: Any) -> Any:
     """Filter with a sum of products, given whole where that takes less time."""
     (column, row), *_ = factors
     kh, kw = len(column), len(row)

@@ -1,4 +1,4 @@
-"""`register_cache`, `separable` and `box` broken on purpose."""
+"""`register_cache`, `separable`, `box` and `median` broken on purpose."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 
 cache = breaks_of("register_cache")
 separable = breaks_of("separable", "separable-{}", least_steps=16)
+median = breaks_of("median", "median-{}")
 box = breaks_of("box", "box-{}", warps=4, rows=8, least_steps=64)
 
 BREAKS = (
@@ -138,4 +139,10 @@ BREAKS = (
     box("the beginning of the last group is left out", "RowOfBoxes::make", "{{if (_ % 4 > 0) ...;}}",
         WRONG, "shape-9x23"),
     box("a binary digit is forgotten", "RowOfBoxes::make", "begin += {{width => 1}}", WRONG, "shape-63x63"),
+    median("input rows are read before they are there", "median", "cp_async_wait_group<0>(); {{__syncthreads();}}",
+           RACE, "size-5"),
+    median("a pixel is left out", "keep_middle", "value(2 * most - size {{=> - 1}})", WRONG, "size-5", "size-7"),
+    median("the largest stays", "keep_middle", "{{exchange(kept[i], kept[size - 1]);}}", WRONG, "size-5", "size-7"),
+    median("columns are not sorted", "median", "{{exchange(window[1][v], window[2][v]);}}", WRONG, "size-3"),
+    median("the least middle", "middle_of", "{{larger => lesser}}(a, ...)", WRONG, "size-3"),
 )  # fmt: skip

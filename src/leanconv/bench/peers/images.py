@@ -67,7 +67,8 @@ class CupyPeer(Peer):
             return y
 
         if problem.reduction is not None:
-            name = {"sum": "uniform_filter", "min": "minimum_filter", "max": "maximum_filter"}[problem.reduction]
+            names = {"sum": "uniform", "min": "minimum", "max": "maximum", "median": "median"}
+            name = f"{names[problem.reduction]}_filter"
             size = (problem.kh, problem.kw) if single else (1, problem.kh, problem.kw)
 
             def of_boxes() -> Any:
@@ -156,6 +157,8 @@ class OpencvPeer(Peer):
         def of_boxes() -> Any:
             if problem.reduction == "sum":
                 cv2.blur(x, (problem.kw, problem.kh), dst=y, anchor=anchor, borderType=border)
+            elif problem.reduction == "median":
+                cv2.medianBlur(x, problem.kw, dst=y)
             else:
                 morph = cv2.erode if problem.reduction == "min" else cv2.dilate
                 morph(x, np.ones((problem.kh, problem.kw), np.uint8), dst=y, anchor=anchor, borderType=border)
@@ -163,7 +166,12 @@ class OpencvPeer(Peer):
 
         note = f"CPU, {cv2.getNumThreads()} threads"
         if problem.reduction is not None:
-            name = {"sum": "blur", "min": "erode", "max": "dilate"}[problem.reduction]
+            name = {"sum": "blur", "min": "erode", "max": "dilate", "median": "medianBlur"}[problem.reduction]
+            if problem.reduction == "median" and (
+                problem.border != "replicate" or problem.kw > 5 > problem.itemsize > 1
+            ):
+                yield Unable(self.name, "its medianBlur has border replicate, and of wide types windows up to 5x5")
+                return
             yield Candidate(self.name, name, of_boxes, workspace_bytes=None, out=y, on_gpu=False, note=note)
             return
         name, call = ("sepFilter2D", both) if problem.rank == 1 else ("filter2D", call)

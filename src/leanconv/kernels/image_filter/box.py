@@ -69,6 +69,8 @@ class Box(GpuAlgorithm):
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
         if problem.reduction is None:
             return ["the filter has weights, and is no box"]
+        if problem.reduction not in OPERATIONS:
+            return [f"a {problem.reduction} is not made of two others"]
         reasons = ["it filters images, not volumes"] if problem.is_volume else []
         if not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} box")

@@ -122,14 +122,16 @@ def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
 
 
 def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
-    """Registers that a thread needs: sums, windows, and about 14 for weights and addresses."""
+    """Registers that a thread needs: sums, windows, and some for weights and addresses."""
     return _registers(problem, rows, columns, interleaved(problem))
 
 
 def _registers(problem: FilterProblem, rows: int, columns: int, channels: int) -> int:
     """The same with so many channels side by side."""
     window = columns + (problem.kw - 1) * channels
-    return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + 14
+    # sums of volumes stay in registers while the next rows come
+    addresses = 40 if problem.is_volume else 14
+    return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + addresses
 
 
 def is_plain(problem: FilterProblem) -> bool:
@@ -175,7 +177,7 @@ class RegisterCache(GpuAlgorithm):
             # as many blocks as registers allow, which keeps the compiler from reading windows too far ahead
             need = registers_needed(problem, rows, columns)
             fitting = target.registers_per_multiprocessor // (ceil_div(need, 8) * 8 * 32 * warps)
-            if problem.kw // 2 < problem.kh <= problem.kw:
+            if problem.kw // 2 < problem.kh <= problem.kw and not problem.is_volume:
                 fitting = max(fitting, measured)
             return RegisterCacheConfig(rows, columns, warps, max(1, min(fitting, 40 // warps)))
 
