@@ -7,6 +7,7 @@ engines alternate, and the least of each one's times counts: what else a machine
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -127,6 +128,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
     from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    os.environ["LEANCONV_THREADS"] = "1"
     all_layers = list(every())
     made: dict[tuple[str, ConvProblem], dict[str, Any]] = {}
     with threadpool_limits(1), progress(ROUNDS * len(all_layers)) as begin:

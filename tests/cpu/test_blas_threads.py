@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from leanconv import conv2d, filter2d, ndimage
-from leanconv.cpu import blas, direct, im2col
-from leanconv.cpu import filter2d as filters
+from leanconv.cpu import blas, direct, im2col, planes
 from leanconv.cpu.blas import ONE_THREAD, OneThread, numpys_libraries, one_thread
 from leanconv.runtime.threads import cores
 
@@ -55,8 +54,8 @@ CALLS = [
     (im2col, "matmul", lambda: conv2d(X.astype(np.float16), W.astype(np.float16), algorithm="im2col")),
     (im2col, "matmul", lambda: conv2d(np.ones((8, 20, 20, 3), np.float32), W, algorithm="im2col", layout="CHWN")),
     (direct, "matmul", lambda: conv2d(X, W, algorithm="direct")),
-    (filters, "extended_strips", lambda: filter2d(IMAGE, KERNEL)),
-    (filters, "extended_strips", lambda: ndimage.correlate(IMAGE, KERNEL)),
+    (planes, "store", lambda: filter2d(IMAGE, KERNEL)),
+    (planes, "store", lambda: ndimage.correlate(IMAGE, KERNEL)),
 ]
 
 

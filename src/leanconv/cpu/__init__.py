@@ -5,7 +5,8 @@ from __future__ import annotations
 from leanconv.cpu.boxes import Boxes
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.factored import Factored
-from leanconv.cpu.filter2d import Banded, Taps
+from leanconv.cpu.filter2d import Banded, Taps, Transforms
+from leanconv.cpu.fourier import Fourier
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
 from leanconv.cpu.median import Median
@@ -22,8 +23,10 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Im2win(),
     Direct(),
     SingleChannel(),
+    Fourier(),
     Banded(),
     Taps(),
+    Transforms(),
     Factored(),
     Boxes(),
     Median(),

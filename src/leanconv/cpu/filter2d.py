@@ -1,4 +1,4 @@
-"""Image filters on NumPy: as banded matrix products on BLAS, and tap by tap for what those cannot do."""
+"""Image filters on NumPy: banded matrix products on BLAS, transforms, and tap by tap what those cannot do."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from leanconv.cpu.blas import one_thread
 from leanconv.cpu.lines import line_indices
+from leanconv.cpu.planes import by_transforms, direct_ns, directly, transform_ns
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
-from leanconv.kernels.contract import CpuAlgorithm, ceil_div
+from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import FilterProblem
 
-#: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
-#: and reads 16 rows of vector width at a time; 32 rows were slower for filters up to 9×9, 8 for all.
-BAND_ROWS = 16
-#: Bytes of stacked columns of one band. Explored (0bd16dc): 512 KiB and less cost up to 40 %.
-BAND_BYTES = 2 << 20
+#: Operations of BLAS in a nanosecond: the unit of costs.
+OPERATIONS = 220.0
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
 #: Why what takes whole filters refuses some.
@@ -114,60 +112,88 @@ class PlaneFilter(CpuAlgorithm):
         return y.reshape(problem.y_shape)
 
 
-class Banded(PlaneFilter):
-    """A filter as a product with a banded matrix.
+class BlockFilter(PlaneFilter):
+    """A filter whose blocks are read in the images' type, computed, rounded and stored by several threads."""
 
-    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
-    banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
-    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times. All filters
-    take their product with the same stacked copies.
-    """
+    @abstractmethod
+    def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
+        """Fill ``out`` from images, one filter, anchor, border and value; with ``delta`` and ``sums``."""
 
-    name = "banded"
-    paper = "correlation as a Toeplitz matrix product"
+    @abstractmethod
+    def expected(self, kh: int, kw: int, sums: str) -> float:
+        """Nanoseconds of an output."""
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
         if not problem.is_whole:
             return [NOT_GIVEN_WHOLE]
         if is_integer(problem.sums):
-            return [f"matrix products are made for sums in float32 and float64, not {problem.sums}"]
+            return [f"its sums are in float32 and float64, not {problem.sums}"]
         return []
 
     def cost(self, problem: FilterProblem) -> float:
-        pixels = prod(problem.x_shape)
-        stacked = problem.kw * (BAND_ROWS + problem.kh - 1)
-        return pixels * stacked * (2.0 * problem.filters + 50.0 / BAND_ROWS)
+        each = self.expected(problem.kh, problem.kw, problem.sums)
+        return OPERATIONS * prod(problem.x_shape) * problem.filters * each * problem.kd
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        kh, kw = problem.kh, problem.kw
-        rows = min(BAND_ROWS, problem.h)
-        bands = np.zeros((problem.filters, rows, kw, rows + kh - 1), x.dtype)
-        for i in range(rows):
-            bands[:, i, :, i : i + kh] = w.transpose(0, 2, 1)
-        widest = max(64, BAND_BYTES // (item_bytes(problem.dtype) * kw * (rows + kh - 1)))
-        width = ceil_div(problem.w, ceil_div(problem.w, widest))
-        buffer = np.empty(kw * (rows + kh - 1) * width, x.dtype)
-        with one_thread(problem.flops):
-            for image, top, extended in extended_strips(problem, x, value, rows):
-                out = y[image, :, top : top + rows]
-                count = out.shape[1]
-                high = count + kh - 1
-                matrices = bands[:, :count, :, :high].reshape(-1, count, kw * high)
-                for left in range(0, problem.w, width):
-                    part = out[:, :, left : left + width]
-                    stacked = buffer[: kw * high * part.shape[2]].reshape(kw, high, part.shape[2])
-                    for v in range(kw):
-                        stacked[v] = extended[:, left + v : left + v + part.shape[2]]
-                    for matrix, result in zip(matrices, part, strict=True):
-                        np.matmul(matrix, stacked.reshape(kw * high, -1), out=result)
-                # A zero outside the band makes NaN of an Inf or a NaN that the filter does not reach.
-                if not np.isfinite(out.sum()):
-                    return Taps().fill(problem, x, w, value, delta, y)
-                if delta:
-                    out += x.dtype.type(delta)
-        return None
+        for kernel, result in zip(w, y.swapaxes(0, 1), strict=True):
+            self.plane(x, kernel, problem.anchor, problem.border, value, delta=delta, out=result, sums=problem.sums)
+
+    def run(
+        self,
+        problem: FilterProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
+        if problem.is_volume or 0 in problem.y_shape or "bfloat16" in (problem.dtype, problem.result):
+            return super().run(problem, x, w, bias, value, delta)
+        y = np.empty(problem.y_shape, problem.result)
+        w = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        x = x.reshape(problem.batch, problem.h, problem.w, problem.channels)
+        results = y.reshape(problem.batch, problem.filters, problem.out_h, problem.out_w, problem.channels)
+        for images in range(problem.batch) if problem.per_image else [slice(None)]:
+            kernels = w[images if problem.per_image else 0]
+            for channel in range(problem.channels):
+                # one image has no axis of images
+                result = np.moveaxis(results[images, ..., channel], -3, 0)
+                self.fill(problem, x[images, ..., channel], kernels, value, delta, result.swapaxes(0, 1))
+        return y
+
+
+class Banded(BlockFilter):
+    """A filter as a product with a banded matrix; one of few taps by OpenCV's loop over them, where it is installed.
+
+    For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
+    banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
+    outside the band cost arithmetic, which BLAS does faster than NumPy can pass over the image kh·kw times.
+    """
+
+    name = "banded"
+    paper = "correlation as a Toeplitz matrix product"
+
+    def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
+        return directly(*arguments, **options)
+
+    def expected(self, kh: int, kw: int, sums: str) -> float:
+        return direct_ns(kh, kw, sums)
+
+
+class Transforms(BlockFilter):
+    """A filter as a product of Fourier transforms of blocks, in float64: for many taps."""
+
+    name = "fourier"
+    paper = "T. G. Stockham, High-speed convolution and correlation (1966)"
+
+    def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
+        return by_transforms(*arguments, **options)
+
+    def expected(self, kh: int, kw: int, sums: str) -> float:
+        # errors are relative to the largest number of a block: so it must be quicker by twice
+        return 2 * transform_ns(kh, kw)
 
 
 class Taps(PlaneFilter):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
-from typing import NamedTuple
+from functools import cache, lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from leanconv.cpu.blas import one_thread
 from leanconv.dtypes import DtypeName, accumulator, is_integer, is_narrow, item_bytes, largest_product
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import ConvProblem
+from leanconv.runtime import env
+from leanconv.runtime.threads import over_blocks
 
 #: Bytes of temporaries that a block may take, and the fewest output pixels that keep a matrix product efficient.
 #: Explored (two cores with 1 MiB of second-level cache each, 0bd16dc): 1 to 4 MiB are within 5 %, 256 KiB costs 20 %.
@@ -49,6 +51,78 @@ class Block(NamedTuple):
         """The block's part of an array that lies as the output, a view."""
         images, rows = array[self.first : self.last], slice(self.top, self.bottom)
         return images[:, :, rows] if problem.layout == "NCHW" else images[:, rows]
+
+
+class Part(NamedTuple):
+    """What one thread computes: images, filters, output rows or columns ``first`` to ``last``, its end excluded."""
+
+    axis: Literal["N", "K", "P", "Q"]
+    first: int
+    last: int
+
+    def of_output(self, problem: ConvProblem, y: np.ndarray) -> np.ndarray:
+        """The part's outputs, a view."""
+        at = problem.layout.index({"N": "N", "K": "C", "P": "H", "Q": "W"}[self.axis])
+        return y[tuple([slice(None)] * at + [slice(self.first, self.last)])]
+
+    def layer(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None
+    ) -> tuple[ConvProblem, np.ndarray, np.ndarray, np.ndarray | None]:
+        """The layer of the part's outputs alone, and its operands."""
+        some, channels = slice(self.first, self.last), problem.layout.index("C")
+        if self.axis == "N":
+            return replace(problem, n=self.last - self.first), x[some], w, bias
+        if self.axis == "K":
+            part = self.problem(problem)
+            if problem.groups > 1:
+                c = slice(
+                    self.first // problem.group_k * problem.group_c, self.last // problem.group_k * problem.group_c
+                )
+                x = x[tuple([slice(None)] * channels + [c])]
+            return part, x, w[some], None if bias is None else bias[some]
+        return *alone(problem, x, "PQ".index(self.axis), self.first, self.last), w, bias
+
+    def problem(self, problem: ConvProblem) -> ConvProblem:
+        """The layer of the part's outputs alone."""
+        count = self.last - self.first
+        if self.axis == "N":
+            return replace(problem, n=count)
+        if self.axis == "K":
+            groups = max(1, problem.groups * count // problem.k)
+            return replace(problem, k=count, groups=groups, c=problem.group_c * groups)
+        axis = "PQ".index(self.axis)
+        covered = (count - 1) * problem.stride[axis] + ((problem.r, problem.s)[axis] - 1) * problem.dilation[axis] + 1
+        (top, bottom, left, right) = problem.padding
+        if axis == 0:
+            return replace(problem, h=covered, padding=(0, 0, left, right))
+        return replace(problem, w=covered, padding=(top, bottom, 0, 0))
+
+
+#: Cost from which a layer is computed by several threads: a half of a millisecond.
+LEAST_COST = 1e8
+
+
+@lru_cache(maxsize=4096)
+def _parts_for(algorithm: LayerAlgorithm, problem: ConvProblem, threads: int) -> tuple[Part, ...]:
+    """The parts in which a layer is computed by so many threads; none where one is as quick."""
+    cost = algorithm.cost(problem) if problem.op == "fprop" else float(problem.flops)
+    if cost < LEAST_COST or problem.op == "wgrad":
+        return ()
+    found: list[tuple[float, tuple[Part, ...]]] = []
+    lengths: dict[Literal["N", "K", "P", "Q"], tuple[int, int]] = {"N": (problem.n, 1)}
+    if problem.op == "fprop":
+        step = problem.group_k if problem.groups > 1 else 1
+        lengths |= {"K": (problem.k, step), "P": (problem.p, 1), "Q": (problem.q, 1)}
+    for axis, (length, step) in lengths.items():
+        count = min(threads, length // step)
+        each = ceil_div(length // step, max(1, count)) * step
+        parts = tuple(Part(axis, first, min(length, first + each)) for first in range(0, length, each))
+        if len(parts) > 1:
+            part = parts[0].problem(problem)
+            longest = algorithm.cost(part) if problem.op == "fprop" else float(part.flops)
+            found.append((longest * ceil_div(len(parts), threads), parts))
+    least = min(found, key=lambda pair: pair[0], default=(cost, ()))
+    return least[1] if least[0] < 0.8 * cost else ()
 
 
 #: Just below the 32 MiB that glibc's threshold grows to.
@@ -366,13 +440,28 @@ class LayerAlgorithm(CpuAlgorithm):
             return np.empty(problem.y_shape, x.dtype)
         keep_freed_memory()
         if not _is_transposed(problem):
-            with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
-                return self.compute(problem, x, w, bias)
+            return self._on_threads(problem, x, w, bias)
         there, back = ((3, 0, 1, 2), (1, 2, 3, 0)) if problem.layout == "CHWN" else ((0, 3, 1, 2), (0, 2, 3, 1))
         x, w = (np.ascontiguousarray(array.transpose(there)) for array in (x, w))
-        with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
-            y = self.compute(replace(problem, layout="NCHW"), x, w, bias)
+        y = self._on_threads(replace(problem, layout="NCHW"), x, w, bias)
         return np.ascontiguousarray(y.transpose(back))
+
+    def _on_threads(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """`compute`, by several threads where the layer is large enough to be cut into parts."""
+        threads = env.threads()
+        parts = _parts_for(self, problem, threads) if threads > 1 else ()
+        with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
+            if not parts:
+                return self.compute(problem, x, w, bias)
+            y = np.empty(problem.y_shape, x.dtype)
+
+            def one(part: Part) -> None:
+                # in here a second time: so no product of a part takes several threads of BLAS
+                with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
+                    part.of_output(problem, y)[...] = self.compute(*part.layer(problem, x, w, bias))
+
+            over_blocks(one, parts, threads)
+        return y
 
     def _of_integers(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         products = problem.group_c * problem.r * problem.s

@@ -28,6 +28,8 @@ OPENCV_TAPS = {"float32": 121, "float64": 49}
 #: Nanoseconds of an output: of a tap of a banded product, by the bytes of a number, and of a transform there and back.
 #: Explored (EPYC, one thread, 0d4d7f7): filters of 3×3 take 1.4, of 15×15 11, in float64 2.9 and 23.
 _BAND_NS, _FOURIER_NS = {4: 0.023, 8: 0.048}, 6.0
+#: and of one tap of OpenCV's loop
+_LOOP_NS = {"float32": 0.034, "float64": 0.09}
 
 
 class Block(NamedTuple):
@@ -55,29 +57,64 @@ def correlate_plane(
     reaches the outputs whose windows hold it, and no others.
     """
     sums = sums_of(x) if sums is None else sums
-    kernel = np.ascontiguousarray(kernel, sums)
+    fourier = is_fourier(len(kernel), kernel.shape[1], sums)
+    function = partial(by_transforms, transforms=transforms) if fourier else directly
+    return function(x, kernel, anchor, border, cval, out=out, sums=sums)
+
+
+def directly(
+    x: np.ndarray, kernel: np.ndarray, anchor: tuple[int, int] | None, border: str, cval: float, *,
+    delta: float = 0.0, out: np.ndarray | None = None, sums: str,
+) -> np.ndarray:  # fmt: skip
+    """`correlate_plane` by OpenCV's loop over the taps or by banded products, plus ``delta``."""
+    kernel, edges = _prepared(kernel, anchor, border, cval, sums)
+    loop = kernel.size <= OPENCV_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None
+    one = partial(_by_opencv if loop else _banded, kernel=kernel)
+    return over_planes(x, edges, _plus(one, delta), sums, out, BLOCK)
+
+
+def by_transforms(
+    x: np.ndarray, kernel: np.ndarray, anchor: tuple[int, int] | None, border: str, cval: float, *,
+    delta: float = 0.0, out: np.ndarray | None = None, sums: str, transforms: str = "float64",
+) -> np.ndarray:  # fmt: skip
+    """`correlate_plane` by transforms, plus ``delta``."""
+    kernel, edges = _prepared(kernel, anchor, border, cval, sums)
+    height, width = (transform_size(size) - size + 1 for size in kernel.shape)
+    one = partial(_by_transforms, kernel=kernel, wide=np.result_type(transforms, sums))
+    return over_planes(x, edges, _plus(one, delta), sums, out, (height, width))
+
+
+def _prepared(
+    kernel: np.ndarray, anchor: tuple[int, int] | None, border: str, cval: float, sums: str
+) -> tuple[np.ndarray, tuple[Edge, Edge]]:
     (kh, kw), (ay, ax) = kernel.shape, anchor or tuple(size // 2 for size in kernel.shape)
     edges = Edge(border, ay, kh - 1 - ay, cval), Edge(border, ax, kw - 1 - ax, cval)
-    if is_fourier(kh, kw, sums):
-        height, width = (transform_size(size) - size + 1 for size in kernel.shape)
-        return over_planes(
-            x,
-            edges,
-            partial(_by_transforms, kernel=kernel, wide=np.result_type(transforms, sums)),
-            sums,
-            out,
-            (height, width),
-        )
-    if kernel.size <= OPENCV_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None:
-        return over_planes(x, edges, partial(_by_opencv, kernel=kernel), sums, out, BLOCK)
-    return over_planes(x, edges, partial(_banded, kernel=kernel), sums, out, BLOCK)
+    return np.ascontiguousarray(kernel, sums), edges
+
+
+def _plus(filter_block: Pass, delta: float) -> Pass:
+    def both(extended: np.ndarray, result: np.ndarray) -> None:
+        filter_block(extended, result)
+        result += result.dtype.type(delta)
+
+    return both if delta else filter_block
+
+
+def direct_ns(kh: int, kw: int, sums: str) -> float:
+    """Expected nanoseconds of an output of `directly`."""
+    if kh * kw <= OPENCV_TAPS[sums] and opencv() is not None:
+        return _LOOP_NS[sums] * kh * kw
+    return kw * (kh + BAND_ROWS - 1) * _BAND_NS[np.dtype(sums).itemsize]
+
+
+def transform_ns(kh: int, kw: int) -> float:
+    """Expected nanoseconds of an output of `by_transforms`, of an image that is larger than a transform."""
+    return _FOURIER_NS * float(np.prod([transform_size(taps) / (transform_size(taps) - taps + 1) for taps in (kh, kw)]))
 
 
 def is_fourier(kh: int, kw: int, sums: str) -> bool:
     """Whether transforms are quicker by twice: their errors are relative to the largest number of a block."""
-    waste = np.prod([size / (size - taps + 1) for taps in (kh, kw) for size in (transform_size(taps),)])
-    banded = kw * (kh + BAND_ROWS - 1) * _BAND_NS[np.dtype(sums).itemsize]
-    return bool(banded > 2 * _FOURIER_NS * waste)
+    return direct_ns(kh, kw, sums) > 2 * transform_ns(kh, kw)
 
 
 def over_planes(
