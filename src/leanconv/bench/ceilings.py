@@ -37,9 +37,10 @@ class Ceilings:
     def _arithmetic_us(self, problem: Problem, arithmetic: Arithmetic) -> float:
         if problem.kind == "conv2d" and is_integer(problem.dtype):
             return 0.0
-        products = 3 if arithmetic == "fp16x3" else 1
-        rates = {"tf32": self.tf32_tflops, "fp16": self.fp16_tflops, "fp16x3": self.fp16_tflops}
-        return products * problem.flops / (rates.get(arithmetic) or products * self.fp32_tflops) * 1e-6
+        rates = {"tf32": self.tf32_tflops, "fp16": self.fp16_tflops}
+        rate = rates.get(arithmetic.removesuffix("x3"))
+        products = 3 if rate and arithmetic.endswith("x3") else 1
+        return products * problem.flops / (rate or self.fp32_tflops) * 1e-6
 
     def _bytes_us(self, problem: Problem) -> float:
         return problem.bytes / self.copy_tbytes * 1e-6

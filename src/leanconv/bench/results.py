@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -216,7 +217,7 @@ def right(row: Row) -> bool:
         most = _MOST_TF32
     else:
         most = _MOST + DTYPES[row.dtype].roundoff if is_narrow(row.dtype) else _MOST
-    return row.error is not None and (row.error <= most or "tf32" in row.engine)
+    return row.error is not None and (row.error <= most or re.search(r"(?<!3x)tf32", row.engine) is not None)
 
 
 @dataclass(frozen=True)
@@ -264,6 +265,13 @@ GROUPS = (
     ),
     Group("torch.compile, TF32", "the same with TF32", "compile-tf32-*"),
     Group("torch.compile, 16 bits", "the same in the 16-bit type", "compile-*float16-*"),
+    Group(
+        "CUTLASS",
+        "CUTLASS' 3xTF32 implicit GEMM in NHWC, three products for one of float32, the fastest tile",
+        "cutlass:3xtf32-*",
+    ),
+    Group("CUTLASS, TF32", "the same with one product, which rounds operands to 11 bits", "cutlass:tf32-*"),
+    Group("CUTLASS, 16 bits", "the same in the 16-bit type, sums in float32", "cutlass:*float16-*"),
     Group("cuFFT", "torch.fft in both axes, for filters of 16 taps and more in one", "cufft"),
     Group("causal_conv1d", "the kernels of Mamba's causal layers", "causal_conv1d"),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),

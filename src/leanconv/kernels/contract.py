@@ -13,8 +13,8 @@ from leanconv.options import PRECISIONS, Precision
 from leanconv.plan import Argument, Constants, Launch, Plan, Target
 from leanconv.problem import Problem
 
-#: What a GPU multiplies with: FP32 cores, or tensor cores, in three products or one of float16 for one of float32.
-Arithmetic = Literal["fp32", "tf32", "fp16x3", "fp16"]
+#: What a GPU multiplies with: FP32 cores, or tensor cores, in one product of a smaller type or in three (x3).
+Arithmetic = Literal["fp32", "tf32", "tf32x3", "fp16x3", "fp16"]
 
 
 @dataclass(frozen=True)

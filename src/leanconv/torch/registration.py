@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from leanconv.call import bind
-from leanconv.torch import functions, recorded, switches
+from leanconv.torch import functions, module_forward, recorded, switches
 from leanconv.torch.deciding import Deciding
 from leanconv.torch.layers import tf32_allowed
 
@@ -78,6 +78,7 @@ def add(patch: Deciding) -> None:
                 raise
             _libraries[_KEY] = library
         functions.install()
+        module_forward.install()
         _active.append(patch)
         _latest = patch
 
@@ -109,6 +110,7 @@ def remove(patch: Deciding) -> None:
             _active.remove(patch)
             if not _active:
                 functions.remove()
+                module_forward.remove()
                 if threading.active_count() == 1:  # nobody else can be on the way to a kernel
                     while _libraries:
                         _libraries.popitem()[1]._destroy()

@@ -3,6 +3,7 @@
 from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.bench.peers.cudnn import CudnnPeer
 from leanconv.bench.peers.cudnn_graph import CudnnGraphPeer
+from leanconv.bench.peers.cutlass import CutlassPeer
 from leanconv.bench.peers.images import CupyPeer, OpencvPeer, ScipyPeer
 from leanconv.bench.peers.npp import NppPeer
 from leanconv.bench.peers.others import CausalPeer, CompilePeer, FourierPeer, UnmeasuredPeer
@@ -18,8 +19,12 @@ PEERS: tuple[Peer, ...] = (
     CompilePeer(),
     FourierPeer(),
     CausalPeer(),
-    UnmeasuredPeer("cutlass", "nothing here runs its TF32 and 3xTF32 implicit GEMM yet"),
-    UnmeasuredPeer("tensorrt", "nothing here builds its engines yet"),
+    CutlassPeer(),
+    UnmeasuredPeer(
+        "tensorrt",
+        "nothing here builds its engines: on PyPI its libraries for CUDA 13 (tensorrt-cu13-libs 11.4.0.106) are 15 kB "
+        "that download them from NVIDIA's own index at installation, and the machines that measure have no network",
+    ),
     Im2colPeer(),
     NppPeer(),
     CupyPeer(),

@@ -15,8 +15,8 @@
 //            distances, in float4, are prime to each other modulo eight: no bank conflict.
 // Registers  columns sums, the window of four taps, 4 taps, 13 to 29 for addresses.
 // Work       2 * R * S flops for 8 bytes an output: from about 9x9 taps on FMA issue is the bound.
-// Measured   figure: depthwise-wide depthwise_large/pytorch mean = 5.70
-//            figure: depthwise-wide depthwise_large/pytorch least = 2.35
+// Measured   figure: depthwise-wide depthwise_large/pytorch mean = 5.67
+//            figure: depthwise-wide depthwise_large/pytorch least = 2.32
 #pragma once
 
 #include <device/epilogue.cuh>

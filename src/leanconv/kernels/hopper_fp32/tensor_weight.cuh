@@ -26,7 +26,7 @@
 //            other, and two of them do not hide that. Without shared taps 128 weights x 128 filters take 4000 for 1536
 //            of tensor cores: the converters of dy are the bound.
 // Measured   figure: opencnn-nhwc-wgrad tensor_weight/pytorch mean = 1.53
-//            figure: opencnn-nchw-wgrad tensor_weight/pytorch mean = 1.18
+//            figure: opencnn-nchw-wgrad tensor_weight/pytorch mean = 1.19
 #pragma once
 
 #include <device/epilogue.cuh>

@@ -15,7 +15,7 @@
 // Work       2 * R * S flops for 8 bytes an output: the memory copy bandwidth bounds filters up to about 7x7, FMA
 //            issue larger ones.
 // Measured   figure: filters register_cache/npp mean = 4.40
-//            figure: filters register_cache/npp least = 1.18
+//            figure: filters register_cache/npp least = 1.19
 //
 // register_cache_partial_sums: the published scheme, one column a lane, sums that move from lane to lane; kept to be
 // compared with.

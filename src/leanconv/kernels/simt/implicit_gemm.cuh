@@ -19,8 +19,8 @@
 //            of 28 copies; fewer addresses make up for it: 1766 instructions beside 1775 of float32, in NHWC 908 beside
 //            926 for 8 indices, in CHWN 1731 beside 1707 (sm_90a). Blocks read and write half the bytes.
 // Measured   figure: im2win implicit_gemm/pytorch mean = 1.05
-//            figure: im2win implicit_gemm tflops-most = 46.1
-//            figure: im2win-nhwc implicit_gemm tflops-most = 46.2
+//            figure: im2win implicit_gemm tflops-most = 45.8
+//            figure: im2win-nhwc implicit_gemm tflops-most = 45.9
 //            figure: im2win-chwn implicit_gemm tflops-most = 52.4
 //            In CHWN both operands arrive in copies of 16 bytes.
 #pragma once

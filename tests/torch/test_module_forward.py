@@ -1,0 +1,147 @@
+"""torch.nn.Conv1d and Conv2d while `enable` lasts: what is not as PyTorch makes it goes PyTorch's way."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.conftest import HostDevice
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.utils.prune as prune  # noqa: E402
+
+import leanconv.torch  # noqa: E402
+from leanconv.torch import module_forward  # noqa: E402
+from tests.torch.test_patched_functions import close  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+ORIGINAL = nn.Conv2d.forward
+
+
+class Doubled(nn.Conv2d):
+    def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
+        return 2 * super()._conv_forward(input, weight, bias)
+
+
+def of_its_own(layer: Any) -> Any:
+    layer._conv_forward = lambda input, weight, bias: F.conv2d(input, weight, bias) + 1
+    return layer
+
+
+def pruned(layer: Any) -> Any:
+    prune.random_unstructured(layer, "weight", amount=0.5)
+    return layer
+
+
+def replica(layer: Any) -> Any:
+    """As DataParallel makes one: parameters are attributes."""
+    copied = layer._replicate_for_data_parallel()
+    copied.weight, copied.bias = layer.weight.detach() + 1, None
+    return copied
+
+
+def attribute(layer: Any) -> Any:
+    layer.__dict__["weight"] = layer.weight.detach() + 1
+    return layer
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    "conv2d": lambda: nn.Conv2d(4, 6, 3, 2, 1, 2, 2),
+    "conv1d": lambda: nn.Conv1d(4, 6, 3),
+    "without a bias": lambda: nn.Conv2d(4, 6, 3, bias=False),
+    "padding in words": lambda: nn.Conv2d(4, 6, 3, padding="same"),
+    "circular": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"),
+    "a class of its own": lambda: Doubled(4, 6, 3),
+    "a function of its own": lambda: of_its_own(nn.Conv2d(4, 6, 3)),
+    "weight_norm": lambda: nn.utils.weight_norm(nn.Conv2d(4, 6, 3)),
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
+    "pruned": lambda: pruned(nn.Conv2d(4, 6, 3)),
+    "a replica": lambda: replica(nn.Conv2d(4, 6, 3)),
+    "an attribute before the parameter": lambda: attribute(nn.Conv2d(4, 6, 3)),
+    "weight_norm of signals": lambda: nn.utils.weight_norm(nn.Conv1d(4, 6, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_module_computes_what_it_did(name: str, recorded: bool, device: HostDevice) -> None:
+    layer = LAYERS[name]()
+    x = torch.randn((2, 4, 9) if isinstance(layer, nn.Conv1d) else (2, 4, 9, 8))
+    expected = layer(x).detach()
+    with leanconv.torch.enable() as patch, torch.set_grad_enabled(recorded):
+        for _ in range(3):
+            close(layer(x), expected)
+        assert patch.report().lines
+        changed = {each: value.detach() * 2 for each, value in layer.named_parameters()}
+    if changed and name != "an attribute before the parameter":
+        expected = torch.func.functional_call(layer, changed, x).detach()
+        with leanconv.torch.enable(), torch.set_grad_enabled(recorded):
+            close(torch.func.functional_call(layer, changed, x), expected)
+
+
+def test_a_layer_is_copied_and_pickled(device: HostDevice) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    expected = layer(x).detach()
+    with leanconv.torch.enable():
+        for each in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            close(each(x), expected)
+
+
+def test_what_somebody_replaces_meanwhile_is_called(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(4, 6, 3).requires_grad_(False), torch.randn(2, 4, 9, 8)
+    with leanconv.torch.enable():
+        layer(x)
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Conv2d, "_conv_forward", lambda self, input, weight, bias: "theirs")
+            assert layer(x) == "theirs"
+        with monkeypatch.context() as patched:
+            patched.setattr(F, "conv2d", lambda *given: "function")
+            assert layer(x) == "function"
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Conv2d, "forward", lambda self, input: "forward")
+            assert layer(x) == "forward"
+            leanconv.torch.disable()
+            assert layer(x) == "forward", "what is not ours stays"
+    nn.Conv2d.forward = ORIGINAL  # monkeypatch has put ours back
+
+
+def test_forward_is_pytorchs_before_and_after(device: HostDevice) -> None:
+    assert nn.Conv2d.forward is ORIGINAL
+    with leanconv.torch.enable():
+        with leanconv.torch.enable():
+            assert nn.Conv2d.forward is not ORIGINAL
+        assert nn.Conv2d.forward is not ORIGINAL
+        assert inspect.signature(nn.Conv2d.forward) == inspect.signature(ORIGINAL)
+    assert nn.Conv2d.forward is ORIGINAL
+
+
+def test_parameters_are_not_looked_up_by_name(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with leanconv.torch.enable(), monkeypatch.context() as patched:
+        patched.setattr(nn.Module, "__getattr__", lambda self, name: pytest.fail(f"{name} was looked up"))
+        layer.forward(x)
+
+
+def test_torchscript_reads_pytorchs_source(device: HostDevice) -> None:
+    layer, x = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 1)), torch.randn(2, 4, 9, 8)
+    expected = layer(x).detach()
+    with leanconv.torch.enable():
+        close(torch.jit.script(layer)(x), expected)
+        close(torch.jit.trace(layer, x)(x), expected)
+        close(torch.fx.symbolic_trace(layer)(x), expected)
+
+
+def test_torch_compile_follows_pytorchs(device: HostDevice) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    expected = layer(x).detach()
+    with leanconv.torch.enable(), torch.no_grad():
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        close(compiled(x), expected)
+    assert module_forward._FORWARDS[1][1] is ORIGINAL
