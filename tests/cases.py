@@ -393,7 +393,7 @@ def _filter_cases() -> list[Case]:
     ):
         name = f"type-{dtype}" + f"-{result}" * bool(result)
         thorough = name in ("type-uint8", "type-float64")
-        add(name, 2, 19, 403, 3, 4, border=border, dtype=dtype, out_dtype=result, gap=1, y_gap=1, thorough=thorough)
+        add(name, 2, 19, 403, 3, 4, border=border, dtype=dtype, out_dtype=result, gap=2, y_gap=2, thorough=thorough)
         add(f"{name}-vectors", 1, 21, 264, 5, 3, border=border, dtype=dtype, out_dtype=result)
     add("type-int32-sums-float64", 1, 19, 300, 3, 3, dtype="int32", sum_dtype="float64", border="constant")
     add("type-float64-32x32", 1, 35, 200, 32, 32, dtype="float64", border="wrap", anchor=(0, 31))
@@ -410,7 +410,7 @@ def _filter_cases() -> list[Case]:
     add("channels-3-wide", 1, 17, 50, 3, 31, dtype="uint8", channels=3, border="reflect", filters=2)
     add("channels-3-float64", 1, 17, 90, 3, 3, dtype="float64", channels=3, border="wrap", anchor=(2, 0))
     # Whole windows alone, and filters of each image.
-    add("valid", 2, 23, 270, 4, 5, valid=True, y_gap=2)
+    add("valid", 2, 24, 270, 4, 5, valid=True, y_gap=2)
     add("valid-uint8-channels", 1, 20, 100, 3, 3, valid=True, dtype="uint8", channels=3, filters=2)
     add("valid-one-output", 2, 7, 9, 7, 9, valid=True)
     add("per-image", 3, 18, 133, 3, 3, per_image=True, border="wrap")

@@ -9,13 +9,13 @@ from leanconv.api import (
     conv2d_input,
     conv2d_weight,
     explain,
-    filter2d,
 )
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import Explanation, list_algorithms
 from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.images import filters
+from leanconv.images.api import filter2d
 from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError

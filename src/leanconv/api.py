@@ -389,8 +389,8 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     first, second, *_ = given.values()
     out = given.pop("out")
     if function is filter2d:
-        requested, kernel = requested_filter(**given)
-        return resolve(requested, first, kernel, None, out)
+        wanted, kernel = requested_filter(**given)
+        return resolve(wanted, first, kernel, None, out)
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
