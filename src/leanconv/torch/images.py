@@ -28,9 +28,11 @@ from leanconv.dtypes import DTYPES, filter_sum, is_integer
 from leanconv.images import api
 from leanconv.images.borders import BorderName, Run, runs
 from leanconv.options import Border, FilterOptions, anchor_of, filter_options, layer_options
+from leanconv.runtime import env
 from leanconv.torch import operators
 
-#: Bytes that the gradient of a kernel may take while it runs, for partial sums.
+#: Bytes that the gradient of a kernel may take while it runs, for partial sums, where LEANCONV_WORKSPACE_LIMIT says
+#: nothing.
 _WORKSPACE = 32 << 20
 
 
@@ -264,9 +266,11 @@ def _layer_gradient(x: Any, grad: Any, shape: Any, padding: tuple[int, int, int,
         top, bottom, left, right = padding
         x = pad(x, (left, right, top, bottom))
         return torch.nn.grad.conv2d_weight(x, shape, grad, groups=groups)
+    limit = env.workspace_limit()
     requested = layer_options(
-        "conv2d_weight", 1, padding, 1, groups, workspace_limit=_WORKSPACE, shape=shape, differentiated=True
-    )
+        "conv2d_weight", 1, padding, 1, groups, workspace_limit=_WORKSPACE if limit is None else limit, shape=shape,
+        differentiated=True,
+    )  # fmt: skip
     return lookup.run(requested, x, grad)
 
 
