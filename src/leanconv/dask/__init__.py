@@ -33,6 +33,7 @@ def filter2d(
     dtype: Any = None,
     channels_last: bool | None = None,
     mode: Literal["same", "valid"] = "same",
+    separable: bool | None = None,
     device: str | None = None,
 ) -> Any:
     """Correlate images in a dask array with a small kernel, as `leanconv.filter2d`; nothing is computed yet.
@@ -52,8 +53,8 @@ def filter2d(
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names.
 
-    Integer sums and results of integer types are bit for bit those of the whole image. Those of floating-point numbers
-    are on the GPU, too; on the CPU, where the order of sums depends on shapes, they are equal up to rounding.
+    Sums of whole numbers are bit for bit those of the whole image. All sums are on the GPU; on the CPU, where the order
+    of floating-point sums depends on shapes, they are equal up to rounding.
 
     >>> import dask.array
     >>> image = dask.array.arange(8, chunks=3, dtype="float32")[None]
@@ -98,7 +99,7 @@ def filter2d(
     def filtered(weights: Any) -> Any:
         one = partial(
             api.filter2d, kernel=weights, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
-            dtype=result, channels_last=bool(requested.channels_last), device=device,
+            dtype=result, channels_last=bool(requested.channels_last), separable=separable, device=device,
         )  # fmt: skip
         y = da.map_overlap(one, image, depth=depth, boundary=boundary, meta=meta, dtype=meta.dtype, allow_rechunk=False)
         if not requested.valid:

@@ -27,11 +27,11 @@ from leanconv.images import api
 from leanconv.images.borders import runs
 from leanconv.options import Border, device_index, filter_numbers, filter_options, integer
 from leanconv.problem import FilterProblem
-from leanconv.runtime import launch
+from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.files import open_regular, whole
 from leanconv.runtime.progress import progress
-from leanconv.runtime.threads import cores, side_by_side
+from leanconv.runtime.threads import side_by_side
 
 #: Bytes of a band's pixels: copies of some 0.5 ms, beside which a launch costs nothing.
 BAND_BYTES = 32 << 20
@@ -52,6 +52,7 @@ def filter_file(
     delta: float = 0,
     dtype: Any = None,
     channels_last: bool | None = None,
+    separable: bool | None = None,
     device: str | None = None,
     band_rows: int | None = None,
     progress_bar: bool = True,
@@ -74,8 +75,8 @@ def filter_file(
             written, or the disk has no room for the result. ImportError: a GPU is asked for, and PyTorch is missing.
             CudaUnavailableError: as `leanconv.conv2d`. Nothing has been written then.
 
-    Up to 16 bands are in memory at a time, one for each core. Results are those of the whole image; on the CPU, where
-    the order of floating-point sums depends on shapes, up to rounding.
+    Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``). Results are those of the whole
+    image; on the CPU, where the order of floating-point sums depends on shapes, up to rounding.
 
     >>> import numpy as np
     >>> image, result = np.arange(5, dtype=np.uint8)[:, None], np.empty((5, 1), np.uint8)
@@ -98,7 +99,7 @@ def filter_file(
     rows = min(usual if band_rows is None else integer("band_rows", band_rows, 1), max(problem.h, 1))
     call = partial(
         api.filter2d, kernel=kernel, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
-        dtype=result, channels_last=bool(requested.channels_last),
+        dtype=result, channels_last=bool(requested.channels_last), separable=separable,
     )  # fmt: skip
     line = shape[len(shape) - (2 if requested.channels_last else 1) :]
     sizes = (rows + around, *line), np.dtype(own), np.dtype(result)
@@ -114,7 +115,7 @@ def filter_file(
     ]
     with _written(target, shape, np.dtype(result)) as y, progress(len(bands), progress_bar) as begin:
         lanes: SimpleQueue[Lane] = SimpleQueue()
-        for _ in range(min(len(bands), cores(), MOST_LANES)):
+        for _ in range(min(len(bands), env.threads(), MOST_LANES)):
             lanes.put(make())
         begin("filtering")
         side_by_side([partial(_pass, lanes, problem, x, y, band, value) for band in bands], lambda: begin("filtering"))
@@ -164,8 +165,8 @@ class GpuLane:
         types = [getattr(torch, each.name) for each in (dtype, result)]
         with torch.cuda.stream(self._stream):
             self._x, self._y = (torch.empty(shape, dtype=each, device=f"cuda:{index}") for each in types)
-        # page-locked: copies of other memory would wait
-        self._from, self._to = (torch.empty(shape, dtype=each, pin_memory=True) for each in types)
+            # page-locked: copies of other memory would wait
+            self._from, self._to = (torch.empty(shape, dtype=each, pin_memory=True) for each in types)
         self.pixels, self._results = self._from.numpy(), self._to.numpy()
 
     def filtered(self, rows: int) -> np.ndarray:
