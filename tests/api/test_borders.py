@@ -133,6 +133,6 @@ def test_runs_are_what_numpy_pads(border: Border, size: int) -> None:
         shown: list[int] = []
         for run in runs(border.name, size, before, after):
             assert run.start == len(shown)
-            part = np.zeros(run.length, int) if run.pixel is None else line[run.low : run.low + run.count]
+            part = np.zeros(run.length, int) if run.pixel is None else line[run.low : run.low + run.width]
             shown += (part[::-1] if run.step < 0 else np.broadcast_to(part, run.length)).tolist()
         assert shown == np.pad(line, (before, after), mode=border.numpy).tolist()  # type: ignore[call-overload]

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from leanconv import api
 from leanconv.arrays import arrays_of
 from leanconv.call.resolve import filter_problem
 from leanconv.dtypes import FILTERS, check_weights, filter_sum, one_of
+from leanconv.images import api
 from leanconv.options import Border, device_index, filter_numbers, filter_options
+from leanconv.problem import FilterProblem
 
 try:
     import dask.array as da
@@ -77,13 +78,36 @@ def filter2d(
     check_weights("kernel", weights)
     own = one_of("image", image.dtype.name, FILTERS)
     result = requested.dtype or own
-    problem, _ = filter_problem(requested._replace(valid=False), image.shape, tuple(kernel.shape), own)
-    _, shape = filter_problem(requested, image.shape, tuple(kernel.shape), own)
+    sizes = image.shape, tuple(kernel.shape), own
+    problem, _ = filter_problem(requested._replace(valid=False), *sizes)
+    _, shape = filter_problem(requested, *sizes)
     filter_numbers(value, delta, own, filter_sum(own, result, weights.startswith(("bool", "int", "uint"))), result)
 
-    rows = image.ndim - (3 if requested.channels_last else 2)
     meta = image._meta.astype(result)
-    depth: dict[int, int | tuple[int, int]] = {}
+    rows = image.ndim - (3 if requested.channels_last else 2)
+    image, depth, boundary = _halo(image, rows, problem)
+
+    def same(weights: Any) -> Any:
+        one = partial(
+            api.filter2d, kernel=weights, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
+            dtype=result, channels_last=bool(requested.channels_last), separable=separable, device=device,
+        )  # fmt: skip
+        return da.map_overlap(
+            one, image, depth=depth, boundary=boundary, meta=meta, dtype=meta.dtype, allow_rechunk=False
+        )
+
+    several = kernel.ndim == 3
+    y = da.stack([same(weights) for weights in kernel], rows) if several else same(kernel)
+    if not requested.valid:
+        return y
+    (top, left), (h, w) = problem.anchor, shape[rows + several :][:2]
+    inside = *(slice(None),) * (rows + several), slice(top, top + h), slice(left, left + w)
+    return y[inside]
+
+
+def _halo(image: Any, rows: int, problem: FilterProblem) -> tuple[Any, dict[int, Any], dict[int, str]]:
+    """The image in chunks that are large enough; for `map_overlap` by axis how far windows reach, and what is there."""
+    depth: dict[int, Any] = {}
     boundary: dict[int, str] = {}
     for axis, taps, before in zip((rows, rows + 1), (problem.kh, problem.kw), problem.anchor, strict=True):
         after = taps - 1 - before
@@ -92,24 +116,10 @@ def filter2d(
         if image.numblocks[axis] == 1:
             continue
         # dask takes two depths only where it adds nothing at the ends; for the chunks there filter2d's border is right
-        wraps = requested.border == "wrap"
+        wraps = problem.border == "wrap"
         depth[axis] = max(before, after) if wraps else (before, after)
         boundary[axis] = "periodic" if wraps else "none"
-
-    def filtered(weights: Any) -> Any:
-        one = partial(
-            api.filter2d, kernel=weights, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
-            dtype=result, channels_last=bool(requested.channels_last), separable=separable, device=device,
-        )  # fmt: skip
-        y = da.map_overlap(one, image, depth=depth, boundary=boundary, meta=meta, dtype=meta.dtype, allow_rechunk=False)
-        if not requested.valid:
-            return y
-        (top, left), sides = problem.anchor, (slice(None),) * rows
-        inside = slice(top, top + shape[rows + several]), slice(left, left + shape[rows + 1 + several])
-        return y[(*sides, *inside)]
-
-    several = kernel.ndim - 2
-    return da.stack([filtered(weights) for weights in kernel], rows) if several else filtered(kernel)
+    return image, depth, boundary
 
 
 def joined(chunks: Sequence[int], least: int) -> tuple[int, ...]:

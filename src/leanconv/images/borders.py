@@ -99,7 +99,7 @@ class Run(NamedTuple):
         return self.pixel if self.step >= 0 else self.pixel - self.length + 1
 
     @property
-    def count(self) -> int:
+    def width(self) -> int:
         """How many pixels of the line it has."""
         return self.length if self.step else 1
 

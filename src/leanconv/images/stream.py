@@ -33,7 +33,7 @@ from leanconv.runtime.files import open_regular, whole
 from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
-#: Bytes of a band's pixels: copies of some 0.5 ms, beside which a launch costs nothing.
+#: Bytes of a band's pixels: their copies take so long that launches cost nothing.
 BAND_BYTES = 32 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
@@ -108,8 +108,8 @@ def filter_file(
         make = partial(GpuLane, call, *sizes, _gpu(device))
     leading = shape[: len(shape) - len(line) - 1]
     bands = [
-        Band(index, top, min(rows, problem.h - top))
-        for index in product(*map(range, leading))
+        Band(image, top, min(rows, problem.h - top))
+        for image in product(*map(range, leading))
         for top in range(0, problem.h, rows)
         if problem.w * problem.channels
     ]
@@ -124,8 +124,8 @@ def filter_file(
 class Band(NamedTuple):
     """Rows of one image that are filtered at a time."""
 
-    #: of the image, by the leading axes
-    index: tuple[int, ...]
+    #: which one, by the leading axes
+    image: tuple[int, ...]
     top: int
     rows: int
 
@@ -186,7 +186,8 @@ def _pass(lanes: SimpleQueue[Lane], problem: FilterProblem, x: Any, y: Any, band
         before = problem.anchor[0]
         _read(problem, x, band, value, lane.pixels)
         done = lane.filtered(band.rows + problem.kh - 1)
-        y[(*band.index, slice(band.top, band.top + band.rows))] = done[before : before + band.rows]
+        rows = *band.image, slice(band.top, band.top + band.rows)
+        y[rows] = done[before : before + band.rows]
     finally:
         lanes.put(lane)
 
@@ -205,7 +206,8 @@ def _read(problem: FilterProblem, x: Any, band: Band, value: float, pixels: np.n
         low, count = run.pixel + run.step * (first - run.start), last - first if run.step else 1
         if run.step < 0:
             low, into = low - count + 1, into[::-1]
-        into[...] = x[(*band.index, slice(low, low + count))]
+        rows = *band.image, slice(low, low + count)
+        into[...] = x[rows]
 
 
 def _opened(path: Any) -> np.ndarray:
@@ -230,7 +232,7 @@ def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[A
     room, needed = shutil.disk_usage(Path(target).absolute().parent).free, dtype.itemsize * int(np.prod(shape))
     if room < needed:  # written through a map, a full disk ends the process
         raise OSError(errno.ENOSPC, f"the result has {needed} bytes, and the disk has room for {room}", str(target))
-    with whole(target) as file:
+    with whole(Path(target)) as file:
         y = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
         yield y
         y.flush()

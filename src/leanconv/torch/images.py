@@ -186,7 +186,8 @@ def _image_gradient(grad: Any, k: Any, border: Any, anchor: Any, valid: bool, dt
     folded = border not in ("constant", "wrap") and not valid
     alone = grad.shape[1] == 1 and not folded
     sums = dtype if alone else _dtype(filter_sum(_name(grad.dtype), _name(dtype)))
-    (top, left), mirrored, total = anchor, k.flip(-2, -1), None
+    (top, left), mirrored = anchor, k.flip(-2, -1)
+    total: Any = None
     for i in range(grad.shape[1]):
         plane = _Plane(grad[:, i], mirrored[..., i, :, :], sums)
         if valid:
@@ -220,14 +221,14 @@ def _fold(image: Any, strip: Any, run: Run, axis: int) -> None:
         strip = strip.sum(axis, keepdim=True)
     elif run.step < 0:
         strip = strip.flip(axis)
-    image.narrow(axis, run.low, run.count).add_(strip)
+    image.narrow(axis, run.low, run.width).add_(strip)
 
 
 def _extended(x: Any, line: Sequence[Run], axis: int, value: float) -> Any:
     """Images with what a border shows around them, along one axis."""
     parts = []
     for run in line:
-        part = x.new_full((), value) if run.pixel is None else x.narrow(axis, run.low, run.count)
+        part = x.new_full((), value) if run.pixel is None else x.narrow(axis, run.low, run.width)
         shape = *x.shape[:axis], run.length, *x.shape[axis + 1 :]
         parts.append(part.flip(axis) if run.step < 0 else part.expand(shape))
     return torch.cat(parts, axis)
