@@ -257,3 +257,49 @@ def test_forward_mode_derivatives() -> None:
         hessian = torch.func.hessian(function)(kernel)
         torch.testing.assert_close(hessian, torch.autograd.functional.hessian(function, kernel))
         torch.testing.assert_close(torch.func.jacfwd(torch.func.jacfwd(function))(kernel), hessian)
+
+
+@pytest.mark.parametrize(("border", "launches"), [("wrap", 1 + 2 + 1), ("reflect", 1 + 2 * (1 + 4) + 1)])
+def test_on_a_device_the_gradients_are_launches(border: Any, launches: int, torch_on_device: Any) -> None:
+    """Kernels read what autograd gives them: slices of gradients, expanded ones, mirrored weights. Each of two filters
+    has a launch for the image, and one for each strip outside it."""
+    image, kernel = random(2, 6, 7, dtype=torch.float32), random(2, 3, 3, dtype=torch.float32)
+    y = ours.filter2d(image, kernel, border=border)
+    mine = y, *torch.autograd.grad(y.sum(), (image, kernel), retain_graph=True)
+    expected = by_definition(image, kernel, border, None)
+    theirs = expected, *torch.autograd.grad(expected.sum(), (image, kernel))
+    for own, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+    assert len(torch_on_device.launches) == launches
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("border", [*BORDERS])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("last", "per_image", "several"), [*itertools.product([False, True], repeat=3)])
+def test_a_gpu_has_the_cpus_gradients(border: Any, dtype: Any, last: bool, per_image: bool, several: bool) -> None:
+    shape, taps = (2, 65, 70, 3) if last else (2, 65, 70), (*(2,) * per_image, *(3,) * several, 4, 7)
+    sums = torch.float64 if dtype == torch.float64 else torch.float32
+    given = random(*shape, dtype=dtype).detach(), random(*taps, dtype=sums).detach()
+
+    def slopes(*given: Any) -> Any:
+        given = tuple(each.requires_grad_() for each in given)
+        y = ours.filter2d(*given, border=border, per_image=per_image, channels_last=last)
+        return y, *torch.autograd.grad(y, given, random(*y.shape, dtype=dtype).detach().to(y))
+
+    expected = slopes(*(each.double() for each in given))
+    bound = 64 * torch.finfo(dtype).eps
+    for mine, exact in zip(slopes(*(each.cuda() for each in given)), expected, strict=True):
+        assert (mine.cpu().double() - exact).norm() <= bound * exact.norm()
+
+
+@pytest.mark.gpu
+def test_a_gpus_compiled_code() -> None:
+    image, kernel = (random(*shape, dtype=torch.float32).detach().cuda() for shape in ((2, 40, 50), (5, 5)))
+    image.requires_grad_()
+    compiled = torch.compile(lambda image: ours.filter2d(image, kernel, channels_last=False).relu().sum())
+    mine, theirs = (
+        torch.autograd.grad(call(image), image)[0]
+        for call in (compiled, lambda image: ours.filter2d(image, kernel, channels_last=False).relu().sum())
+    )
+    torch.testing.assert_close(mine, theirs)
