@@ -116,7 +116,8 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (ValueError, "value=300 is no uint8", (image, out, [[1]]), {"value": 300}),
         (ValueError, "band_rows=0 is below 1", (image, out, [[1]]), {"band_rows": 0}),
         (TypeError, "image has dtype complex64", (image.astype("c8"), out, [[1]]), {}),
-        (ValueError, r"target has shape \(4, 4\)", (image, image[:, :4], [[1]]), {}),
+        (ValueError, r"target has shape \(4, 4\)", (image, image[:, :4].copy(), [[1]]), {}),
+        (ValueError, "target overlaps source", (image, image, [[1]]), {}),
         (ValueError, "device='gpu' is not known", (image, out, [[1]]), {"device": "gpu"}),
         (OSError, "missing", (image, tmp_path / "missing" / "out.npy", [[1]]), {}),
     ):

@@ -9,6 +9,7 @@ single core is too slow for, have as many cores as there are lanes. No lane wait
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -33,12 +34,15 @@ from leanconv.runtime.files import open_regular, whole
 from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
-#: Bytes of a band's pixels: their copies take so long that launches cost nothing.
-BAND_BYTES = 32 << 20
+#: Bytes of a band: on the CPU it stays in the cache, on a GPU its copies take so long that launches cost nothing.
+HOST_BYTES, GPU_BYTES = 1 << 20, 32 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
 #: Lanes at most: each takes memory for a band and its result, on the GPU and on the host.
 MOST_LANES = 16
+
+#: ``filter2d`` with all arguments but the image and ``out``.
+Filter = Callable[..., Any]
 
 
 def filter_file(
@@ -66,7 +70,7 @@ def filter_file(
             whose slices can be assigned, by several threads.
         kernel: (kh, kw): a list or a NumPy array of any real dtype.
         device: ``"cuda"`` or ``"cuda:1"`` filters on that GPU, through PyTorch's streams; the CPU by default.
-        band_rows: rows of a band; by default those of 32 MiB, and no less than eight times the kernel's.
+        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 32, and no less than eight times the kernel's.
         progress_bar: whether a terminal shows one.
         All else as in `leanconv.filter2d`.
 
@@ -94,29 +98,26 @@ def filter_file(
     problem, _ = filter_problem(requested, shape, kernel.shape, own)
     result = requested.dtype or own
     filter_numbers(value, delta, own, filter_sum(own, result, kernel.dtype.kind in "biu"), result)
-    around = problem.kh - 1
-    usual = max(BAND_BYTES // max(1, problem.w * problem.channels * item_bytes(own)), LEAST_BAND * around, 1)
-    rows = min(usual if band_rows is None else integer("band_rows", band_rows, 1), max(problem.h, 1))
+    index = None if device is None or str(device) == "cpu" else _gpu(device)
+    if band_rows is None:
+        row = problem.w * problem.channels * max(item_bytes(own), item_bytes(result))
+        most = HOST_BYTES if index is None else GPU_BYTES
+        band_rows = max(most // max(1, row), LEAST_BAND * (problem.kh - 1), 1)
+    rows = min(integer("band_rows", band_rows, 1), max(problem.h, 1))
     call = partial(
         api.filter2d, kernel=kernel, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
         dtype=result, channels_last=bool(requested.channels_last), separable=separable,
     )  # fmt: skip
     line = shape[len(shape) - (2 if requested.channels_last else 1) :]
-    sizes = (rows + around, *line), np.dtype(own), np.dtype(result)
-    make: Callable[[], Lane] = partial(HostLane, call, *sizes)
-    if device is not None and str(device) != "cpu":
-        make = partial(GpuLane, call, *sizes, _gpu(device))
-    leading = shape[: len(shape) - len(line) - 1]
-    bands = [
-        Band(image, top, min(rows, problem.h - top))
-        for image in product(*map(range, leading))
-        for top in range(0, problem.h, rows)
-        if problem.w * problem.channels
-    ]
+    made = call, (rows + problem.kh - 1, *line), np.dtype(own), np.dtype(result)
+    images = product(*map(range, shape[: len(shape) - len(line) - 1])) if all(line) else ()
+    bands = [Band(each, top, min(rows, problem.h - top)) for each in images for top in range(0, problem.h, rows)]
+    if isinstance(x, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(x, target):
+        raise ValueError("target overlaps source in memory; the result must go elsewhere")
     with _written(target, shape, np.dtype(result)) as y, progress(len(bands), progress_bar) as begin:
         lanes: SimpleQueue[Lane] = SimpleQueue()
         for _ in range(min(len(bands), env.threads(), MOST_LANES)):
-            lanes.put(make())
+            lanes.put(HostLane(*made) if index is None else GpuLane(*made, index))
         begin("filtering")
         side_by_side([partial(_pass, lanes, problem, x, y, band, value) for band in bands], lambda: begin("filtering"))
 
@@ -143,7 +144,7 @@ class Lane(Protocol):
 class HostLane:
     """On the CPU."""
 
-    def __init__(self, call: Callable[..., Any], shape: tuple[int, ...], dtype: np.dtype, result: np.dtype) -> None:
+    def __init__(self, call: Filter, shape: tuple[int, ...], dtype: np.dtype, result: np.dtype) -> None:
         self._call = call
         self.pixels, self._y = np.empty(shape, dtype), np.empty(shape, result)
 
@@ -155,9 +156,7 @@ class HostLane:
 class GpuLane:
     """Through a GPU, on a stream of its own."""
 
-    def __init__(
-        self, call: Callable[..., Any], shape: tuple[int, ...], dtype: np.dtype, result: np.dtype, index: int
-    ) -> None:
+    def __init__(self, call: Filter, shape: tuple[int, ...], dtype: np.dtype, result: np.dtype, index: int) -> None:
         import torch
 
         self._call, self._cuda = call, torch.cuda
@@ -224,12 +223,10 @@ def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[A
     """The array to write to; a file takes its place once it is whole."""
     if not isinstance(target, (str, os.PathLike)):
         if tuple(target.shape) != shape or target.dtype != dtype:
-            raise ValueError(
-                f"target has shape {target.shape} and dtype {target.dtype}; the result has {shape}, {dtype}"
-            )
+            raise ValueError(f"target has shape {target.shape} and {target.dtype}; the result has {shape} and {dtype}")
         yield target
         return
-    room, needed = shutil.disk_usage(Path(target).absolute().parent).free, dtype.itemsize * int(np.prod(shape))
+    room, needed = shutil.disk_usage(Path(target).absolute().parent).free, dtype.itemsize * math.prod(shape)
     if room < needed:  # written through a map, a full disk ends the process
         raise OSError(errno.ENOSPC, f"the result has {needed} bytes, and the disk has room for {room}", str(target))
     with whole(Path(target)) as file:
