@@ -69,6 +69,49 @@ def test_box_blur_is_opencvs(dtype, border):
 
 
 @EACH
+@pytest.mark.parametrize("border", CV2_BORDERS)
+def test_erode_and_dilate_are_opencvs(dtype, border):
+    x, number = IMAGES[dtype], CV2_BORDERS[border]
+    for rows, columns, anchor in ((1, 1, None), (3, 3, None), (4, 7, None), (25, 19, (24, 0)), (1, 30, None)):
+        for ours, theirs in ((leanconv.erode, cv2.erode), (leanconv.dilate, cv2.dilate)):
+            at = (-1, -1) if anchor is None else anchor[::-1]
+            expected = theirs(x, np.ones((rows, columns), np.uint8), anchor=at, borderType=number, borderValue=7)
+            np.testing.assert_array_equal(ours(x, (rows, columns), anchor=anchor, border=border, value=7), expected)
+
+
+@EACH
+def test_median_blur_is_opencvs(dtype):
+    x = IMAGES[dtype]
+    for size in (3, 5) if dtype == "float32" else (3, 5, 7):
+        np.testing.assert_array_equal(leanconv.median_blur(x, size), cv2.medianBlur(x, size))
+        expected = scipy.ndimage.median_filter(x, size, mode="reflect")
+        np.testing.assert_array_equal(leanconv.median_blur(x, size, border="reflect"), expected)
+
+
+def test_erode_and_dilate_by_default_end_at_the_edge():
+    x = np.random.default_rng(6).integers(-1000, 1000, (30, 40)).astype(np.int32)
+    for size in (3, 9):
+        whole = scipy.ndimage.minimum_filter(x, size, mode="constant", cval=2**31 - 1)
+        np.testing.assert_array_equal(leanconv.erode(x, size), whole)
+        whole = scipy.ndimage.maximum_filter(x, size, mode="constant", cval=-(2**31))
+        np.testing.assert_array_equal(leanconv.dilate(x, size), whole)
+
+
+def test_boxes_are_as_precise_as_their_sums():
+    """A running sum would keep an error of the large pixel; NaN and Inf reach their boxes and nothing else."""
+    x = np.random.default_rng(7).standard_normal((90, 80)).astype(np.float32)
+    x[20, 30] = 1e9
+    exact = cv2.boxFilter(x.astype(np.float64), -1, (21, 15))
+    got = leanconv.box_blur(x, (15, 21))
+    away = cv2.dilate((x > 1e8).astype(np.uint8), np.ones((15, 21), np.uint8)) == 0
+    assert np.abs(got - exact)[away].max() < 1e-6
+    for spoilt in (np.nan, np.inf):
+        x[20, 30] = spoilt
+        for call in (leanconv.box_blur, leanconv.dilate):
+            np.testing.assert_array_equal(np.isfinite(call(x, (15, 21))), away)
+
+
+@EACH
 def test_derivatives_are_opencvs(dtype):
     x = IMAGES[dtype]
     result, depth = ("int16", cv2.CV_16S) if dtype == "uint8" else (None, -1)
@@ -217,7 +260,7 @@ def test_separable_switches():
         for word in (None, True, False)
     }
     assert names[None] == names[True] == "separable" != names[False]
-    assert "given whole" in str(explain_problem(dense_filter(1, 9, 9, 3, 3), None, "auto", None))
+    assert "not given as products" in str(explain_problem(dense_filter(1, 9, 9, 3, 3), None, "auto", None))
 
 
 @pytest.mark.parametrize(
@@ -231,6 +274,8 @@ def test_separable_switches():
         (lambda x: leanconv.gaussian_blur(x, "2"), TypeError, "sigma='2' is not a number"),
         (lambda x: leanconv.box_blur(x, 0), ValueError, "size=0 is below 1"),
         (lambda x: leanconv.box_blur(x, 2.5), TypeError, "size=2.5"),
+        (lambda x: leanconv.median_blur(x, 4), ValueError, "size=4 is not known; choose one of 3, 5, 7"),
+        (lambda x: leanconv.erode(x, (3, -1)), ValueError, "size=-1 is below 1"),
         (lambda x: leanconv.sobel(x, 0, 0), ValueError, "dx=0 and dy=0"),
         (lambda x: leanconv.sobel(x, 3, 0), ValueError, "dx=3 must be below size=3"),
         (lambda x: leanconv.sobel(x, 1, 0, size=2), ValueError, "size=2 must be odd"),

@@ -44,7 +44,8 @@ def filter2d(
             leading axes are a batch. Rows may be any distance apart: a crop of a larger image is read in place.
         kernel: numbers (kh, kw), up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. A list, an array of
             NumPy, or one of the image's library; of any real dtype. With an image on the GPU a copy of a list or of a
-            NumPy array is kept there for each content, for the first 256 of them.
+            NumPy array is kept there for each content, for the first 256 of them. One that lies there already is
+            converted in each call, unless it has the dtype of the sums.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
@@ -63,9 +64,9 @@ def filter2d(
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
-            column and a row; up to 127x127 on the GPU. None: where that is faster, of a list or an array of NumPy.
-            The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing
-            where sums are int32. True: a kernel that is no such sum is an error.
+            column and a row; on an H200 up to 290x290 of float32. None: where that is faster, of a list or an array of
+            NumPy. The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and
+            nothing where sums are int32. True: a kernel that is no such sum is an error.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
@@ -91,7 +92,7 @@ def filter2d(
     """
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     split, factors = _split(requested, image, kernel, separable, out)
-    if separable or split.factored is None or max(split.factored) > products.DIRECT:
+    if separable or split.window is None or max(split.window) > products.DIRECT:
         return run(split, image, factors, value, delta, out)
     try:
         return run(split, image, factors, value, delta, out)
@@ -140,7 +141,7 @@ def filter3d(
 
 
 def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
-    """Filter with a kernel, or with the products that ``requested.factored`` says it is."""
+    """Filter with a kernel, or with the products that ``requested.window`` says it is."""
     if type(kernel) in (np.ndarray, list, tuple):
         kernel = kernel_beside(image, kernel, requested.dtype)
     # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
@@ -197,7 +198,7 @@ def _split(
         return requested, kernel
     check_weights("kernel", given.dtype.name)
     found = products.split(given, sums_of(requested, image, out, given.dtype.kind in "biu"), separable)
-    return (requested, kernel) if found is None else (requested._replace(factored=given.shape), found)
+    return (requested, kernel) if found is None else (requested._replace(window=given.shape), found)
 
 
 def sums_of(requested: FilterOptions, image: Any, out: Any, whole: bool) -> str:
