@@ -166,8 +166,16 @@ def test_lists_and_what_cannot_be() -> None:
         ours.filter2d(random(4, 5, 3), [[1]])
     with pytest.raises(ValueError, match="anchor=\\(3, 0\\) lies outside the 1x1 kernel"):
         ours.filter2d(image, [[1]], anchor=(3, 0))
-    with pytest.raises(TypeError, match="kernel has dtype complex64"):
-        ours.filter2d(image, torch.ones(1, 1, dtype=torch.complex64))
+    complex_one = torch.ones(1, 1, dtype=torch.complex64)
+    for first, second, word in ((image, complex_one, "kernel"), (complex_one, image, "image")):
+        with pytest.raises(TypeError, match=f"{word} has dtype complex64"):
+            ours.filter2d(first, second)
+    with pytest.raises(ValueError, match="kernel lies on meta and image on cpu"):
+        ours.filter2d(image, torch.ones(1, 1, device="meta"))
+    with pytest.raises(ValueError, match="value=1e\\+39 is beyond float32"):
+        ours.filter2d(image.float(), [[1]], border="constant", value=1e39)
+    y = ours.filter2d(image, [[1, 0, 0]], border="constant", value=np.float32(3), delta=np.int8(1))
+    assert (y[:, 0] == 4).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 5), (2, 0, 5), (2, 4, 0)])
@@ -178,16 +186,31 @@ def test_empty_images(shape: Any) -> None:
     assert dx.shape == shape and not dk.any()
 
 
-def test_compiled_code_has_one_operator() -> None:
-    image, kernel = random(2, 4, 5), random(2, 3, 3)
-
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_code_has_no_breaks(dynamic: bool) -> None:
     def call(image: Any, kernel: Any) -> Any:
         return ours.filter2d(image, kernel, border="replicate", anchor=(0, 1), delta=0.5, channels_last=False).sin()
 
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=False)
-    for each in zip(*([f(image, kernel), *torch.autograd.grad(f(image, kernel).sum(), (image, kernel))] for f in
-                      (call, compiled)), strict=True):  # fmt: skip
-        torch.testing.assert_close(*each)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for shape in ((2, 4, 5), (3, 6, 7)) if dynamic else ((2, 4, 5),):
+        given = random(*shape), random(2, 3, 3)
+        mine, theirs = ([f(*given), *torch.autograd.grad(f(*given).sum(), given)] for f in (compiled, call))
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(("shape", "other"), [((5, 6), (6, 5)), ((2, 5, 6), (4, 5, 3)), ((2, 3, 5, 6), (3, 2, 6, 5))])
+def test_a_trace_is_one_for_any_size(shape: Any, other: Any) -> None:
+    def call(image: Any, kernel: Any) -> Any:
+        return ours.filter2d(image, kernel, channels_last=False)
+
+    kernel = random(2, 3, 3)
+    traced = torch.jit.trace(call, (random(*shape), kernel))
+    assert [node.kind() for node in traced.inlined_graph.nodes()].count("leanconv::filter2d") == 1
+    image = random(*other)
+    torch.testing.assert_close(
+        gradients(traced(image, kernel), (image, kernel)), gradients(call(image, kernel), (image, kernel))
+    )
 
 
 def test_the_operators_pass_pytorchs_own_checks() -> None:

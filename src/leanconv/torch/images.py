@@ -13,7 +13,6 @@ results (n, f, h, w) or (n, f, h, w, c).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -24,10 +23,10 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from leanconv.call import lookup
 from leanconv.call.resolve import filter_problem
-from leanconv.dtypes import DTYPES, filter_sum, is_integer
+from leanconv.dtypes import DTYPES, FILTERS, check_weights, filter_sum, is_integer, one_of
 from leanconv.images import api
 from leanconv.images.borders import BorderName, Run, runs
-from leanconv.options import Border, FilterOptions, anchor_of, filter_options, layer_options
+from leanconv.options import Border, FilterOptions, anchor_of, filter_numbers, filter_options, layer_options
 from leanconv.runtime import env
 from leanconv.torch import operators
 
@@ -91,7 +90,8 @@ def filter2d(
             "those of NumPy and CuPy too"
         )
     requested = filter_options(border, anchor, None, dtype, channels_last, mode, per_image)
-    result = requested.dtype or _name(image.dtype)
+    own = one_of("image", _name(image.dtype), FILTERS)
+    result = requested.dtype or own
     if is_integer(result):
         raise TypeError(
             f"the result would have dtype {result}, which has no gradient; give dtype=torch.float32, or call "
@@ -103,19 +103,32 @@ def filter2d(
             image, kernel, border=border, value=value, anchor=anchor, delta=delta, dtype=dtype,
             channels_last=channels_last, mode=mode, per_image=per_image,
         )  # fmt: skip
+    sums = filter_sum(own, result)
     if not isinstance(kernel, torch.Tensor):
-        sums = filter_sum(_name(image.dtype), result)
         kernel = torch.as_tensor(kernel, dtype=_dtype(sums), device=image.device)
-    shape, kernel_shape = tuple(image.shape), tuple(kernel.shape)
-    _, result_shape = filter_problem(requested, shape, kernel_shape, DTYPES[_name(image.dtype)].name)
+    check_weights("kernel", _name(kernel.dtype))
+    if kernel.device != image.device:
+        raise ValueError(f"kernel lies on {kernel.device} and image on {image.device}; they must be on one device")
+    value, delta = filter_numbers(value, delta, own, sums, result)
+    size = tuple(kernel.shape[-2:])
+    filter_problem(requested, tuple(image.shape), tuple(kernel.shape), own)
     pixel = 3 if requested.channels_last else 2
-    batch, size = shape[:-pixel], kernel_shape[-2:]
-    images = math.prod(batch)
-    several = kernel_shape[len(batch) if per_image else 0 : -2]
-    filters = kernel.reshape(*((images,) if per_image else ()), *(several or (1,)), *size)
+    # NOTE: no size is a number here, so that a trace is one for images of other sizes
+    leading, batch = image.dim() - pixel, image.shape[:-pixel]
+    several = kernel.dim() - (leading if requested.per_image else 0) == 3
+    filters = kernel if several else kernel.unsqueeze(-3)
+    filters = _one_axis(filters, leading) if requested.per_image else filters
     how = requested.border, anchor_of(requested.anchor, *size), requested.valid
-    y = _call("filter2d", image.reshape(images, *shape[-pixel:]), filters, *how, value, delta, _dtype(result))
-    return y.reshape(result_shape)
+    y = _call("filter2d", _one_axis(image, leading), filters, *how, value, delta, _dtype(result))
+    y = y if several else y.squeeze(1)
+    if leading == 1:
+        return y
+    return y.reshape(*batch, *y.shape[1:]) if leading else y.squeeze(0)
+
+
+def _one_axis(tensor: Any, leading: int) -> Any:
+    """The tensor with one axis in place of so many leading ones."""
+    return tensor.flatten(0, leading - 1) if leading else tensor.unsqueeze(0)
 
 
 _OPTIONS = "str border, int[] anchor, bool valid"
