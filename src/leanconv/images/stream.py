@@ -34,7 +34,8 @@ from leanconv.runtime.files import open_regular, whole
 from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
-#: Bytes of a band: on the CPU it stays in the cache, on a GPU its copies take so long that launches cost nothing.
+#: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
+#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two.
 HOST_BYTES, GPU_BYTES = 1 << 20, 32 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
@@ -102,7 +103,7 @@ def filter_file(
     if band_rows is None:
         row = problem.w * problem.channels * max(item_bytes(own), item_bytes(result))
         most = HOST_BYTES if index is None else GPU_BYTES
-        band_rows = max(most // max(1, row), LEAST_BAND * (problem.kh - 1), 1)
+        band_rows = max(most // max(1, row) - (problem.kh - 1), LEAST_BAND * (problem.kh - 1), 1)
     rows = min(integer("band_rows", band_rows, 1), max(problem.h, 1))
     call = partial(
         api.filter2d, kernel=kernel, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
