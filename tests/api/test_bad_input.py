@@ -125,6 +125,7 @@ def test_conv2d_refuses(
         (dict(kernel=ones(3, 3, dtype=np.complex64)), TypeError, ["kernel has dtype complex64", "real numbers"]),
         (dict(kernel=[[1j, 1]]), TypeError, ["kernel has dtype complex128", "real numbers"]),
         (dict(kernel=[["a"]]), TypeError, ["kernel has dtype str", "real numbers"]),
+        (dict(kernel=np.broadcast_to(1.0, (10**6, 10**6))), ValueError, ["(1000000, 1000000)", "8000000000000 bytes"]),
         (dict(image=ones(6, 7, dtype=np.complex64)), TypeError, ["image has dtype complex64", "real and imaginary"]),
         (dict(image=ones(6, 7, dtype=np.int64)), TypeError, ["image has dtype int64; supported are float32, float64"]),
         (dict(image=ones(6, 7, dtype=bool)), TypeError, ["image has dtype bool"]),

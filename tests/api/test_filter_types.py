@@ -299,6 +299,14 @@ def test_every_cpu_algorithm_on_every_type(algorithm: Any, rng: np.random.Genera
             near(y, oracle_filter(problem, x, w, delta=1), (dtype, result))
 
 
+def test_tensors_that_require_a_gradient_are_refused_in_every_type() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        image, kernel = torch.ones(4, 5, dtype=dtype), torch.ones(3, 3, dtype=dtype)
+        for pair in ((image.requires_grad_(), kernel), (image.detach(), kernel.requires_grad_())):
+            with pytest.raises(ValueError, match="requires a gradient"):
+                filter2d(*pair)
+
+
 def test_not_a_number_becomes_0_in_an_integer() -> None:
     image = np.array([[np.nan, 1, np.inf, -np.inf]], np.float32)
     for dtype in INTEGERS:

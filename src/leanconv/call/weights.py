@@ -218,6 +218,19 @@ _kernels: dict[Hashable, Any] = {}
 _MAX_KERNELS = 256
 
 
+#: Most bytes of a filter's weights.
+_MOST_BYTES = 2**31
+
+
+def refuse_huge(kernel: Any) -> None:
+    """Raise ValueError for a NumPy kernel of a filter that is too large: it may be a view that repeats a number, and
+    what copies it would ask for all of it."""
+    if type(kernel) is np.ndarray and 8 * kernel.size > _MOST_BYTES:
+        raise ValueError(
+            f"kernel has shape {kernel.shape}, {8 * kernel.size} bytes of float64; the limit is {_MOST_BYTES}"
+        )
+
+
 def kernel_beside(image: Any, kernel: Any, result: str | None = None) -> Any:
     """A list or a NumPy array of a `filter2d` kernel on the image's device, in the type of the sums: one copy is kept
     for each content. Any other kernel as it is. ``result`` is the result's type, where the caller says so."""
