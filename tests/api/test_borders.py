@@ -19,6 +19,7 @@ from leanconv.images.borders import (
     BorderName,
     OpencvName,
     ScipyMode,
+    runs,
 )
 from leanconv.runtime.compile import INCLUDE
 
@@ -122,3 +123,16 @@ def test_names_are_told_apart() -> None:
     names = [name for border in BORDERS.values() for name in (*border.scipy, *border.opencv)]
     assert len(names) == len(set(names)), "two borders of one name"
     assert all(options.border_name(alias) == name for alias, name in ALIASES.items())
+
+
+@each_border
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_runs_are_what_numpy_pads(border: Border, size: int) -> None:
+    line = np.arange(1, size + 1)
+    for before, after in ((0, 0), (1, 0), (0, 2), (2, 3), (7, 12)):
+        shown: list[int] = []
+        for run in runs(border.name, size, before, after):
+            assert run.start == len(shown)
+            part = np.zeros(run.length, int) if run.pixel is None else line[run.low : run.low + run.width]
+            shown += (part[::-1] if run.step < 0 else np.broadcast_to(part, run.length)).tolist()
+        assert shown == np.pad(line, (before, after), mode=border.numpy).tolist()  # type: ignore[call-overload]

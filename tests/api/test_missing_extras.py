@@ -15,7 +15,7 @@ from leanconv.runtime import cache
 from tests.conftest import line_of
 
 WORDS = "conv:c4,h12,k6,r3,pad1"
-OPTIONAL = ("PIL", "matplotlib", "scipy", "torch", "cupy", "cv2", "cuda", "ml_dtypes")
+OPTIONAL = ("PIL", "matplotlib", "scipy", "torch", "cupy", "cv2", "cuda", "ml_dtypes", "dask")
 
 
 @pytest.fixture

@@ -24,8 +24,9 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_is_complete(block: str) -> None:
-    if "torch" in block:
-        pytest.importorskip("torch")
+    for library in ("torch", "dask"):
+        if library in block:
+            pytest.importorskip(library)
     if NEEDS in block and why_no_gpu():
         with pytest.raises(CudaUnavailableError):
             exec(compile(block, "a page", "exec"), {})

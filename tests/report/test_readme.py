@@ -102,7 +102,7 @@ def test_extras() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     named = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
-    assert named == {"cu12", "cu13", "torch", "bench", "test"}
+    assert named == {"cu12", "cu13", "torch", "dask", "bench", "test"}
     for extra in named:
         assert f"[{extra}]" in README or f"`{extra}`" in README
 

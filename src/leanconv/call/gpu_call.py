@@ -90,7 +90,7 @@ def check_overlap(arrays: Arrays, out: Any, inputs: Sequence[tuple[str, Any]]) -
     start = arrays.pointer(out)
     for name, array in inputs:
         if array is not None:
-            item = item_bytes(arrays.dtype(array))
+            item = array.itemsize  # of a kernel any real type
             a, b = arrays.extent(array, item)
             at = arrays.pointer(array)
             near = low < high and a < b and overlaps((start + low, start + high), (at + a, at + b))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 #: Our names.
 BorderName = Literal["constant", "replicate", "reflect", "reflect101", "wrap"]
@@ -78,3 +79,73 @@ ALIASES: dict[str, BorderName] = {
 
 #: OpenCV's numbers, and our name for each.
 OPENCV_NUMBERS = {border.number: border.name for border in BORDERS.values()}
+
+
+class Run(NamedTuple):
+    """Neighbouring places of a line that a border has extended, and the neighbouring pixels that stand for them."""
+
+    #: the first place, and how many
+    start: int
+    length: int
+    #: the pixel of the first place; None where the constant border's value stands
+    pixel: int | None
+    #: from a place's pixel to the next one's: 1 forwards, -1 backwards, 0 where one stands for all
+    step: int
+
+    @property
+    def low(self) -> int:
+        """The first of its pixels in the line."""
+        assert self.pixel is not None
+        return self.pixel if self.step >= 0 else self.pixel - self.length + 1
+
+    @property
+    def width(self) -> int:
+        """How many pixels of the line it has."""
+        return self.length if self.step else 1
+
+
+@lru_cache(maxsize=256)
+def runs(border: BorderName, size: int, before: int, after: int) -> tuple[Run, ...]:
+    """A line of ``size`` pixels with ``before`` and ``after`` places around it, as runs; the line itself is one.
+
+    >>> for run in runs("reflect", 4, 2, 1):
+    ...     print(run.start, run.length, run.pixel, run.step)
+    0 2 1 -1
+    2 4 0 1
+    6 1 3 1
+    """
+    found: list[Run] = []
+    for first, end in ((-before, 0), (size, size + after)):
+        pixels = [_pixel(border, size, place) for place in range(first, end)]
+        at = 0
+        while at < len(pixels):
+            length, step = 1, 1
+            if at + 1 < len(pixels) and _step(pixels, at) in (-1, 0, 1):
+                step = _step(pixels, at)
+                while at + length < len(pixels) and _step(pixels, at + length - 1) == step:
+                    length += 1
+            found.append(Run(first + before + at, length, pixels[at], step))
+            at += length
+        if end == 0:
+            found.append(Run(before, size, 0, 1))
+    return tuple(found)
+
+
+def _step(pixels: list[int | None], at: int) -> int:
+    """From one pixel of a list to the next; all or none are of the constant border."""
+    here, following = pixels[at], pixels[at + 1]
+    return 0 if here is None or following is None else following - here
+
+
+def _pixel(border: BorderName, size: int, place: int) -> int | None:
+    """The pixel that stands for a place outside a line; None for the constant border's value."""
+    if border == "constant":
+        return None
+    if border == "replicate":
+        return min(max(place, 0), size - 1)
+    if border == "wrap" or size == 1:
+        return place % size
+    # forwards, and backwards with or without the pixels at the ends
+    end = 2 * size - 1 if border == "reflect" else 2 * size - 2
+    place %= end + 1 if border == "reflect" else end
+    return place if place < size else end - place

@@ -1,6 +1,7 @@
 """leanconv for PyTorch: functions and modules with gradients; `enable` patches the convolutions of whole models."""
 
 from leanconv.torch.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from leanconv.torch.images import filter2d
 from leanconv.torch.modules import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
 from leanconv.torch.patch import Patch
 from leanconv.torch.recording import warm_up
@@ -20,6 +21,7 @@ __all__ = [
     "conv_transpose2d",
     "disable",
     "enable",
+    "filter2d",
     "report",
     "warm_up",
 ]

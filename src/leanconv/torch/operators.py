@@ -68,6 +68,22 @@ def _wants_rules() -> bool:
     return _transforms() is not None or forward_ad._current_level >= 0
 
 
+def needs_operators(*tensors: Any) -> bool:
+    """Whether anything looks at a call or records it, so that it must be one of an operator with a derivative."""
+    if not is_plain(*tensors) or _wants_rules():
+        return True
+    return _grad_enabled() and any([tensor.requires_grad for tensor in tensors])
+
+
+def takes_rules() -> bool:
+    """Whether an operator's call must be one of a function with rules: operators have none for torch.func's gradients
+    and for forward-mode derivatives. Of the transforms, functionalize knows operators only."""
+    if _is_compiling() or not _wants_rules():
+        return False
+    interpreter = _transforms()
+    return interpreter is None or interpreter.key() != _FUNCTIONALIZE
+
+
 def requested_of(
     function: str, shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any, precision: Any,
     batch_invariant: Any,
@@ -155,8 +171,7 @@ def _by_rules(function: str, *given: Any) -> Any:
     if _any_autocast():
         *tensors, requested = given
         given = *_lowered(tensors), requested
-    interpreter = _transforms()
-    if interpreter is not None and interpreter.key() == _FUNCTIONALIZE:
+    if not takes_rules():
         return _OPERATORS[tuple(_SCHEMAS).index(function)](*given)
     return _TRANSFORMED[function].apply(*given)
 

@@ -1,0 +1,249 @@
+"""Image filters of what does not fit in memory: band by band, from a file to a file, on the CPU or through a GPU.
+
+A band of rows is read with the rows that its windows reach, filtered, and written. Several bands are on their way at a
+time, each in a lane: a thread with memory of its own and, on a GPU, a stream. So one lane's copy to the GPU overlaps
+with another one's kernel and a third one's copy back, and the copies between files and page-locked memory, which a
+single core is too slow for, have as many cores as there are lanes. No lane waits for another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from leanconv.call.resolve import filter_problem
+from leanconv.dtypes import FILTERS, check_weights, filter_sum, item_bytes, one_of
+from leanconv.images import api
+from leanconv.images.borders import runs
+from leanconv.options import Border, device_index, filter_numbers, filter_options, integer
+from leanconv.problem import FilterProblem
+from leanconv.runtime import env, launch
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.runtime.files import open_regular, whole
+from leanconv.runtime.progress import progress
+from leanconv.runtime.threads import side_by_side
+
+#: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
+#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two.
+HOST_BYTES, GPU_BYTES = 1 << 20, 32 << 20
+#: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
+LEAST_BAND = 8
+#: Lanes at most: each takes memory for a band and its result, on the GPU and on the host.
+MOST_LANES = 16
+
+#: ``filter2d`` with all arguments but the image and ``out``.
+Filter = Callable[..., Any]
+
+
+def filter_file(
+    source: Any,
+    target: Any,
+    kernel: Any,
+    *,
+    border: Border = "reflect101",
+    value: float = 0,
+    anchor: Sequence[int] | None = None,
+    delta: float = 0,
+    dtype: Any = None,
+    channels_last: bool | None = None,
+    separable: bool | None = None,
+    device: str | None = None,
+    band_rows: int | None = None,
+    progress_bar: bool = True,
+) -> None:
+    """Filter images that need not fit in memory, as `leanconv.filter2d` does, from a .npy file to a .npy file.
+
+    Args:
+        source: path of a .npy file, which is mapped, or what has a shape, a dtype and slices that NumPy reads, such as
+            an array of h5py or zarr: (..., height, width), or (..., height, width, channels) with ``channels_last``.
+        target: path of a .npy file, which appears whole or not at all, or an array of the result's shape and dtype
+            whose slices can be assigned, by several threads.
+        kernel: (kh, kw): a list or a NumPy array of any real dtype.
+        device: ``"cuda"`` or ``"cuda:1"`` filters on that GPU, through PyTorch's streams; the CPU by default.
+        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 32, and no less than eight times the kernel's.
+        progress_bar: whether a terminal shows one.
+        All else as in `leanconv.filter2d`.
+
+    Raises:
+        ValueError, TypeError: an argument breaks a rule, which the message names. OSError: a file cannot be read or
+            written, or the disk has no room for the result. ImportError: a GPU is asked for, and PyTorch is missing.
+            CudaUnavailableError: as `leanconv.conv2d`. Nothing has been written then.
+
+    Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``). Results are those of the whole
+    image; on the CPU, where the order of floating-point sums depends on shapes, up to rounding.
+
+    >>> import numpy as np
+    >>> image, result = np.arange(5, dtype=np.uint8)[:, None], np.empty((5, 1), np.uint8)
+    >>> filter_file(image, result, [[1], [1], [1]], border="replicate", band_rows=2)
+    >>> result.ravel().tolist()
+    [1, 3, 6, 9, 11]
+    """
+    x = _opened(source) if isinstance(source, (str, os.PathLike)) else source
+    requested = filter_options(border, anchor, None, dtype, channels_last)
+    kernel = np.asarray(kernel)
+    check_weights("kernel", kernel.dtype.name)
+    if kernel.ndim != 2:
+        raise ValueError(f"kernel has shape {kernel.shape}; it must be one of two dimensions")
+    shape, own = tuple(x.shape), one_of("image", np.dtype(x.dtype).name, FILTERS)
+    problem, _ = filter_problem(requested, shape, kernel.shape, own)
+    result = requested.dtype or own
+    filter_numbers(value, delta, own, filter_sum(own, result, kernel.dtype.kind in "biu"), result)
+    index = None if device is None or str(device) == "cpu" else _gpu(device)
+    if band_rows is None:
+        row = problem.w * problem.channels * max(item_bytes(own), item_bytes(result))
+        most = HOST_BYTES if index is None else GPU_BYTES
+        band_rows = max(most // max(1, row) - (problem.kh - 1), LEAST_BAND * (problem.kh - 1), 1)
+    rows = min(integer("band_rows", band_rows, 1), max(problem.h, 1))
+    call = partial(
+        api.filter2d, kernel=kernel, border=requested.border, value=value, anchor=problem.anchor, delta=delta,
+        dtype=result, channels_last=bool(requested.channels_last), separable=separable,
+    )  # fmt: skip
+    line = shape[len(shape) - (2 if requested.channels_last else 1) :]
+    made = call, (rows + problem.kh - 1, *line), np.dtype(own), np.dtype(result)
+    images = product(*map(range, shape[: len(shape) - len(line) - 1])) if all(line) else ()
+    bands = [Band(each, top, min(rows, problem.h - top)) for each in images for top in range(0, problem.h, rows)]
+    if isinstance(x, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(x, target):
+        raise ValueError("target overlaps source in memory; the result must go elsewhere")
+    with _written(target, shape, np.dtype(result)) as y, progress(len(bands), progress_bar) as begin:
+        lanes: SimpleQueue[Lane] = SimpleQueue()
+        for _ in range(min(len(bands), env.threads(), MOST_LANES)):
+            lanes.put(HostLane(*made) if index is None else GpuLane(*made, index))
+        begin("filtering")
+        side_by_side([partial(_pass, lanes, problem, x, y, band, value) for band in bands], lambda: begin("filtering"))
+
+
+class Band(NamedTuple):
+    """Rows of one image that are filtered at a time."""
+
+    #: which one, by the leading axes
+    image: tuple[int, ...]
+    top: int
+    rows: int
+
+
+class Lane(Protocol):
+    """Memory for a band on its way."""
+
+    #: rows of pixels to be filtered, and those that their windows reach
+    pixels: np.ndarray
+
+    def filtered(self, rows: int) -> np.ndarray:
+        """So many rows of ``pixels``, filtered; the array is the lane's own."""
+
+
+class HostLane:
+    """On the CPU."""
+
+    def __init__(self, call: Filter, shape: tuple[int, ...], dtype: np.dtype, result: np.dtype) -> None:
+        self._call = call
+        self.pixels, self._y = np.empty(shape, dtype), np.empty(shape, result)
+
+    def filtered(self, rows: int) -> np.ndarray:
+        y: np.ndarray = self._call(self.pixels[:rows], out=self._y[:rows])
+        return y
+
+
+class GpuLane:
+    """Through a GPU, on a stream of its own."""
+
+    def __init__(self, call: Filter, shape: tuple[int, ...], dtype: np.dtype, result: np.dtype, index: int) -> None:
+        import torch
+
+        self._call, self._cuda = call, torch.cuda
+        self._stream = torch.cuda.Stream(index)
+        types = [getattr(torch, each.name) for each in (dtype, result)]
+        with torch.cuda.stream(self._stream):
+            self._x, self._y = (torch.empty(shape, dtype=each, device=f"cuda:{index}") for each in types)
+            # page-locked: copies of other memory would wait
+            self._from, self._to = (torch.empty(shape, dtype=each, pin_memory=True) for each in types)
+        self.pixels, self._results = self._from.numpy(), self._to.numpy()
+
+    def filtered(self, rows: int) -> np.ndarray:
+        with self._cuda.stream(self._stream):
+            x, y = self._x[:rows], self._y[:rows]
+            x.copy_(self._from[:rows], non_blocking=True)
+            self._call(x, out=y)
+            self._to[:rows].copy_(y, non_blocking=True)
+        self._stream.synchronize()
+        return self._results[:rows]
+
+
+def _pass(lanes: SimpleQueue[Lane], problem: FilterProblem, x: Any, y: Any, band: Band, value: float) -> None:
+    """One band, from the source to the target."""
+    lane = lanes.get()
+    try:
+        before = problem.anchor[0]
+        _read(problem, x, band, value, lane.pixels)
+        done = lane.filtered(band.rows + problem.kh - 1)
+        rows = *band.image, slice(band.top, band.top + band.rows)
+        y[rows] = done[before : before + band.rows]
+    finally:
+        lanes.put(lane)
+
+
+def _read(problem: FilterProblem, x: Any, band: Band, value: float, pixels: np.ndarray) -> None:
+    """The rows of a band and those that its windows reach, by the border where they lie outside."""
+    before, end = problem.anchor[0], band.top + band.rows + problem.kh - 1
+    for run in runs(problem.border, problem.h, before, problem.kh - 1 - before):
+        first, last = max(run.start, band.top), min(run.start + run.length, end)
+        if first >= last:
+            continue
+        into = pixels[first - band.top : last - band.top]
+        if run.pixel is None:
+            into[...] = value
+            continue
+        low, count = run.pixel + run.step * (first - run.start), last - first if run.step else 1
+        if run.step < 0:
+            low, into = low - count + 1, into[::-1]
+        rows = *band.image, slice(low, low + count)
+        into[...] = x[rows]
+
+
+def _opened(path: Any) -> np.ndarray:
+    """An array in a .npy file, mapped."""
+    open_regular(path).close()
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except ValueError as error:
+        raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
+
+
+@contextmanager
+def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[Any]:
+    """The array to write to; a file takes its place once it is whole."""
+    if not isinstance(target, (str, os.PathLike)):
+        if tuple(target.shape) != shape or target.dtype != dtype:
+            raise ValueError(f"target has shape {target.shape} and {target.dtype}; the result has {shape} and {dtype}")
+        yield target
+        return
+    room, needed = shutil.disk_usage(Path(target).absolute().parent).free, dtype.itemsize * math.prod(shape)
+    if room < needed:  # written through a map, a full disk ends the process
+        raise OSError(errno.ENOSPC, f"the result has {needed} bytes, and the disk has room for {room}", str(target))
+    with whole(Path(target)) as file:
+        y = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
+        yield y
+        y.flush()
+
+
+def _gpu(device: object) -> int:
+    """The number of a GPU that PyTorch can use. Raises CudaUnavailableError where there is none."""
+    index = device_index(device)
+    launch.open_device(index)
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(f"device={device!r} takes PyTorch's streams: pip install 'leanconv[torch]'") from error
+    if not torch.cuda.is_available():
+        raise CudaUnavailableError(f"device={device!r}: this PyTorch ({torch.__version__}) finds no GPU")
+    return index

@@ -1,0 +1,209 @@
+"""filter_file: band by band what the whole image gives, from files and arrays to files and arrays."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import leanconv
+from leanconv.images import stream
+from leanconv.images.borders import BORDERS
+from leanconv.images.stream import filter_file
+from leanconv.runtime.launch import why_no_gpu
+
+KERNELS = [((3, 3), None), ((4, 2), (0, 1)), ((2, 5), (1, 0)), ((1, 1), None), ((25, 3), None), ((3, 3), (2, 2))]
+
+
+def whole_numbers(rng: np.random.Generator, *shape: int, dtype: str = "float32") -> np.ndarray:
+    """Their sums are exact in any order."""
+    return rng.integers(0, 100, shape).astype(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _three_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANCONV_THREADS", "3")
+
+
+@pytest.mark.parametrize("border", [*BORDERS])
+@pytest.mark.parametrize("taps", KERNELS, ids=str)
+def test_bands_are_seamless(border: Any, taps: Any, rng: np.random.Generator) -> None:
+    size, anchor = taps
+    image, kernel = whole_numbers(rng, 11, 7), rng.integers(-3, 4, size).astype(np.float32)
+    options = {"border": border, "anchor": anchor, "value": 7, "delta": 2}
+    expected = leanconv.filter2d(image, kernel, **options)
+    for rows in (1, 2, 5, 11, None):
+        result = np.full_like(image, np.nan)
+        filter_file(image, result, kernel, band_rows=rows, **options)
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "result"),
+    [
+        ((9, 8), "uint8", None), ((2, 3, 9, 8), ">u2", "float32"), ((9, 8, 3), "int16", "uint8"),
+        ((2, 9, 8, 2), "float64", None), ((1, 1), "float16", "float64"),
+    ],
+)  # fmt: skip
+def test_files(shape: Any, dtype: str, result: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    image = whole_numbers(rng, *shape, dtype=dtype)
+    np.save(tmp_path / "in.npy", image)
+    options = {"dtype": result, "channels_last": len(shape) > 2 and shape[-1] < 4}
+    filter_file(tmp_path / "in.npy", str(tmp_path / "out.npy"), [[1, 2, 0], [0, 1, -1]], band_rows=2, **options)
+    expected = leanconv.filter2d(image.astype(image.dtype.newbyteorder("=")), [[1, 2, 0], [0, 1, -1]], **options)
+    written = np.load(tmp_path / "out.npy")
+    assert written.dtype == expected.dtype
+    np.testing.assert_array_equal(written, expected)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["in.npy", "out.npy"]
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 4, 5)])
+def test_nothing_to_do(shape: Any) -> None:
+    filter_file(np.zeros(shape, np.float32), np.zeros(shape, np.float32), [[1]], channels_last=False)
+
+
+def test_a_file_may_take_its_own_place(tmp_path: Path, rng: np.random.Generator) -> None:
+    image = whole_numbers(rng, 20, 5)
+    np.save(tmp_path / "a.npy", image)
+    filter_file(tmp_path / "a.npy", tmp_path / "a.npy", np.ones((5, 1)), band_rows=3)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), leanconv.filter2d(image, np.ones((5, 1))))
+
+
+def test_bands_pass_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three at a time; memory is that of three."""
+    together, made = threading.Barrier(3, timeout=20), []
+
+    class Slow(stream.HostLane):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+        def filtered(self, rows: int) -> Any:
+            together.wait()
+            return super().filtered(rows)
+
+    monkeypatch.setattr(stream, "HostLane", Slow)
+    monkeypatch.setattr("leanconv.runtime.threads.cores", lambda: 3)
+    image, result = np.ones((9, 4), np.uint8), np.zeros((9, 4), np.uint8)
+    filter_file(image, result, [[2]], band_rows=1)
+    assert len(made) == 3 and (result == 2).all()
+
+
+def test_an_error_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(stream.HostLane):
+        def filtered(self, rows: int) -> Any:
+            raise RuntimeError("a kernel failed")
+
+    monkeypatch.setattr(stream, "HostLane", Broken)
+    with pytest.raises(RuntimeError, match="a kernel failed"):
+        filter_file(np.ones((90, 4), np.uint8), tmp_path / "out.npy", [[2]], band_rows=1)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, out = np.ones((4, 5), np.uint8), tmp_path / "out.npy"
+    (tmp_path / "text.npy").write_text("no array")
+    for error, match, given, options in (
+        (ValueError, r"text.npy is no .npy file", (tmp_path / "text.npy", out, [[1]]), {}),
+        (OSError, "none.npy", (tmp_path / "none.npy", out, [[1]]), {}),
+        (ValueError, r"kernel has shape \(1, 1, 1\)", (image, out, [[[1]]]), {}),
+        (ValueError, "value=300 is no uint8", (image, out, [[1]]), {"value": 300}),
+        (ValueError, "band_rows=0 is below 1", (image, out, [[1]]), {"band_rows": 0}),
+        (TypeError, "image has dtype complex64", (image.astype("c8"), out, [[1]]), {}),
+        (ValueError, r"target has shape \(4, 4\)", (image, image[:, :4].copy(), [[1]]), {}),
+        (ValueError, "target overlaps source", (image, image, [[1]]), {}),
+        (ValueError, "device='gpu' is not known", (image, out, [[1]]), {"device": "gpu"}),
+        (OSError, "missing", (image, tmp_path / "missing" / "out.npy", [[1]]), {}),
+    ):
+        with pytest.raises(error, match=match):
+            filter_file(*given, **options)
+    monkeypatch.setattr(stream.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=19))
+    with pytest.raises(OSError, match="the result has 20 bytes, and the disk has room for 19"):
+        filter_file(image, out, [[1]])
+    assert [each.name for each in tmp_path.iterdir()] == ["text.npy"]
+
+
+@pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
+def test_a_gpu_is_missed_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(leanconv.CudaUnavailableError):
+        filter_file(np.ones((4, 5), np.uint8), tmp_path / "out.npy", [[1]], device="cuda")
+    assert not [*tmp_path.iterdir()]
+
+
+class FakeCuda:
+    """PyTorch's streams without a GPU: work is kept, and done when a stream is waited for, or memory is read."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch, self.cuda, self.streams, self.pinned = torch, self, [], 0
+        self.here = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.torch, name)
+
+    def Stream(self, index: int) -> Any:  # noqa: N802
+        made = types.SimpleNamespace(work=[], index=index)
+
+        def synchronize() -> None:
+            for each in made.work:
+                each()
+            made.work.clear()
+
+        made.synchronize = synchronize
+        self.streams.append(made)
+        return made
+
+    @contextmanager
+    def stream(self, chosen: Any) -> Any:
+        self.here.stream = chosen
+        yield
+        self.here.stream = None
+
+    def empty(self, shape: Any, dtype: Any, device: Any = None, pin_memory: bool = False) -> Any:
+        assert pin_memory or device == "cuda:0"
+        self.pinned += pin_memory
+        fake = self
+        plain = self.torch.zeros(shape, dtype=dtype)
+
+        class Later(self.torch.Tensor):  # type: ignore[misc, name-defined]
+            def copy_(self, other: Any, non_blocking: bool = False) -> Any:
+                assert non_blocking
+                mine, theirs = (each.as_subclass(fake.torch.Tensor) for each in (self, other))
+                fake.here.stream.work.append(lambda: mine.copy_(theirs))
+                return self
+
+        return plain.as_subclass(Later)
+
+
+def test_a_gpus_lane_waits_for_its_stream(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    fake = FakeCuda(torch)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+
+    def later(image: Any, out: Any, **options: Any) -> None:
+        image, out = image.as_subclass(torch.Tensor), out.as_subclass(torch.Tensor)
+        fake.here.stream.work.append(lambda: out.copy_(torch.from_numpy(leanconv.filter2d(image.numpy(), **options))))
+
+    monkeypatch.setattr(stream.api, "filter2d", later)
+    monkeypatch.setattr(stream, "_gpu", lambda device: 0)
+    image, kernel = whole_numbers(rng, 2, 19, 6, dtype="uint8"), rng.integers(-1, 3, (4, 3))
+    result = np.zeros_like(image, np.int16)
+    filter_file(image, result, kernel, band_rows=2, dtype="int16", device="cuda", border="wrap")
+    np.testing.assert_array_equal(result, leanconv.filter2d(image, kernel, dtype="int16", border="wrap"))
+    assert len(fake.streams) == 3 and fake.pinned == 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("border", "dtype"), [("wrap", "uint8"), ("reflect101", "float32")])
+def test_a_gpu_gives_the_whole_images_bits(border: Any, dtype: str, rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    image, kernel = whole_numbers(rng, 1001, 333, dtype=dtype), rng.standard_normal((5, 7))
+    result = np.zeros_like(image)
+    filter_file(image, result, kernel, band_rows=37, device="cuda", border=border)
+    expected = leanconv.filter2d(torch.from_numpy(image).cuda(), kernel, border=border)
+    np.testing.assert_array_equal(result, expected.cpu().numpy())
