@@ -1,0 +1,407 @@
+"""``leanconv filter`` over folders, long images, and pictures of more than 8 bits; Ctrl-C; what a picture keeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import leanconv
+from leanconv.cli import deep_pictures, pictures
+from leanconv.cli import filter as work
+from leanconv.cli.command_line import FAILED, INTERRUPTED, MISTAKE
+from leanconv.cli.pictures import Picture
+from leanconv.images import filters
+from leanconv.images.borders import BORDERS
+from leanconv.runtime import files
+from tests.conftest import line_of
+
+Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
+ImageOps = pytest.importorskip("PIL.ImageOps")
+ndimage = pytest.importorskip("scipy.ndimage")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def correct(pixels: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    """SciPy's float64 answer for (height, width, …), rounded and clipped where the pixels are integers."""
+    kernel = kernel.astype(float).reshape(*kernel.shape, *[1] * (pixels.ndim - 2))
+    wanted: np.ndarray = ndimage.correlate(pixels.astype(float), kernel, mode="mirror")
+    if pixels.dtype.kind in "iu":
+        limits = np.iinfo(pixels.dtype)
+        wanted = np.clip(np.rint(wanted), limits.min, limits.max)
+    return wanted
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """Five files to filter, and four that are left out."""
+    made = tmp_path / "in"
+    (made / "more.png").mkdir(parents=True)
+    (made / "notes.txt").write_text("no picture")
+    (made / "table.pdf").write_bytes(b"%PDF")
+    (made / ".hidden.png").write_bytes(b"")
+    for name in ("a.png", "b.JPG", "c.tif", "e.webp"):
+        Image.fromarray(rng.integers(0, 256, (9, 11, 3), np.uint8)).save(made / name)
+    np.save(made / "d.npy", rng.standard_normal((3, 5, 7)).astype(np.float32))
+    return made
+
+
+# Folders
+
+
+def test_a_folder_goes_into_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
+    code, out, err = run("filter", folder, tmp_path / "new" / "out", "-k", "sharpen")
+    assert (code, out, err) == (0, f"{tmp_path}/new/out: 5 files\n", "")
+    assert names(tmp_path / "new" / "out") == ["a.png", "b.JPG", "c.tif", "d.npy", "e.webp"]
+    for name in ("a.png", "c.tif"):
+        before, after = (np.array(Image.open(where / name)) for where in (folder, tmp_path / "new" / "out"))
+        assert np.array_equal(after, correct(before, filters.sharpen()))
+
+
+def test_several_files_go_into_a_folder(run: Any, folder: Path, tmp_path: Path) -> None:
+    assert run("filter", folder / "a.png", folder / "d.npy", tmp_path / "out", "-k", "box:3")[0] == 0
+    assert names(tmp_path / "out") == ["a.png", "d.npy"]
+    code, out, _ = run("filter", folder / "c.tif", tmp_path / "out", "-k", "box:3")
+    assert code == 0 and out.startswith(f"{tmp_path}/out/c.tif: 9x11x3") and len(names(tmp_path / "out")) == 3
+
+
+def test_a_broken_file_is_named_and_the_others_are_filtered(run: Any, folder: Path, tmp_path: Path) -> None:
+    (folder / "b.JPG").write_bytes(b"no picture")
+    (folder / "b2.png").write_bytes((folder / "a.png").read_bytes()[:60])
+    np.save(folder / "complex.npy", np.zeros((4, 4), complex))
+    code, out, err = run("filter", folder, tmp_path / "out", "-k", "box:3")
+    assert code == FAILED and out == f"{tmp_path}/out: 4 of 7 files are written\n"
+    lines = err.splitlines()
+    assert len(lines) == 3 and all(line.startswith("error: ") for line in lines)
+    for line, name in zip(lines, ("b.JPG", "b2.png", "complex.npy"), strict=True):
+        assert str(folder / name) in line
+    assert names(tmp_path / "out") == ["a.png", "c.tif", "d.npy", "e.webp"]
+
+
+def test_mistakes_are_found_before_anything_is_written(run: Any, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "twin").mkdir()
+    (tmp_path / "twin" / "a.png").write_bytes((folder / "a.png").read_bytes())
+    out = tmp_path / "out"
+    for arguments, message in (
+        ((folder, out, "-k", "gauss:3"), "kernel='gauss:3' is not known"),
+        ((folder, out, "-k", "box:3", "--border", "round"), "border='round' is not known"),
+        ((folder, out, "-k", "box:3", "--device", "gpu"), "device='gpu' is not known"),
+        ((folder, folder, "-k", "box:3"), "a.png would be replaced by its result"),
+        ((folder / "a.png", folder, "-k", "box:3"), "a.png would be replaced by its result"),
+        ((folder, tmp_path / "file", "-k", "box:3"), "file is no folder"),
+        ((folder, tmp_path / "twin", out, "-k", "box:3"), "would both be written to"),
+        ((tmp_path / "empty", out, "-k", "box:3"), "empty holds no file with the suffix of a picture"),
+    ):
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        code, _, err = run("filter", *arguments)
+        assert code == MISTAKE and message in line_of(err), err
+        assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+def test_what_fails_for_every_file_ends_the_run(run: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    def gone(*arguments: Any) -> Any:
+        raise leanconv.CudaUnavailableError("no NVIDIA driver was found (a test)")
+
+    monkeypatch.setattr(work, "filtered", gone)
+    code, _, err = run("filter", folder, tmp_path / "out", "-k", "box:3", "--device", "cuda")
+    assert code == FAILED and err.count("no NVIDIA driver was found") == 1
+    assert "stopped: 0 of 5 files are written" in err
+
+
+# Ctrl-C
+
+
+def test_ctrl_c_says_what_was_written(run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = np.save
+
+    def interrupted(file: Path, array: np.ndarray) -> None:
+        file.write_bytes(b"half a file")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", interrupted)
+    code, out, err = run("filter", folder, tmp_path / "out", "-k", "box:3")
+    assert code == INTERRUPTED and out == "" and "Traceback" not in err
+    assert err == f"interrupted: 3 of 5 files are written to {tmp_path}/out\n"
+    assert names(tmp_path / "out") == ["a.png", "b.JPG", "c.tif"]
+    code, out, err = run("filter", folder / "d.npy", tmp_path / "one.npy", "-k", "box:3")
+    assert (code, out, err) == (INTERRUPTED, "", f"interrupted: {tmp_path}/one.npy is not written\n")
+    assert names(tmp_path) == ["in", "out"]
+    monkeypatch.setattr(np, "save", honest)
+    assert run("filter", folder / "d.npy", tmp_path / "one.npy", "-k", "box:3")[0] == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent as on POSIX")
+def test_a_signal_ends_a_long_run(tmp_path: Path) -> None:
+    """A process of its own, interrupted once the first file is written."""
+    (tmp_path / "in").mkdir()
+    for name in range(400):
+        np.save(tmp_path / "in" / f"{name:03}.npy", np.zeros((300, 300), np.float32))
+    command = [sys.executable, "-m", "leanconv.cli.main", "filter", "in", "out", "-k", "gaussian:31"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 60
+        while not (tmp_path / "out" / "000.npy").exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    written = names(tmp_path / "out")
+    assert process.returncode == INTERRUPTED and "Traceback" not in err, err
+    assert 0 < len(written) < 400 and all(np.load(tmp_path / "out" / name).shape == (300, 300) for name in written)
+    count = int(err.removeprefix("interrupted: ").split()[0])
+    assert len(written) - 1 <= count <= len(written)
+
+
+# Long images
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("shape", [(3, 61, 5), (61, 6, 4), (2, 3, 61, 3), (61, 3), (1, 9), (0, 7), (40, 2, 2)])
+def test_strips_give_what_the_whole_gives(
+    border: str, shape: tuple[int, ...], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = rng.integers(-3, 4, (4, 3)).astype(float)
+    pixels = rng.integers(0, 256, shape).astype(np.uint8)
+    channels_last = len(shape) == 3 and shape[-1] == 4
+    wanted = work.Settings(kernel, border, 7, 3)
+    if pixels.size:
+        whole = work.filtered(Picture(pixels, channels_last), wanted).pixels
+        assert np.array_equal(
+            whole, leanconv.filter2d(pixels, kernel, border=border, value=7, delta=3, channels_last=channels_last)  # type: ignore[arg-type]
+        )  # fmt: skip
+    monkeypatch.setattr(work, "STEP_PRODUCTS", 1)
+    monkeypatch.setattr(work, "STEP_PIXELS", 1)
+    steps = len(
+        [
+            *work._parts(
+                (1, *shape) if channels_last else (-(-pixels.size // (shape[-2] * shape[-1] or 1)), *shape[-2:]), wanted
+            )
+        ]
+    )
+    assert shape[-2] < 61 or border == "wrap" or steps >= 3
+    strips = work.filtered(Picture(pixels, channels_last), wanted).pixels
+    assert strips.shape == shape and (not pixels.size or np.array_equal(strips, whole))
+
+
+def test_one_bar_that_moves(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool, list[str]]] = []
+
+    class Bar:
+        def __init__(self, total: int, wanted: bool = True) -> None:
+            seen.append((total, wanted, []))
+
+        def __enter__(self) -> Any:
+            return seen[-1][2].append
+
+        def __exit__(self, *reason: object) -> None:
+            pass
+
+    monkeypatch.setattr(work, "progress", Bar)
+    settings = work.Settings(filters.box(3))
+    work.run([folder], tmp_path / "out", settings)
+    assert [each for each in seen if each[1]] == [(5, True, ["a.png", "b.JPG", "c.tif", "d.npy", "e.webp"])]
+    seen.clear()
+    monkeypatch.setattr(work, "STEP_PRODUCTS", 1)
+    monkeypatch.setattr(work, "STEP_PIXELS", 1)
+    np.save(tmp_path / "long.npy", np.zeros((50, 8), np.float32))
+    work.run([tmp_path / "long.npy"], tmp_path / "out", settings)
+    assert seen == [(4, True, ["row 0", "row 12", "row 25", "row 37"])]
+
+
+# Integers
+
+
+def test_integers_are_filtered_as_filter2d_filters_them(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own types: no copy in float32, halves to the even integer, sums of int32 in float64, saturation."""
+    types = []
+    honest = work.filter2d
+    monkeypatch.setattr(
+        work, "filter2d", lambda image, *a, **o: types.append(image.dtype.name) or honest(image, *a, **o)
+    )
+    np.save(tmp_path / "half.npy", np.array([[0.5]]))
+    arguments = (tmp_path / "out.npy", "-k", tmp_path / "half.npy")
+    for dtype, wanted in (("uint8", [0, 2, 2, 4]), ("int16", [0, 2, 2, 4]), ("int32", [0, 2, 2, 4])):
+        np.save(tmp_path / "in.npy", np.array([[1, 3, 5, 7]], dtype))
+        assert run("filter", tmp_path / "in.npy", *arguments)[0] == 0
+        assert np.load(tmp_path / "out.npy").tolist() == [wanted]
+    assert types == ["uint8", "int16", "int32"]
+    np.save(tmp_path / "in.npy", np.array([[2**31 - 1, -(2**31), 16777217]], np.int32))
+    np.save(tmp_path / "half.npy", np.array([[2]]))
+    assert run("filter", tmp_path / "in.npy", *arguments)[0] == 0
+    assert np.load(tmp_path / "out.npy").tolist() == [[2**31 - 1, -(2**31), 33554434]]
+    assert run("filter", tmp_path / "in.npy", *arguments, "--absolute")[0] == 0
+    assert np.load(tmp_path / "out.npy").tolist() == [[2**31 - 1, 2**31 - 1, 33554434]]
+
+
+def test_a_nan_is_no_pixel_of_integers(run: Any, folder: Path, tmp_path: Path) -> None:
+    for option in ("--value", "--delta"):
+        code, _, err = run("filter", folder / "a.png", tmp_path / "o.png", "-k", "box:3", option, "nan")
+        assert code == MISTAKE and f"{option[2:]}=nan is no" in line_of(err) and "uint8" in err
+    assert run("filter", folder / "d.npy", tmp_path / "o.npy", "-k", "box:3", "--value", "nan")[0] == 0
+
+
+# What a picture keeps
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
+def test_pictures_are_turned_as_pillow_turns_them(
+    run: Any, tmp_path: Path, rng: np.random.Generator, orientation: int, suffix: str
+) -> None:
+    source, target = tmp_path / f"in{suffix}", tmp_path / "out.png"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).save(source, exif=exif)
+    assert run("filter", source, target, "-k", "box:1")[0] == 0
+    made = Image.open(target)
+    assert made.getexif().get(0x0112) is None, "it is turned once"
+    assert np.array_equal(np.array(made), np.array(ImageOps.exif_transpose(Image.open(source))))
+    pixels = rng.integers(0, 9, (3, 4, 2))
+    turned = np.array(ImageOps.exif_transpose(_oriented(pixels[..., 0].astype(np.uint8), orientation)))
+    assert np.array_equal(deep_pictures.upright(pixels, orientation)[..., 0], turned)
+
+
+def _oriented(pixels: np.ndarray, orientation: int) -> Any:
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = orientation
+    return image
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_the_colour_profile_stays(run: Any, tmp_path: Path, suffix: str) -> None:
+    cms = pytest.importorskip("PIL.ImageCms")
+    profile = cms.ImageCmsProfile(cms.createProfile("sRGB")).tobytes()
+    Image.new("RGB", (9, 8), (200, 100, 0)).save(tmp_path / f"in{suffix}", icc_profile=profile)
+    assert run("filter", tmp_path / f"in{suffix}", tmp_path / f"out{suffix}", "-k", "box:3")[0] == 0
+    assert Image.open(tmp_path / f"out{suffix}").info["icc_profile"] == profile
+
+
+def test_palettes_become_colours_with_their_transparency(run: Any, tmp_path: Path) -> None:
+    picture = Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4)
+    picture.info["transparency"] = 1
+    for extra, mode in (({"transparency": 0}, "RGBA"), ({}, "RGB")):
+        Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4).save(tmp_path / "in.png", **extra)
+        assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")[0] == 0
+        made = Image.open(tmp_path / "out.png")
+        assert made.mode == mode and made.getpixel((3, 3)) == ((250, 0, 0, 0) if extra else (250, 0, 0))
+
+
+def test_the_photograph_of_a_camera_with_its_preview(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    photo, preview = (Image.fromarray(rng.integers(0, 256, (n, n, 3), np.uint8)) for n in (16, 8))
+    photo.save(tmp_path / "in.jpg", format="MPO", save_all=True, append_images=[preview])
+    assert Image.open(tmp_path / "in.jpg").n_frames == 2
+    assert run("filter", tmp_path / "in.jpg", tmp_path / "out.png", "-k", "box:1")[0] == 0
+    assert np.array_equal(np.array(Image.open(tmp_path / "out.png")), np.array(Image.open(tmp_path / "in.jpg")))
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_png_of_16_bits(run: Any, tmp_path: Path, rng: np.random.Generator, channels: int) -> None:
+    codecs = pytest.importorskip("imagecodecs", reason="it reads 16 bits of several channels")
+    cms = pytest.importorskip("PIL.ImageCms")
+    profile = cms.ImageCmsProfile(cms.createProfile("sRGB")).tobytes()
+    pixels = rng.integers(0, 65536, (9, 11, channels)).astype(np.uint16)
+    alpha = channels in (2, 4)
+    pictures.write(tmp_path / "in.png", Picture(pixels, True, alpha, profile))
+    assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "gaussian:5")[0] == 0
+    got = codecs.png_decode((tmp_path / "out.png").read_bytes())
+    assert got.dtype == np.uint16 and Image.open(tmp_path / "out.png").info["icc_profile"] == profile
+    wanted = correct(pixels, filters.gaussian(5))
+    colours = slice(None, -1 if alpha else None)
+    assert np.abs(got[..., colours].astype(int) - wanted[..., colours]).max() <= 1  # sums in float32
+    assert not alpha or np.array_equal(got[..., -1], pixels[..., -1])
+    (tmp_path / "in.png").write_bytes((tmp_path / "in.png").read_bytes()[:-40])
+    code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out2.png", "-k", "box:3")
+    assert code == MISTAKE and "in.png cannot be read as a picture" in line_of(err)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_tiff_of_16_bits_and_of_floats(
+    run: Any, tmp_path: Path, rng: np.random.Generator, dtype: str, channels: int
+) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="it reads 16 bits of several channels")
+    pixels = (rng.random((9, 11, channels)) * 3e4).astype(dtype).squeeze()
+    extra = {"extrasamples": ["unassalpha"]} if channels == 4 else {}
+    colour = "minisblack" if channels == 1 else "rgb"
+    tags = [(274, 3, 1, 6, True)]
+    for planar in ("contig", "separate")[: 2 if channels > 1 else 1]:
+        data = np.moveaxis(pixels, -1, 0) if planar == "separate" else pixels
+        tifffile.imwrite(
+            tmp_path / "in.tif", data, photometric=colour, planarconfig=planar, iccprofile=b"profile", metadata=None,
+            extratags=tags, compression="zlib", **extra,
+        )  # fmt: skip
+        assert run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "sharpen")[0] == 0
+        with tifffile.TiffFile(tmp_path / "out.tif") as made:
+            got, tag = made.asarray(), made.pages[0].tags
+        upright = np.rot90(pixels, -1)
+        wanted = correct(upright, filters.sharpen())
+        if channels == 4:
+            wanted[..., 3] = upright[..., 3]
+        assert got.dtype == pixels.dtype and np.allclose(got, wanted, rtol=1e-5, atol=1e-2)
+        assert tag[34675].value == b"profile" and (274 not in tag or int(tag[274].value) == 1)
+
+
+def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="it reads what is refused")
+    zeros = np.zeros((6, 7, 4), np.uint16)
+    rgba = {"photometric": "rgb", "planarconfig": "contig"}
+    for data, options, message in (
+        (zeros, {**rgba, "extrasamples": ["assocalpha"]}, "multiplied by their transparency"),
+        (
+            zeros,
+            {"photometric": "separated", "planarconfig": "contig"},
+            "16 bits in 4 channels of kind SEPARATED",
+        ),
+        (zeros[..., 0], {"photometric": "miniswhite"}, "channels of kind MINISWHITE"),
+        (np.zeros((3, 6, 7), np.float32), {"photometric": "minisblack"}, "holds 3 pictures"),
+        (zeros[..., :3].astype(np.uint32), {**rgba}, "image has dtype uint32"),
+    ):
+        tifffile.imwrite(tmp_path / "in.tif", data, metadata=None, **options)
+        code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
+        assert code == MISTAKE and message in line_of(err), err
+    tifffile.imwrite(tmp_path / "in.tif", zeros[..., :3], photometric="rgb", metadata=None)
+    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "o.tif", "-k", "box:3", "--max-pixels", 40)
+    assert code == MISTAKE and "in.tif has 7 x 6 pixels, more than 40; --max-pixels 0" in line_of(err)
+    content = (tmp_path / "in.tif").read_bytes()
+    (tmp_path / "in.tif").write_bytes(content[:-100])
+    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
+    assert code == MISTAKE and "in.tif" in line_of(err)
+    assert names(tmp_path) == ["in.tif"]
+
+
+@pytest.mark.parametrize("suffix, library", [(".png", "imagecodecs"), (".tif", "tifffile")])
+def test_a_missing_library_is_named_when_writing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    np.save(tmp_path / "in.npy", np.zeros((4, 5, 3), np.uint16))
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / f"out{suffix}", "-k", "box:3")
+    assert code == FAILED and f"needs {library}: pip install 'leanconv[pictures]'" in line_of(err)
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.jpg", "-k", "box:3")
+    assert code == MISTAKE and ".jpg may not hold uint16" in line_of(err) and "write a .png, .tif or .npy file" in err
+    assert names(tmp_path) == ["in.npy"]
+
+
+def test_the_writer_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", interrupted)
+    for suffix in (".png", ".npy", ".tif"):
+        with pytest.raises(KeyboardInterrupt):
+            pictures.write(tmp_path / f"out{suffix}", Picture(np.zeros((4, 4), np.uint8)))
+    assert names(tmp_path) == []
