@@ -154,8 +154,9 @@ def test_filter_absolute(run: Any, tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npy").tolist() == [[250, 255, 255, 250]]
 
 
-def test_filter_on_a_device(run: Any, tmp_path: Path, host_device: Any) -> None:
-    photo("RGB").save(tmp_path / "in.png")
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_filter_on_a_device(run: Any, tmp_path: Path, host_device: Any, mode: str) -> None:
+    photo(mode).save(tmp_path / "in.png")
     for device, name in (("cuda", "there.png"), (None, "here.png")):
         extra = ("--device", device) if device else ()
         assert run("filter", tmp_path / "in.png", tmp_path / name, "-k", "gaussian:5", *extra)[0] == 0
@@ -170,6 +171,7 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
     np.save(tmp_path / "complex.npy", np.zeros((4, 4), complex))
     np.save(tmp_path / "int.npy", np.zeros((4, 4), np.int32))
     np.save(tmp_path / "float.npy", np.zeros((4, 4), np.float32))
+    np.save(tmp_path / "empty.npy", np.zeros((4, 0), np.uint8))
     photo("RGBA").save(tmp_path / "clear.png")
     np.savez(tmp_path / "archive.npz", np.zeros(3))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
@@ -194,6 +196,7 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("text.npy", "out.npy", "box:3", (), "is not a .npy file"),
         ("archive.npy", "out.npy", "box:3", (), "archive"),
         ("line.npy", "out.npy", "box:3", (), r"shape (4,); it must be (..., height, width)"),
+        ("empty.npy", "out.png", "box:3", (), "shape (4, 0) has no pixel to show"),
         ("complex.npy", "out.npy", "box:3", (), "image has dtype complex128; supported are float32"),
         ("int.npy", "out.jpg", "laplacian", (), "make it uint8 or uint16 first, or write a .tif or a .npy file"),
         ("float.npy", "out.png", "laplacian", (), "make it uint8 or uint16 first, or write a .tif or a .npy file"),
@@ -402,6 +405,13 @@ def test_doctor_advises(no_gpu: None, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "leanconv[torch]" in found["PyTorch tensors on the CPU"].advice
     assert "leanconv[bench]" in found["pictures and plots"].advice
     assert found["GPU"].state == "absent"
+    deep = ("tifffile", "imagecodecs")
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in deep else "1")
+    seen = states()["pictures and plots"]
+    assert (seen.state, seen.advice) == (
+        "ok",
+        "pip install 'leanconv[pictures]'",
+    ) and "tifffile and imagecodecs" in seen.text
 
 
 def test_doctor_on_the_compiler(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:

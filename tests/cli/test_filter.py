@@ -337,22 +337,23 @@ def test_tiff_of_16_bits_and_of_floats(
     pixels = (rng.random((9, 11, channels)) * 3e4).astype(dtype).squeeze()
     extra = {"extrasamples": ["unassalpha"]} if channels == 4 else {}
     colour = "minisblack" if channels == 1 else "rgb"
-    tags = [(274, 3, 1, 6, True)]
+    turned = [(274, 3, 1, 6, True)]
     for planar in ("contig", "separate")[: 2 if channels > 1 else 1]:
         data = np.moveaxis(pixels, -1, 0) if planar == "separate" else pixels
         tifffile.imwrite(
             tmp_path / "in.tif", data, photometric=colour, planarconfig=planar, iccprofile=b"profile", metadata=None,
-            extratags=tags, compression="zlib", **extra,
+            extratags=turned, compression="zlib", **extra,
         )  # fmt: skip
         assert run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "sharpen")[0] == 0
         with tifffile.TiffFile(tmp_path / "out.tif") as made:
-            got, tag = made.asarray(), made.pages[0].tags
+            got, tags = made.asarray(), made.pages[0].tags
+            profile, orientation = tags.valueof(34675), tags.valueof(274, 1)
         upright = np.rot90(pixels, -1)
         wanted = correct(upright, filters.sharpen())
         if channels == 4:
             wanted[..., 3] = upright[..., 3]
         assert got.dtype == pixels.dtype and np.allclose(got, wanted, rtol=1e-5, atol=1e-2)
-        assert tag[34675].value == b"profile" and (274 not in tag or int(tag[274].value) == 1)
+        assert profile == b"profile" and int(orientation) == 1
 
 
 def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
@@ -381,6 +382,28 @@ def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
     code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
     assert code == MISTAKE and "in.tif" in line_of(err)
     assert names(tmp_path) == ["in.tif"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_damaged_pictures_of_16_bits(run: Any, tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
+    """Wherever a file is cut or scratched: a result, or one line that names it."""
+    pytest.importorskip("imagecodecs", reason="it reads 16 bits of several channels")
+    pytest.importorskip("tifffile")
+    path = tmp_path / f"in{suffix}"
+    pictures.write(path, Picture(rng.integers(0, 65536, (5, 7, 3)).astype(np.uint16), True))
+    content, refused = path.read_bytes(), 0
+    for trial in range(40):
+        damaged = bytearray(content)
+        if trial % 2:
+            del damaged[int(rng.integers(len(damaged))) :]
+        for _ in range(trial // 4):
+            if damaged:
+                damaged[int(rng.integers(len(damaged)))] = int(rng.integers(256))
+        path.write_bytes(damaged)
+        code, _, err = run("filter", path, tmp_path / "out.npy", "-k", "box:1")
+        assert code == 0 or (code in (MISTAKE, FAILED) and path.name in line_of(err)), err
+        refused += code != 0
+    assert refused > 15
 
 
 @pytest.mark.parametrize("suffix, library", [(".png", "imagecodecs"), (".tif", "tifffile")])

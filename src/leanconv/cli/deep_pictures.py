@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -27,6 +28,16 @@ _SIGNATURE_AND_IHDR = 8 + 25
 
 class Refused(ValueError):
     """A picture that is not taken; the message goes on after the file's name."""
+
+
+def check_memory(path: Path, needed: int) -> None:
+    """Raise MemoryError for more bytes than the machine has, which it may promise, and then end the process."""
+    try:
+        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows, which promises no more than it has
+        return
+    if needed > there:
+        raise MemoryError(f"{path} takes {needed} bytes, and this machine has {there}")
 
 
 def has_tifffile() -> bool:
@@ -87,12 +98,13 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
         if most is not None and width * height > most:
             raise Refused(f"has {width} x {height} pixels, more than {most}; --max-pixels 0 allows any")
         alpha = _check_page(page)
+        check_memory(path, page.nbytes)
         pixels = page.asarray()
         if page.samplesperpixel > 1 and int(page.planarconfig) == _SEPARATE_PLANES:
             pixels = np.moveaxis(pixels, 0, -1)
-        profile, turn = (page.tags.get(tag) for tag in (_ICC_PROFILE, _ORIENTATION))
-    pixels = upright(pixels, 1 if turn is None else int(turn.value))
-    return pixels, alpha, None if profile is None else bytes(profile.value)
+        pixels = upright(pixels, int(page.tags.valueof(_ORIENTATION, 1)))
+        profile = page.tags.valueof(_ICC_PROFILE)
+        return pixels, alpha, None if profile is None else bytes(profile)
 
 
 def _check_page(page: Any) -> bool:

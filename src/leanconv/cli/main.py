@@ -147,7 +147,7 @@ def filter_files(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            metavar="IN...",
+            metavar="IN",
             help="A picture (PNG, JPEG, TIFF, …), a .npy file of shape (…, height, width) or (height, width, 3 or 4), "
             "several of them, or a folder of them.",
         ),
@@ -181,18 +181,17 @@ def filter_files(
 ) -> None:
     """Filter pictures, channel by channel, or arrays.
 
-    The result keeps the bits, the colours, the transparency and the colour profile of the input. Integers are rounded,
-    of two to the even one, and saturate. Transparency is not filtered. A picture is turned as its orientation says, and
-    other Exif data are left out. Palettes and CMYK become RGB.
+    The result keeps the input's bit depth, colours, transparency and ICC profile. Integers are rounded, halves to the
+    even one, and saturate. Transparency is not filtered. The pixels are turned as the Exif orientation says; other Exif
+    data are not kept. Palettes and CMYK become RGB.
 
-    Of a folder, or of several files, each result has its file's name, in the folder OUT. A file that cannot be read
-    is named, the others are filtered, and the exit code is 1. Folders in a folder are left out.
+    A folder or several files go into the folder OUT, under their own names. A file that fails is named, the next one
+    follows, and the exit code is 1. Folders inside a folder are not entered.
 
-    An array of 3 axes, the last of length 3 or 4, is a picture with its channels last, a fourth being transparency; the
-    result has the same axes. Any other array is filtered along its last two axes. A picture that is written to a .npy
-    file has its channels last.
+    An array of 3 axes, the last of length 3 or 4, is a picture with its channels last, a fourth being transparency. Any
+    other array is filtered along its last two axes. A picture that is written to a .npy file has its channels last.
 
-    PNG of 16 bits in several channels, and TIFF of 16 bits or floats, take the extra leanconv[pictures].
+    The extra "pictures" installs what reads all of these: Pillow, and for more than 8 bits tifffile and imagecodecs.
     """
     from leanconv.cli import filter as work
 

@@ -61,9 +61,9 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
     pillow, _ = _pillow()
     file = open_regular(path)
     try:
-        # the user has named this file, and Pillow refuses twice as many pixels as it warns of
+        # NOTE: Pillow warns of many pixels, and refuses twice as many
         with file, warnings.catch_warnings(), _pixels_allowed(pillow, max_pixels):
-            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+            warnings.filterwarnings("ignore", module="PIL")  # of damage an error tells, or a result
             if file.read(4) in deep.TIFF_MAGIC and deep.has_tifffile():
                 half = pillow.MAX_IMAGE_PIXELS
                 found = deep.read_tiff(path, None if half is None else 2 * half)
@@ -95,6 +95,7 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
     if frames > 1:
         raise deep.Refused(f"holds {frames} pictures, and only one can be filtered")
     bits = _bits(file, image)
+    deep.check_memory(path, image.width * image.height * max(8, bits) // 8 * len(image.getbands()))
     if bits > 8 and mode in _8_BITS:
         if kind == "PNG":
             image.load()  # the chunks behind the pixels, which may hold the orientation
@@ -112,7 +113,11 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
     image = operations.exif_transpose(image)
     if mode.startswith("I;16") or (mode == "I" and kind == "PNG"):
         # older releases of Pillow open PNG of 16 bits in 32
-        return Picture(np.asarray(image).astype(np.uint16), icc_profile=icc_profile)
+        pixels = np.asarray(image).astype(np.uint16)
+        if "transparency" in image.info:  # one grey that is transparent
+            visible = np.where(pixels == image.info["transparency"], 0, 65535).astype(np.uint16)
+            return Picture(np.stack((pixels, visible), axis=-1), True, True, icc_profile)
+        return Picture(pixels, icc_profile=icc_profile)
     if mode in ("I", "F"):
         return Picture(np.array(image), icc_profile=icc_profile)
     transparent = mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info
@@ -196,6 +201,8 @@ def write(path: Path, picture: Picture) -> None:
         pixels = np.moveaxis(pixels, 0, -1)
     elif pixels.ndim != 2 and not picture.channels_last:
         raise ValueError(f"{path}: {pixels.dtype} of shape {pixels.shape} makes no picture; write it to a .npy file")
+    if not pixels.size:
+        raise ValueError(f"{path}: an array of shape {pixels.shape} has no pixel to show; write it to a .npy file")
     dtype = pixels.dtype.name
     by_pillow = dtype == "uint8" or (pixels.ndim == 2 and dtype in ("uint16", "int32", "float32"))
     tiff = suffix in (".tif", ".tiff")
@@ -247,6 +254,7 @@ def read_array(path: Path) -> np.ndarray:
             if min(shape, default=0) < 0 or needed > there:
                 claim = f"{dtype} of shape {shape}, {needed} bytes"
                 raise ValueError(f"its header claims {claim}, and {there} follow; the file is damaged or cut off")
+            deep.check_memory(path, needed)
             file.seek(0)
             array: np.ndarray = np.load(file, allow_pickle=False)
     except (OSError, MemoryError):
