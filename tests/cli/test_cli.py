@@ -188,6 +188,8 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("in.png", "out.png", "box:3", ("--border", "round"), "border='round' is not known"),
         ("in.png", "out.png", "box:3", ("--device", "gpu"), "device='gpu' is not known"),
         ("in.png", "out.xyz", "box:3", (), "'.xyz' names no format"),
+        ("in.png", "folder", "box:3", (), "try .png or .npy, or a folder that exists"),
+        ("absent", "folder", "box:3", (), "absent: No such file"),
         ("in.png", "no/folder/out.png", "box:3", (), "No such file or directory"),
         ("text.png", "out.png", "box:3", (), "cannot identify image"),
         ("film.gif", "out.png", "box:3", (), "holds 2 pictures"),

@@ -121,6 +121,31 @@ def test_what_fails_for_every_file_ends_the_run(run: Any, folder: Path, tmp_path
     assert "stopped: 0 of 5 files are written" in err
 
 
+def commands() -> list[str]:
+    """Those of the pages that are about pictures."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "docs/filter-files.md").read_text(
+        encoding="utf-8"
+    )
+    found = [line.partition("#")[0].strip() for line in text.splitlines() if line.startswith("leanconv filter ")]
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_pages(
+    run: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host_device: Any, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder.rename("photos")
+    picture = Image.fromarray(np.arange(90, dtype=np.uint8).reshape(5, 6, 3))
+    for name in ("photo.jpg", "scan.tif", "a.png", "b.jpg", "map.png"):
+        picture.save(name)
+    np.save("c.npy", np.ones((4, 5), np.float32))
+    np.save("weights.npy", np.ones((3, 3)) / 9)
+    _, *words = command.split()
+    code, out, err = run(*words)
+    assert (code, err) == (0, "") and words[words.index("--kernel") - 1].rstrip("/") in out
+
+
 # Ctrl-C
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +64,8 @@ def run(sources: Sequence[Path], target: Path, wanted: Settings) -> bool:
     """
     if len(sources) > 1 or sources[0].is_dir():
         return _run_several(_several(sources, target), target, wanted)
+    if not sources[0].exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(sources[0]))
     if target.is_dir():
         _refuse_itself(sources[0], target / sources[0].name)
         target /= sources[0].name

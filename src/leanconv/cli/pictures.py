@@ -182,7 +182,10 @@ def check_target(path: Path) -> None:
     pillow, _ = _pillow()
     kind = pillow.registered_extensions().get(path.suffix.lower())
     if kind not in pillow.SAVE or kind in _STUBS:
-        raise ValueError(f"{path}: the suffix {path.suffix!r} names no format that can be written; try .png or .npy")
+        folder = "" if path.suffix else ", or a folder that exists"
+        raise ValueError(
+            f"{path}: the suffix {path.suffix!r} names no format that can be written; try .png or .npy{folder}"
+        )
 
 
 def write(path: Path, picture: Picture) -> None:
