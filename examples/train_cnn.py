@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import math
 import os
 import re
@@ -386,15 +385,14 @@ def say(row: dict[str, Any]) -> str:
 
 def write(path: Path, row: dict[str, Any], source: str) -> None:
     """Put a row into a results file, in place of one for the same."""
-    from leanconv.bench import machine
-    from leanconv.runtime.files import write_text
+    from leanconv.bench import columns, machine
 
     cuda = torch.cuda.is_available()
-    kept = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    kept = columns.read(path)["rows"] if path.exists() else []
     same = ("problem", "engine", "optimiser", "seed", "gpus", "own_statistics", "bucket_mb")
     rows = [old for old in kept if any(old.get(key) != row.get(key) for key in same)] + [row]
     about = machine.describe(cuda, None, {"torch": torch.__version__}, None)
-    write_text(path, json.dumps({"machine": about, "images": source, "rows": rows}) + "\n")
+    columns.write(path, {"machine": about, "images": source, "rows": rows})
 
 
 if __name__ == "__main__":

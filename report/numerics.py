@@ -6,7 +6,6 @@ benchmarks/results/<machine>/numerics.json.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.bench import machine
+from leanconv.bench import columns, machine
 from leanconv.bench.peers.own import compile_ahead, plan_of
 from leanconv.bench.provenance import provenance
 from leanconv.bench.suites import dense_filter
@@ -27,7 +26,6 @@ from leanconv.kernels.contract import Algorithm
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
-from leanconv.runtime.files import write_text
 from leanconv.runtime.launch import why_no_gpu
 from report import records
 
@@ -194,5 +192,5 @@ def measure(results: Path, revision: str | None = None) -> Path:
     name = launch.open_device(0).name if gpu else "the CPU"
     made = record(name, measured(gpu=gpu), revision, gpu)
     path = results / machine.slug({"gpu": name if gpu else None}) / "numerics.json"
-    write_text(path, json.dumps(made, indent=1) + "\n")
+    columns.write(path, made)
     return path

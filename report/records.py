@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import machine, provenance
+from leanconv.bench import columns, machine, provenance
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
-from leanconv.runtime.files import write_text
 
 Record = dict[str, Any]
 #: The revision of rows whose times were in a table of tuned problems before.
@@ -18,11 +16,9 @@ EARLIER = "before, with today's kernels"
 
 
 def write(results: Path, name: str, about: Record, rows: Iterable[Any], **more: Any) -> Path:
-    """Write a record below ``results``, a line for each row; ``about`` is the machine. Returns the file."""
+    """Write a record below ``results``; ``about`` is the machine. Returns the file."""
     path = results / machine.slug(about) / f"{name}.json"
-    head = json.dumps({"machine": about, **more}, indent=1)[:-2]
-    lines = ",\n  ".join(json.dumps(row) for row in rows)
-    write_text(path, f'{head},\n "rows": [\n  {lines}\n ]\n}}\n')
+    columns.write(path, {"machine": about, **more, "rows": list(rows)})
     return path
 
 
@@ -48,10 +44,7 @@ def with_torch(revision: str | None) -> Record:
 
 def read(path: Path) -> Record:
     """A record, or nothing where there is no file. Raises ValueError for a damaged one."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    return columns.read(path) if path.is_file() else {}
 
 
 def checked(path: Path) -> Record:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.bench import candidates, columns
 from leanconv.call.explain import NOMINAL
 from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.contract import TimedAlgorithm
@@ -193,7 +194,8 @@ def measure(results: Path) -> list[Path]:
     """Fit the timed candidates of every GPU; returns the files that were written."""
     written = []
     for path in sorted(results.glob(f"*/{TIMED}")):
-        table = Table.read(path)
+        table = candidates.read(path)
+        candidates.write(path, table)
         target = TARGETS.get(str(table.gpu.get("name")))
         if target is None or not (some := points(table, target)):
             continue
@@ -220,9 +222,10 @@ def measure(results: Path) -> list[Path]:
             "beside": beside(table),
         }
         fit = {"gpu": target.model, "fits": rounded}
-        for file, content in ((cost.file_of(target.model), fit), (path.parent / "tuning.json", record)):
-            write_text(file, json.dumps(content, indent=1) + "\n")
-            written.append(file)
+        file = cost.file_of(target.model)
+        write_text(file, json.dumps(fit, indent=1) + "\n")
+        columns.write(path.parent / "tuning.json", record)
+        written += [file, path.parent / "tuning.json"]
     cost.known.cache_clear()
     return written
 

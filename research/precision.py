@@ -6,7 +6,6 @@ GPU's kernels compute, so no GPU is needed, and none is measured; beside it stan
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.bench import columns
 from leanconv.cpu import CPU_ALGORITHMS, oracle, winograd1d, winograd2d
 from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.cost import mean_products
@@ -25,7 +25,6 @@ from leanconv.kernels.simt.winograd_tiles import Transform, WinogradTileConfig
 from leanconv.kernels.winograd_matrices import COLUMN_BLOCKS, LEAST_PRODUCTS, WIDTHS, Matrices, matrices, outputs_2d
 from leanconv.kernels.winograd_matrices import kernels as winograd_kernels
 from leanconv.problem import ConvProblem
-from leanconv.runtime.files import write_text
 from report import numerics, records
 from research import rounding
 from research.bounds import absolute_bound, absolute_error
@@ -247,5 +246,5 @@ def section(record: dict[str, Any]) -> str:
 def measure_machine(results: Path, revision: str | None = None) -> Path:
     """Compute every error and write the record below ``results``; returns the file."""
     path = results / "cpu" / "precision.json"
-    write_text(path, json.dumps(numerics.record("NumPy on a CPU", measure(), revision), indent=1) + "\n")
+    columns.write(path, numerics.record("NumPy on a CPU", measure(), revision))
     return path

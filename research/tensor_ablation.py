@@ -7,7 +7,6 @@ the card. It writes research/results/<machine>/tensor-ablation.json; the blocks 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench import machine
+from leanconv.bench import columns, machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem, parse_problem
 from leanconv.kernels import ALGORITHMS
@@ -24,7 +23,6 @@ from leanconv.kernels.contract import Config, TimedAlgorithm
 from leanconv.options import Precision
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
-from leanconv.runtime.files import write_text
 from report import records
 from report.drawing import INK, finish, panels, tidy
 from research.energy import Meter, Work, at_work, idle, open_meter
@@ -138,11 +136,11 @@ def measure(results: Path, revision: str | None = None) -> Path:
     path = results / machine.slug(about) / "tensor-ablation.json"
     for layer, problem in ENERGY_LAYERS.items():
         record["energy"] += [{"problem": layer, **row} for row in engine_rows(problem, meter)]
-        write_text(path, json.dumps(record, indent=1) + "\n")
+        columns.write(path, record)
     for layer, problem in PART_LAYERS.items():
         for name in TAKEN_APART:
             record["parts"] += [{"problem": layer, **row} for row in part_rows(name, problem, device, meter)]
-            write_text(path, json.dumps(record, indent=1) + "\n")
+            columns.write(path, record)
     if lacking := missing(record, device.target):
         raise RuntimeError(f"{path} lacks {'; '.join(lacking)}")
     return path

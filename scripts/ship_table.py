@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from leanconv import words
+from leanconv.bench import candidates
 from leanconv.call.explain import NOMINAL
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed
@@ -30,7 +31,7 @@ def main() -> int:
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    whole = Table.read(Path(sys.argv[1]))
+    whole = candidates.read(Path(sys.argv[1]))
     target = TARGETS[str(whole.gpu["name"])]
 
     def shipped(found: tuple[str, int | None, Timed]) -> tuple[str, int | None, Timed | str]:

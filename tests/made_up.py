@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from leanconv.bench import columns
 from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import format_problem
 from leanconv.problem import ConvProblem
@@ -14,7 +15,7 @@ from report import pages
 MACHINE = {
     "gpu": "NVIDIA H200",
     "date": "2026-01-02T03:04:05",
-    "schema": 1,
+    "schema": columns.SCHEMA,
     "git_revision": "0123456789abcdef" + 24 * "0",
     "git_dirty": False,
     "kernels": {},
@@ -25,7 +26,7 @@ ABOUT = {
     "gpu": "NVIDIA X",
     "date": "2026-11-22T00:00:00",
     "cores": 16,
-    "schema": 1,
+    "schema": columns.SCHEMA,
     "git_revision": "abc" + 37 * "0",
     "git_dirty": False,
     "kernels": {},

@@ -141,7 +141,7 @@ def test_a_traced_file_is_read(tmp_path: Path) -> None:
         ({"git_dirty": None}, "is dirty: .*git_dirty is None"),
         ({"git_revision": None}, "of an unknown revision: git_revision is None"),
         ({"git_revision": "abc"}, "of an unknown revision: git_revision is 'abc'"),
-        ({"schema": 0}, "of schema 0, and pages are made of schema 1"),
+        ({"schema": 0}, "of schema 0, and .* schema 2"),
         ({"schema": None}, "of schema None"),
         ({"kernels": None}, "is damaged: it does not say with which kernels"),
         ({"kernels": {"im2win_fused": "0"}}, "of earlier kernels: im2win_fused changed since"),
@@ -164,9 +164,9 @@ def test_what_cannot_be_traced_is_refused_by_name(changes: dict[str, Any], rule:
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
     path = written(tmp_path)
     whole = path.read_text()
-    row = '"problem": "narrow",\n   "engine": "leanconv"'
+    row = '"problem":"narrow"'
     assert row in whole
-    for broken in (whole[:900], "[]", "{}", whole.replace(row, row.replace("narrow", "gone"), 1)):
+    for broken in (whole[:900], "[]", "{}", whole.replace(row, row.replace("narrow", "gone"))):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"im2win\.json"):
             provenance.committed(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import leanconv
+from leanconv.bench import columns
 from leanconv.cli import doctor
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
@@ -319,7 +319,7 @@ def test_bench(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert code == 0, err
     assert "results: r.json" in out and "plot: bars.png" in out
-    rows = json.loads(Path("r.json").read_text())["rows"]
+    rows = columns.read(Path("r.json"))["rows"]
     assert {row["algorithm"] for row in rows} >= {"im2col", "direct"}
     assert all(row["error"] < 1e-5 and row["us"] > 0 for row in rows)
     assert Image.open("bars.png").size[0] > 300
@@ -355,7 +355,7 @@ def test_bench_keeps_the_parts_of_earlier_runs(run: Any, tmp_path: Path, monkeyp
         assert run("bench", words, *options)[0] == 0
     assert run("bench", problems[2], "--quick", "--device", "cpu", "--engines", "leanconv")[0] == 0
     kept = [*Path("benchmarks/results/cpu").iterdir()]
-    seen = {about["words"] for path in kept for about in json.loads(path.read_text())["problems"].values()}
+    seen = {about["words"] for path in kept for about in columns.read(path)["problems"]}
     assert len(kept) == 3 and {path.stem for path in kept} == {"problem-part", "problem-part-2", "problem-part-3"}
     assert len(seen) == 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from pathlib import Path
@@ -43,7 +42,7 @@ def test_a_row_has_every_engine() -> None:
 
 
 def test_the_committed_record_is_whole_and_the_choice_is_good() -> None:
-    rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
+    rows = records.read(RECORD)["rows"]
     words = [cpu.format_problem(problem) for _, problem in cpu.every()]
     assert [row["problem"] for row in rows] == words
     within = sum(cpu.excess(row) <= 1.1 for row in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,6 +114,6 @@ def test_the_tuner_fills_the_rows(
 
 def test_the_committed_record_is_of_known_layers() -> None:
     for path in (Path(__file__).resolve().parents[2] / "benchmarks" / "results").glob("*/torchvision-layers.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = records.read(path)
         assert 0 < len(record["rows"]) <= record["layers"]
         assert all(set(row["shares"]) <= set(study.NETWORKS) and row["us"] > 0 for row in record["rows"])

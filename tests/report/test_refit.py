@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from leanconv.bench import candidates, columns
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.kernels import cost
@@ -58,7 +58,9 @@ def _over(name: str, layer: ConvProblem) -> float:
 
 def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
     assert by_model(LAYER, NOMINAL).algorithm.name == "tensor_winograd"
+    table = (folder / refit.TIMED).read_text()
     written = refit.measure(tmp_path / "results")
+    assert (folder / refit.TIMED).read_text() != table, "it is kept in columns"
     assert written == [tmp_path / "perf" / "nvidia-h200" / "fits.json", folder / "tuning.json"]
     assert 1.7 < _over("tensor_winograd", LAYER) < 2, "drawn to no fit: nine layers are few"
     assert _over("tensor_gemm", LAYER) == pytest.approx(1)
@@ -66,7 +68,7 @@ def test_a_fit_is_found_and_obeyed(folder: Path, tmp_path: Path) -> None:
     assert by_model(LAYER, replace(NOMINAL, model="")).algorithm.name == "tensor_winograd", "of that GPU alone"
     assert by_model(replace(LAYER, op="dgrad"), NOMINAL).algorithm.name == "tensor_gemm", "the same kernel"
     assert _over("tensor_winograd", replace(LAYER, precision="tf32")) == 1, "not measured"
-    record = json.loads(written[1].read_text())
+    record = columns.read(written[1])
     assert record["without a fit"]["mean"] > 1.05 and record["fitted to others"]["worst"] == pytest.approx(1)
     page = made_up.filled(tmp_path / "results", "tuning tuning")
     assert "| torch-fp32 | NHWC | 9 | 3.00 | 3.00 | 0 |" in page
@@ -115,12 +117,12 @@ def test_a_damaged_fit_is_none(folder: Path, tmp_path: Path) -> None:
 def test_the_shipped_fit_is_that_of_the_timed_candidates() -> None:
     """`python -m report refit` after every change of the table or of a cost model; what was reached is kept."""
     path = ROOT / "benchmarks/results/nvidia-h200" / refit.TIMED
-    some = refit.points(Table.read(path), NOMINAL)
+    some = refit.points(candidates.read(path), NOMINAL)
     shipped, fitted = cost.known(NOMINAL.model), refit.fitted(some)
     both = [p for p in some if p.group in shipped and p.group in fitted]
     assert len(both) > 0.8 * len(some)
     assert np.mean([refit.expected(p, shipped) / refit.expected(p, fitted) for p in both]) == pytest.approx(1, abs=0.1)
     reached = refit.summary(refit.validated(some))
     assert reached["mean"] < 1.035 and reached["most"] < 1.15, "the goals are 1.05 and 1.15"
-    published = json.loads((ROOT / "benchmarks/results/nvidia-h200/tuning.json").read_text())
+    published = columns.read(ROOT / "benchmarks/results/nvidia-h200/tuning.json")
     assert published["fitted to others"]["mean"] == pytest.approx(reached["mean"], abs=0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.bench import columns
 from leanconv.kernels.simt import winograd2d
 from leanconv.kernels.winograd_matrices import WIDTHS
 from research import pages, precision
@@ -54,7 +54,7 @@ def test_every_kernel_keeps_its_bound_on_data_of_every_kind(kernel: precision.Ke
 
 
 def test_the_published_errors_keep_their_bounds() -> None:
-    entries = [precision.Entry(**entry) for entry in json.loads(RECORD.read_text(encoding="utf-8"))["entries"]]
+    entries = [precision.Entry(**entry) for entry in columns.read(RECORD)["entries"]]
     for entry in entries:
         kept(entry)
     published = {(kernel.name, where, level) for kernel in precision.every_kernel() for where, level, _ in kernel.ways}
@@ -64,7 +64,7 @@ def test_the_published_errors_keep_their_bounds() -> None:
         assert entry.bound == pytest.approx(bounds[entry.kernel, entry.layer], rel=1e-3), entry
     assert {entry.data for entry in entries} == {*KINDS, ONE_WAY}
     page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
-    assert precision.section(json.loads(RECORD.read_text(encoding="utf-8"))) in page
+    assert precision.section(columns.read(RECORD)) in page
 
 
 @named([ROWS[ELEVEN.index(kernel)] for kernel in ((4, 3), (8, 7), (16, 8))] + WIDE[:2] + SQUARES[:1] + PLAIN[:1])

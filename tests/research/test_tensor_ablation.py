@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.bench import columns
 from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch
@@ -191,7 +192,7 @@ def test_missing_rows_are_named() -> None:
 
 def test_the_committed_record_is_whole() -> None:
     for path in RESULTS.glob("*/tensor-ablation.json"):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = columns.read(path)
         assert study.missing(record, HOPPER) == [], path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from leanconv.bench import columns
 from leanconv.bench.results import Results
 from leanconv.bench.suites import parse_problem
 from leanconv.call.choose import choose
@@ -51,7 +51,7 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
 def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
     """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too."""
     for name in ("torchvision-layers", "other-layers"):
-        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+        for row in columns.read(RESULTS / f"{name}.json")["rows"]:
             for peer, peer_us in row["peers"].items():
                 if row["model_us"] is not None and not peer.endswith("-unsearched"):
                     yield parse_problem(row["problem"]), row["limit"], peer, row["model_us"], peer_us

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
+from leanconv.bench import columns  # noqa: E402
 from leanconv.runtime import cache  # noqa: E402
 from leanconv.torch import patch  # noqa: E402
 
@@ -248,7 +248,7 @@ def test_two_gpus_train_as_one(tmp_path: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-    one, two = json.loads(path.read_text())["rows"]
+    one, two = columns.read(path)["rows"]
     assert (one["gpus"], two["gpus"]) == (1, 2) and two["taken"] > 50
     assert two["losses"] == pytest.approx(one["losses"], rel=2e-3)
 

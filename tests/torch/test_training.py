@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import subprocess
@@ -17,6 +16,7 @@ from tests.conftest import HostDevice
 
 torch = pytest.importorskip("torch")
 
+from leanconv.bench import columns  # noqa: E402
 from report import records, training  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +77,7 @@ def test_several_processes_train_as_one(tmp_path: Path) -> None:
             if "terminate called without an active exception" not in done.stderr:
                 break
         assert done.returncode == 0, done.stderr
-    rows = json.loads(path.read_text())["rows"]
+    rows = columns.read(path)["rows"]
     assert [row["gpus"] for row in rows] == [1, 2]
     assert rows[0]["losses"] == pytest.approx(rows[1]["losses"], rel=1e-4)
     assert len(training.several(rows)[1]) == 1

@@ -20,6 +20,15 @@ def quantity(value: float | None) -> str:
     return f"{value:.{min(9, max(0, 2 - magnitude))}f}"
 
 
+def significant(value: float, digits: int = 5) -> float:
+    """A figure as results files have it: rounded to so many significant digits, which no repetition holds.
+
+    >>> significant(1341.928), significant(1.1161867e-06)
+    (1341.9, 1.1162e-06)
+    """
+    return float(f"{value:.{digits}g}")
+
+
 def size(count: int | None) -> str:
     """Bytes in the largest unit that fits; a dash for None.
 

@@ -16,13 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from leanconv.bench import columns
+from leanconv.bench.columns import SCHEMA
 from leanconv.bench.results import Results
 from leanconv.kernels import ALGORITHMS
 from leanconv.perf.tables import source_version
 from leanconv.runtime.files import read_bytes, read_json
 
-#: Counts up when what a results file says has another meaning.
-SCHEMA = 1
 #: The file below the results that lists those of earlier kernels which pages may still use, each with the reason.
 OLDER = "older.json"
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -132,12 +132,8 @@ def committed(path: Path, older: Mapping[str, str] = {}) -> Results:
 
 def committed_record(path: Path, older: Mapping[str, str] = {}) -> dict[str, Any]:
     """Any other record, for a page: a dict with ``machine``, or with a machine's entries of its own."""
-    try:
-        record = dict(read_json(read_bytes(path)))
-        about = record["machine"] if isinstance(record.get("machine"), dict) else record
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    refuse(about, path, older)
+    record = columns.read(path)
+    refuse(record["machine"] if isinstance(record.get("machine"), dict) else record, path, older)
     return record
 
 

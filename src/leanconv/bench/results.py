@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from leanconv.bench import columns
 from leanconv.dtypes import DTYPES, is_narrow
 from leanconv.options import Layout
-from leanconv.runtime.files import read_bytes, read_json, write_text
 
 #: The layouts that cuDNN and PyTorch compute in; PyTorch would copy another into one of them in each call.
 PEER_LAYOUTS: tuple[Layout, ...] = ("NCHW", "NHWC")
@@ -100,21 +99,35 @@ class Results:
         return any(entry["engine"].startswith("leanconv") for entry in self.failed)
 
     def write(self, path: Path) -> None:
-        """Write the file; it appears whole or not at all."""
-        write_text(path, json.dumps(asdict(self), indent=1, allow_nan=False) + "\n")
+        """Write the file in columns; it appears whole or not at all. What is empty, or nowhere but a default, is left
+        out; a reason for which several problems were skipped is said once.
+        """
+        usual = {each.name: each.default for each in fields(Row)}
+        said = [name for name in usual if any(getattr(row, name) != usual[name] for row in self.rows)]
+        content = {each.name: getattr(self, each.name) for each in fields(self)} | {
+            "problems": [{"problem": name, **about} for name, about in self.problems.items()],
+            "rows": [{name: getattr(row, name) for name in said} for row in self.rows],
+            "skipped": _grouped(self.skipped, list(self.problems)),
+        }
+        kept = {name: value for name, value in content.items() if value not in (None, [], {})}
+        columns.write(path, {**kept, "problems": content["problems"], "rows": content["rows"]})
 
     @classmethod
     def read(cls, path: Path) -> Results:
         """Read a results file. Raises ValueError naming the file when it is not one."""
         try:
-            content = read_json(read_bytes(path))
+            content = {"layout": None} | columns.read(path)
+            if (schema := content["machine"].get("schema", columns.SCHEMA)) != columns.SCHEMA:
+                raise ValueError(f"it is of schema {schema}, and this version reads schema {columns.SCHEMA}")
+            content["problems"] = {each.pop("problem"): each for each in content["problems"]}
             content["rows"] = [Row(**row) for row in content["rows"]]
+            content["skipped"] = _apart(content.get("skipped", ()), list(content["problems"]))
             read = cls(**content)
             for row in read.rows:
                 if row.problem not in read.problems or not 0 < row.us < math.inf:
                     raise ValueError(f"a row of {row.engine} on {row.problem!r} took {row.us} µs")
             return read
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a results file of leanconv bench: {error}") from error
 
     def refuse_other(self, other: Results) -> None:
@@ -206,6 +219,28 @@ class Results:
             if own and peer:
                 ratios.append(peer.us / own.us)
         return ratios
+
+
+def _grouped(entries: Iterable[dict[str, str]], every: Sequence[str]) -> list[dict[str, Any]]:
+    """Entries with the problems that share an engine and a reason; without them, where they are ``every`` one."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        found.setdefault((entry["engine"], entry["reason"]), []).append(entry["problem"])
+    return [
+        {"engine": engine, "reason": reason} | ({} if problems == every else {"problems": problems})
+        for (engine, reason), problems in found.items()
+    ]
+
+
+def _apart(groups: Iterable[dict[str, Any]], every: Sequence[str]) -> list[dict[str, str]]:
+    """An entry for each problem of each group, problem by problem."""
+    entries = [
+        {"problem": problem, "engine": group["engine"], "reason": group["reason"]}
+        for group in groups
+        for problem in group.get("problems", every)
+    ]
+    places = {name: i for i, name in enumerate(every)}
+    return sorted(entries, key=lambda entry: places.get(entry["problem"], len(places)))
 
 
 def right(row: Row) -> bool:

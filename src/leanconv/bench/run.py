@@ -15,6 +15,7 @@ from typing import Any
 from leanconv import options
 from leanconv.bench import machine, provenance
 from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
+from leanconv.bench.format import significant
 from leanconv.bench.operands import Check, Operands, poison
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer, Peer, Unable
 from leanconv.bench.results import Results, Row
@@ -286,7 +287,7 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
         "layout": getattr(problem, "layout", None),
         "flops": problem.flops,
         "bytes": problem.bytes,
-        "floor_us": run.ceilings.floor_us(problem, "fp32"),
+        "floor_us": significant(run.ceilings.floor_us(problem, "fp32")),
     }
     begin = time.perf_counter()
     spent: dict[str, float] = {}
@@ -372,7 +373,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         timing = _time(candidate, cold, run)
         busy = None
         if run.sustained and candidate.on_gpu:
-            busy = round(time_gpu_sustained(candidate.call), 3)
+            busy = significant(time_gpu_sustained(candidate.call))
             time.sleep(_REST_S)
         workspace = candidate.workspace_bytes
         if workspace == "measure":
@@ -385,7 +386,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         ceiling=bound,
         l2="cold" if cold else "warm",
         workspace_bytes=workspace,
-        error=error if math.isfinite(error) else None,
+        error=significant(error) if math.isfinite(error) else None,
         checked=check.checked,
         registers=candidate.registers,
         spill_bytes=candidate.spill_bytes,
@@ -401,12 +402,12 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
 def _figures(problem: Problem, candidate: Candidate, timing: Timing, run: _Run) -> dict[str, Any]:
     """The fields of a row that follow from its time."""
     return {
-        "us": round(timing.median_us, 3),
-        "us_low": round(timing.low, 3),
-        "us_high": round(timing.high, 3),
+        "us": significant(timing.median_us),
+        "us_low": significant(timing.low),
+        "us_high": significant(timing.high),
         "runs": timing.runs,
-        "tflops": round(problem.flops / timing.median_us * 1e-6, 4),
-        "ceiling_share": round(run.ceilings.floor_us(problem, candidate.arithmetic) / timing.median_us, 4),
+        "tflops": significant(problem.flops / timing.median_us * 1e-6),
+        "ceiling_share": significant(run.ceilings.floor_us(problem, candidate.arithmetic) / timing.median_us),
     }
 
 

@@ -1,7 +1,8 @@
 """``torch.nn.Conv1d.forward`` and ``torch.nn.Conv2d.forward`` while `enable` lasts: PyTorch's, with fewer look-ups.
 
 A module keeps its parameters in a dictionary. PyTorch's forward reads ``self.weight`` and ``self.bias``, which Python
-finds only after it has failed to: 0.5 µs each, of which a dictionary takes 0.05 (PyTorch 2.13, one core, in a loop).
+finds only after it has failed to. Explored (PyTorch 2.13, one core, 2026-11-24, 25db771): that is 0.5 of the 0.56 µs of
+each look-up, and forward down to the function takes 0.5 µs in place of 1.5.
 What is saved so pays for what `functions` asks of each layer. Whatever is not as PyTorch makes it, such as a class of
 its own, a padding mode, a parametrization or a replaced ``_conv_forward``, goes to PyTorch's forward.
 """
@@ -44,7 +45,7 @@ def _forward(kind: Any, name: str) -> Callable[..., Any]:
     return forward
 
 
-_FORWARDS = [
+_FORWARDS: list[tuple[Any, Any, Any]] = [
     (kind, kind.forward, _forward(kind, name))
     for kind, name in ((torch.nn.Conv1d, "conv1d"), (torch.nn.Conv2d, "conv2d"))
 ]
