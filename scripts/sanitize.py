@@ -40,6 +40,7 @@ from leanconv.runtime.files import write_text  # noqa: E402
 from tests import proof  # noqa: E402
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES  # noqa: E402
 from tests.cases_16bit import NATIVE_CASES  # noqa: E402
+from tests.cases_separable import SEPARABLE_CASES  # noqa: E402
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES  # noqa: E402
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES  # noqa: E402
 from tests.kernels.patching import Patch, copied_headers, kernel_headers, patched  # noqa: E402
@@ -128,7 +129,7 @@ def _suits(case: Any) -> tuple[bool, float]:
 @cache
 def runs() -> tuple[Run, ...]:
     """A case of each variant with much work, so that stages of rings are filled again and again: but not too much."""
-    cases = (*CASES, *NATIVE_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES)
+    cases = (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES)
     found: dict[tuple[str, str], Run] = {}
     for case in sorted((*cases, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES), key=_suits):
         for algorithm in VARIANTS:

@@ -393,7 +393,7 @@ def _filter_cases() -> list[Case]:
     ):
         name = f"type-{dtype}" + f"-{result}" * bool(result)
         thorough = name in ("type-uint8", "type-float64")
-        add(name, 2, 19, 403, 3, 4, border=border, dtype=dtype, out_dtype=result, gap=1, y_gap=1, thorough=thorough)
+        add(name, 2, 19, 403, 3, 4, border=border, dtype=dtype, out_dtype=result, gap=2, y_gap=2, thorough=thorough)
         add(f"{name}-vectors", 1, 21, 264, 5, 3, border=border, dtype=dtype, out_dtype=result)
     add("type-int32-sums-float64", 1, 19, 300, 3, 3, dtype="int32", sum_dtype="float64", border="constant")
     add("type-float64-32x32", 1, 35, 200, 32, 32, dtype="float64", border="wrap", anchor=(0, 31))
@@ -410,9 +410,17 @@ def _filter_cases() -> list[Case]:
     add("channels-3-wide", 1, 17, 50, 3, 31, dtype="uint8", channels=3, border="reflect", filters=2)
     add("channels-3-float64", 1, 17, 90, 3, 3, dtype="float64", channels=3, border="wrap", anchor=(2, 0))
     # Whole windows alone, and filters of each image.
-    add("valid", 2, 23, 270, 4, 5, valid=True, y_gap=2)
+    add("valid", 2, 24, 270, 4, 5, valid=True, y_gap=2)
     add("valid-uint8-channels", 1, 20, 100, 3, 3, valid=True, dtype="uint8", channels=3, filters=2)
     add("valid-one-output", 2, 7, 9, 7, 9, valid=True)
+    # Volumes: slices outside, one alone, results of several filters.
+    for border in BORDERS:
+        add(f"volume-{border}", 2, 9, 133, 3, 4, d=4, kd=3, anchor_z=1, border=border, gap=1, rows_between=1)
+    add("volume-over-image", 2, 5, 9, 3, 3, d=2, kd=7, anchor_z=5, border="reflect", dtype="uint8")
+    add("volume-filters", 1, 18, 264, 5, 5, d=3, kd=2, anchor_z=0, filters=3, dtype="uint8", border="wrap")
+    add("volume-valid", 2, 9, 40, 3, 3, d=5, kd=3, valid=True, filters=2, dtype="int16", out_dtype="float32")
+    add("volume-one-slice-filter", 2, 9, 40, 3, 3, d=3, kd=1, filters=2, dtype="float64", channels=2)
+    add("volume-int32", 1, 9, 40, 3, 3, d=3, kd=3, anchor_z=2, dtype="int32", border="constant", channels=3)
     add("per-image", 3, 18, 133, 3, 3, per_image=True, border="wrap")
     add("per-image-filters", 2, 9, 132, 31, 31, per_image=True, filters=7, dtype="uint8", channels=5, border="reflect")
     return found

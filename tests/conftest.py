@@ -152,6 +152,11 @@ def oracle_filter(
 ) -> np.ndarray:
     """Float64 correlation of images (batch, h, w) by the definition, borders made by numpy.pad; of several kernels
     (f, kh, kw) as (batch, f, h, w). Pixels of several channels are the last axis of both."""
+    if problem.rank:
+        kernel = np.einsum("ku,kv->uv", kernel[:, : problem.kh], kernel[:, problem.kh :], dtype=np.float64)
+        problem = replace(problem, rank=0)
+    if problem.is_volume:
+        return _oracle_volumes(problem, x, kernel, value, delta)
     if problem.per_image:
         one = replace(problem, batch=1, per_image=False)
         results = [oracle_filter(one, x[i : i + 1], kernel[i], value, delta) for i in range(problem.batch)]
@@ -174,6 +179,26 @@ def oracle_filter(
         for v in range(kw):
             y += float(kernel[u, v]) * padded[:, u : u + x.shape[1], v : v + x.shape[2]]
     return y[:, : problem.out_h, : problem.out_w]
+
+
+def _oracle_volumes(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float
+) -> np.ndarray:
+    """The sum over the slices of a kernel (kd, kh, kw), or of several, each by `oracle_filter`."""
+    if kernel.ndim == 4:
+        return np.stack([_oracle_volumes(problem, x, each, value, delta) for each in kernel], axis=1)
+    widths = [(0, 0)] * x.ndim
+    widths[1] = (problem.anchor_z, problem.kd - 1 - problem.anchor_z)
+    if problem.border == "constant":
+        padded = np.pad(x.astype(np.float64), widths, constant_values=value)
+    else:
+        padded = np.pad(x.astype(np.float64), widths, mode=_PAD_MODES[problem.border])  # type: ignore[call-overload]
+    one = replace(problem, batch=problem.out_d, d=1, kd=1, anchor_z=0, filters=1)
+    y = np.full((problem.batch, *one.y_shape), float(delta))
+    for n in range(problem.batch):
+        for t in range(problem.kd):
+            y[n] += oracle_filter(one, padded[n, t : t + problem.out_d], kernel[t], value)
+    return y
 
 
 def as_result(sums: np.ndarray, dtype: str) -> np.ndarray:
@@ -284,10 +309,14 @@ class HostDevice:
                     sums[...] = w.sum(images, dtype=np.float64)
             else:
                 wide = problem.w * problem.channels
-                shape = (problem.batch, problem.h, wide)
+                shape = (problem.batch * problem.d, problem.h, wide)
                 item = item_bytes(problem.dtype)
                 x = at_address(int(given["x"]), shape, (problem.x_step, problem.x_pitch, 1), problem.dtype, item)
-                results = (problem.batch * problem.filters, problem.out_h, problem.out_w * problem.channels)
+                results = (
+                    problem.batch * problem.filters * problem.out_d,
+                    problem.out_h,
+                    problem.out_w * problem.channels,
+                )
                 strides, item = (problem.y_step, problem.y_pitch, 1), item_bytes(problem.result)
                 y = at_address(int(given["y"]), results, strides, problem.result, item)
                 kernel = at_address(int(given["w"]), problem.w_shape, _dense(problem.w_shape), problem.sums)

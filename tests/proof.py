@@ -152,8 +152,8 @@ def _check_filter(problem: FilterProblem, plan: Plan, run: Runner, kind: str) ->
     inputs, scalars = cases.draw_filter(problem, kind)
     poison = POISON[problem.result]
     high, wide = problem.h, problem.w * problem.channels
-    x, images = _strided((problem.batch, high, wide), problem.x_pitch, problem.x_step, problem.dtype)
-    shape = problem.batch * problem.filters, problem.out_h, problem.out_w * problem.channels
+    x, images = _strided((problem.batch * problem.d, high, wide), problem.x_pitch, problem.x_step, problem.dtype)
+    shape = problem.batch * problem.filters * problem.out_d, problem.out_h, problem.out_w * problem.channels
     y, result = _strided(shape, problem.y_pitch, problem.y_step, problem.result)
     images[...] = inputs["x"].reshape(images.shape)
     run(plan, {"x": x, "w": inputs["w"], "y": y, **scalars})

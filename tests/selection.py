@@ -64,6 +64,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
         yield layer_name(case)
     if not isinstance(problem, ConvProblem):
         yield from (("image", problem.dtype), ("result", problem.result), ("channels", problem.channels))
+        yield "volume", problem.is_volume
         yield from (("valid", problem.valid), ("per image", problem.per_image), ("sums", problem.sums))
         return
     if problem.is_empty:

@@ -1,6 +1,6 @@
 """Convolution on NVIDIA GPUs without the workspace, for neural-network layers and for images."""
 
-from leanconv import ndimage
+from leanconv import ndimage, signal
 from leanconv.api import (
     conv1d,
     conv1d_input,
@@ -9,13 +9,23 @@ from leanconv.api import (
     conv2d_input,
     conv2d_weight,
     explain,
-    filter2d,
 )
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.explain import Explanation, list_algorithms
 from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.images import filters
+from leanconv.images.api import filter2d, filter3d
+from leanconv.images.named import (
+    box_blur,
+    gaussian_blur,
+    laplacian,
+    prewitt,
+    scharr,
+    sep_filter2d,
+    sobel,
+    unsharp_mask,
+)
 from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
@@ -40,6 +50,7 @@ __all__ = [
     "TableError",
     "TuningResult",
     "WrongResultError",
+    "box_blur",
     "conv1d",
     "conv1d_input",
     "conv1d_weight",
@@ -48,13 +59,22 @@ __all__ = [
     "conv2d_weight",
     "explain",
     "filter2d",
+    "filter3d",
     "filters",
+    "gaussian_blur",
+    "laplacian",
     "list_algorithms",
     "ndimage",
     "precompile",
     "prepare_weights",
+    "prewitt",
     "record_tuning",
+    "scharr",
+    "sep_filter2d",
+    "signal",
+    "sobel",
     "tune",
+    "unsharp_mask",
 ]
 
 #: Names of earlier versions, and what they are called now.

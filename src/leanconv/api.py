@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
-from leanconv.images.api import filter2d, requested_filter
+from leanconv.images.api import filter2d, filter3d, requested_filter, requested_volume_filter
 from leanconv.options import FUNCTIONS, Activation, Layout, Layout1d, Padding, Precision, layer_options
 from leanconv.problem import is_problem
 
@@ -358,9 +358,10 @@ def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
     Give a function and the arguments of its call: ``explain(conv2d, x, w, padding=1)``; any of `conv2d`, `conv1d`,
-    their gradients and `filter2d`. Or give a ConvProblem or FilterProblem with, if wanted, ``device="cuda"`` (the CPU
-    is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given for what this process has
-    compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the one for an H200.
+    their gradients, `filter2d` and `filter3d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
+    for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
+    one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
 
@@ -389,8 +390,11 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     first, second, *_ = given.values()
     out = given.pop("out")
     if function is filter2d:
-        requested, kernel = requested_filter(**given)
-        return resolve(requested, first, kernel, None, out)
+        wanted, kernel = requested_filter(**given, out=out)
+        return resolve(wanted, first, kernel, None, out)
+    if function is filter3d:
+        wanted, kernel = requested_volume_filter(**given)
+        return resolve(wanted, first, kernel, None, out)
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
@@ -398,5 +402,5 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     return resolve(requested, first, second, given.get("bias"), out)
 
 
-_EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d
+_EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d, filter3d
 _LAYER_OPTIONS = inspect.signature(layer_options).parameters

@@ -125,6 +125,10 @@ class FilterOptions(NamedTuple):
     valid: bool = False
     #: each image has a kernel of its own
     per_image: bool = False
+    #: rows and columns of a kernel that is given as products of a column and a row
+    factored: tuple[int, int] | None = None
+    #: images are slices of volumes, and so are kernels; this is the anchor among slices, -1 for the middle
+    slice_anchor: int | None = None
 
 
 Options = LayerOptions | FilterOptions

@@ -256,7 +256,10 @@ class FilterProblem:
     ``batch`` images of ``h`` rows and ``w`` columns, for each of them ``filters`` results. Each result is as large as
     the image; with ``valid`` it has the pixels alone whose windows lie inside, ``y[f,i,j]`` reading from ``x[i,j]`` on,
     and anchor and border are (0, 0) and ``constant``. A pixel has ``channels`` values, which lie side by side and are
-    filtered alike. With ``per_image`` each image has ``filters`` of its own.
+    filtered alike. With ``per_image`` each image has ``filters`` of its own. With a ``rank`` there is one filter, the
+    sum of so many products of a column and a row, and it is given as these: each column before its row. Volumes have
+    ``d`` slices, images one behind the other, and filters of ``kd`` slices, of which number ``anchor_z`` lies on the
+    output's; the sum is over these too.
 
     Rows lie ``x_pitch`` (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart.
     ``delta`` and the constant-border value are arguments of the call.
@@ -288,6 +291,10 @@ class FilterProblem:
     channels: int = 1
     valid: bool = False
     per_image: bool = False
+    rank: int = 0
+    d: int = 1
+    kd: int = 1
+    anchor_z: int = 0
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
@@ -297,8 +304,8 @@ class FilterProblem:
     batch_invariant: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters", "channels")
-        _make_plain(self, sizes)
+        sizes = ("batch", "h", "w", "kh", "kw", "x_pitch", "x_step", "y_pitch", "y_step", "filters", "channels", "rank")
+        _make_plain(self, (*sizes, "d", "kd", "anchor_z"))
         one_of("image", self.dtype, FILTERS)
         options.one_of("border", self.border, tuple(BORDERS))
         if not _are_ints(self.anchor, 2):
@@ -314,6 +321,7 @@ class FilterProblem:
             object.__setattr__(self, name, options.yes_or_no(name, getattr(self, name)))
         if self.valid:
             object.__setattr__(self, "anchor", (0, 0))
+            object.__setattr__(self, "anchor_z", 0)
             object.__setattr__(self, "border", "constant")
 
     @property
@@ -332,6 +340,16 @@ class FilterProblem:
         return replace(self, x_pitch=x, x_step=x * self.h, y_pitch=y, y_step=y * self.out_h)
 
     @property
+    def is_volume(self) -> bool:
+        """Whether the images have an axis of slices."""
+        return (self.d, self.kd) != (1, 1)
+
+    @property
+    def out_d(self) -> int:
+        """Slices of a result."""
+        return self.d - self.kd + 1 if self.valid else self.d
+
+    @property
     def out_h(self) -> int:
         """Rows of a result; zero or negative where a filter does not fit a ``valid`` image."""
         return self.h - self.kh + 1 if self.valid else self.h
@@ -344,7 +362,7 @@ class FilterProblem:
     @property
     def is_empty(self) -> bool:
         """Whether the output has no elements."""
-        return self.batch * self.h * self.w * self.channels == 0
+        return self.batch * self.d * self.h * self.w * self.channels == 0
 
     @property
     def itemsize(self) -> int:
@@ -362,26 +380,30 @@ class FilterProblem:
 
     @property
     def x_shape(self) -> tuple[int, ...]:
-        """The images as (batch, rows, columns); with several channels these are the last axis."""
-        return (self.batch, self.h, self.w, self.channels)[: 3 + (self.channels != 1)]
+        """The images as (batch, rows, columns), volumes as (batch, slices, rows, columns); with several channels these
+        are the last axis."""
+        channels = (self.channels,) * (self.channels != 1)
+        return (self.batch, *((self.d,) * self.is_volume), self.h, self.w, *channels)
 
     @property
     def w_shape(self) -> tuple[int, ...]:
         """The filter; with several of them (filters, rows, columns); before that the batch where each image has its
-        own."""
+        own. Of a `rank`, (rank, rows + columns)."""
+        if self.rank:
+            return self.rank, self.kh + self.kw
         batch, filters = (self.batch,) * self.per_image, (self.filters,) * (self.filters != 1)
-        return (*batch, *filters, self.kh, self.kw)
+        return (*batch, *filters, *((self.kd,) * self.is_volume), self.kh, self.kw)
 
     @property
     def y_shape(self) -> tuple[int, ...]:
         """The results, as the images; with several filters (batch, filters, rows, columns), or channels behind."""
         filters, channels = (self.filters,) * (self.filters != 1), (self.channels,) * (self.channels != 1)
-        return (self.batch, *filters, self.out_h, self.out_w, *channels)
+        return (self.batch, *filters, *((self.out_d,) * self.is_volume), self.out_h, self.out_w, *channels)
 
     @property
     def flops(self) -> int:
         """Operations, a multiply-add counted as two."""
-        return 2 * prod(self.y_shape) * self.kh * self.kw
+        return 2 * prod(self.y_shape) * (self.rank * (self.kh + self.kw) if self.rank else self.kd * self.kh * self.kw)
 
     @property
     def bytes(self) -> int:
@@ -391,11 +413,14 @@ class FilterProblem:
     def __str__(self) -> str:
         types = self.dtype if self.result == self.dtype else f"{self.dtype} to {self.result}"
         types += f" in {self.sums}" if self.sum_dtype else ""
-        size = f"{self.batch}x{self.h}x{self.w}" + f"x{self.channels}" * (self.channels != 1)
+        slices, taps = (f"{self.d}x", f"{self.kd}x") if self.is_volume else ("", "")
+        size = f"{self.batch}x{slices}{self.h}x{self.w}" + f"x{self.channels}" * (self.channels != 1)
         filters = f"{self.filters} filters" if self.filters > 1 else "filter"
         filters += " an image" if self.per_image else ""
-        where = "valid" if self.valid else f"anchor {self.anchor[0]},{self.anchor[1]} border {self.border}"
-        return f"filter2d {types} {size} {filters} {self.kh}x{self.kw} {where}"
+        filters = f"{filters} of rank {self.rank}" if self.rank else filters
+        anchor = f"{self.anchor_z}," * self.is_volume + f"{self.anchor[0]},{self.anchor[1]}"
+        where = "valid" if self.valid else f"anchor {anchor} border {self.border}"
+        return f"filter2d {types} {size} {filters} {taps}{self.kh}x{self.kw} {where}"
 
 
 Problem = ConvProblem | FilterProblem

@@ -7,16 +7,20 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
     filter:8192x8192,7x7
     filter:480x640,5x1,batch16,anchor0x0,replicate,int32
     filter:1080x1920,3x3,channels3,uint8,int16
+    filter:64x256x256,3x3x3,valid
+    filter:8192x8192,31x31,separable
 
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
 Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
 ``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where it is not
 the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
-For ``filter``: the image's height x width and the filter's height x width, in this order; ``batch``, ``filters`` and
+For ``filter``: the image's height x width and the filter's height x width, in this order, with the slices of volumes
+before them; ``batch``, ``filters`` and
 ``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
-``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, and the image's type and the result's, if it is
-another; a third type is that of the sums of int32.
+``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, ``separable`` (the filter is given as a column times
+a row; ``rank2``, as a sum of two such products), and the image's type and the result's, if it is another; a third type
+is that of the sums of int32.
 """
 
 from __future__ import annotations
@@ -156,6 +160,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     counts = {"batch": 1, "filters": 1, "channels": 1}
     anchor, border, types = None, "reflect101", []
     words = {"valid": False, "per-image": False}
+    rank = 0
     for token in tokens:
         if token in BORDERS:
             border = token
@@ -163,44 +168,57 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
             types.append(token)
         elif token in words:
             words[token] = True
+        elif token == "separable":
+            rank = 1
         else:
-            word, numbers = _split(text, token, (1, 2))
-            if not word and len(numbers) == 2:
+            word, numbers = _split(text, token, (1, 2, 3))
+            if not word and len(numbers) > 1:
                 shapes.append(numbers)
+            elif word == "rank" and len(numbers) == 1:
+                rank = numbers[0]
             elif word in counts and len(numbers) == 1:
                 counts[word] = numbers[0]
-            elif word == "anchor" and len(numbers) == 2:
-                anchor = (numbers[0], numbers[1])
+            elif word == "anchor" and len(numbers) > 1:
+                anchor = numbers
             else:
                 raise _not_understood(text, token)
     if len(shapes) != 2:
         raise ValueError(f"problem={text!r}: it must give the image as HxW and the filter as HxW, in this order")
-    (h, w), (kh, kw) = shapes
-    if min(*counts.values(), h, w, kh, kw) < 1:
+    image, taps = shapes
+    if len(image) != len(taps) or (anchor and len(anchor) != len(taps)):
+        raise ValueError(f"problem={text!r}: image, filter and anchor must have two axes each, or three")
+    if min(*counts.values(), *image, *taps) < 1:
         raise ValueError(f"problem={text!r}: every size must be at least 1")
-    if anchor and not (anchor[0] < kh and anchor[1] < kw):
-        raise ValueError(f"problem={text!r}: anchor {anchor[0]}x{anchor[1]} lies outside the {kh}x{kw} filter")
+    if anchor and not all(at < size for at, size in zip(anchor, taps, strict=True)):
+        shown = "x".join(map(str, anchor)), "x".join(map(str, taps))
+        raise ValueError(f"problem={text!r}: anchor {shown[0]} lies outside the {shown[1]} filter")
+    (d, h, w), (kd, kh, kw) = (1, *image)[-3:], (1, *taps)[-3:]
+    slices, *within = (0, *(anchor or (size // 2 for size in taps)))[-3:]
     if len(types) > 3:
         raise ValueError(f"problem={text!r}: it must give at most three types, of the image, the result and the sums")
     dtype, result, sums = (*types, *(None,) * 3)[:3]
     return dense_filter(
-        counts["batch"], h, w, kh, kw, border, dtype or "float32", anchor, counts["filters"], out_dtype=result,
-        sum_dtype=sums, channels=counts["channels"], valid=words["valid"], per_image=words["per-image"],
+        counts["batch"], h, w, kh, kw, border, dtype or "float32", (within[0], within[1]), counts["filters"],
+        out_dtype=result, sum_dtype=sums, channels=counts["channels"], valid=words["valid"],
+        per_image=words["per-image"], rank=rank, d=d, kd=kd, anchor_z=slices,
     )  # fmt: skip
 
 
 def _format_filter(problem: FilterProblem) -> str:
-    words = [f"{problem.h}x{problem.w}", f"{problem.kh}x{problem.kw}"]
+    slices, taps = (f"{problem.d}x", f"{problem.kd}x") if problem.is_volume else ("", "")
+    words = [f"{slices}{problem.h}x{problem.w}", f"{taps}{problem.kh}x{problem.kw}"]
     words += [f"batch{problem.batch}"] if problem.batch != 1 else []
     words += [f"filters{problem.filters}"] if problem.filters != 1 else []
     words += [f"channels{problem.channels}"] if problem.channels != 1 else []
-    middle = problem.kh // 2, problem.kw // 2
+    anchor = ((problem.anchor_z,) * problem.is_volume) + problem.anchor
+    middle = ((problem.kd // 2,) * problem.is_volume) + (problem.kh // 2, problem.kw // 2)
     if problem.valid:
         words.append("valid")
     else:
-        words += [f"anchor{problem.anchor[0]}x{problem.anchor[1]}"] if problem.anchor != middle else []
+        words += ["anchor" + "x".join(map(str, anchor))] if anchor != middle else []
         words += [problem.border] if problem.border != "reflect101" else []
     words += ["per-image"] if problem.per_image else []
+    words += ["separable" if problem.rank == 1 else f"rank{problem.rank}"] if problem.rank else []
     types = [problem.dtype, problem.result, problem.sums][: 3 if problem.sum_dtype else 2 if problem.out_dtype else 1]
     words += types if types != ["float32"] else []
     return "filter:" + ",".join(words)

@@ -293,7 +293,8 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     told = leanconv.explain(conv2d, x, w, stride=2, device="cuda")
     assert "96 registers" in told.kernels[0] and "96 registers" in str(told)
     image, kernel = np.ones((40, 40), np.float32), np.ones((33, 3), np.float32)
-    told = leanconv.explain(leanconv.filter2d, image, kernel, device="cuda")
+    assert leanconv.explain(leanconv.filter2d, image, kernel, device="cuda").chosen == "separable"
+    told = leanconv.explain(leanconv.filter2d, image, kernel, separable=False, device="cuda")
     assert told.chosen is None and "33x3" in told.others["register_cache"][0]
     assert leanconv.explain(conv2d, torch.from_numpy(x), torch.from_numpy(w)).chosen == "torch.nn.functional.conv2d"
 

@@ -334,7 +334,9 @@ def test_an_algorithm_of_the_other_device(host_device: HostDevice) -> None:
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
     with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
-        filter2d(ones(50, 50), ones(33, 5), device="cuda")
+        filter2d(ones(50, 50), ones(33, 5), separable=False, device="cuda")
+    with says(NoAlgorithmError, "filter of rank 1 129x5", "separable: ", "129x5", "127x127"):
+        filter2d(ones(50, 50), ones(129, 5), device="cuda")
     assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy import ndimage
 
 import leanconv
-from leanconv import FilterProblem, filter2d
+from leanconv import FilterProblem, filter2d, filter3d
 from leanconv.bench.suites import format_problem, parse_problem
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.dtypes import FILTERS, filter_sum, is_integer
@@ -252,11 +252,11 @@ def test_every_cpu_algorithm_on_every_type(algorithm: Any, rng: np.random.Genera
             near(y, oracle_filter(problem, x, w, delta=1), (dtype, result))
 
 
-def test_not_a_number_becomes_the_smallest_integer() -> None:
+def test_not_a_number_becomes_0_in_an_integer() -> None:
     image = np.array([[np.nan, 1, np.inf, -np.inf]], np.float32)
-    assert filter2d(image, [[1]], dtype="uint8").tolist() == [[0, 1, 255, 0]]
-    assert filter2d(image, [[1]], dtype="int8").tolist() == [[-128, 1, 127, -128]]
-    assert filter2d(image, [[1]], dtype="int32").tolist() == [[-(2**31), 1, 2**31 - 1, -(2**31)]]
+    for dtype in INTEGERS:
+        limits = np.iinfo(dtype)
+        assert filter2d(image, [[1]], dtype=dtype).tolist() == [[0, 1, limits.max, limits.min]], dtype
 
 
 def test_types_of_sums_and_words_of_problems() -> None:
@@ -275,11 +275,69 @@ def test_types_of_sums_and_words_of_problems() -> None:
         "filter:1080x1920,3x3,channels3,uint8,int16",
         "filter:50x60,5x4,batch2,filters3,valid,per-image,float64",
         "filter:50x60,5x4,wrap,int32,int32,float64",
+        "filter:8x50x60,3x5x4,anchor2x0x1,uint8",
+        "filter:8x50x60,1x5x4,valid",
     ):
         assert format_problem(parse_problem(text)) == text
     assert "uint8 to int16 1x1080x1920x3" in str(parse_problem("filter:1080x1920,3x3,channels3,uint8,int16"))
     told = leanconv.explain(valid, device="cuda")
     assert told.chosen == "register_cache" and "3x5 valid" in str(told)
+    told = leanconv.explain(filter3d, np.ones((4, 5, 6), np.uint8), np.ones((2, 3, 3)), device="cuda")
+    assert told.chosen == "register_cache" and "uint8 1x4x5x6 filter 2x3x3 anchor 1,1,1" in str(told)
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+@pytest.mark.parametrize("border", BORDERS)
+def test_volumes_as_scipy_filters_them(
+    border: str, device: Any, rng: np.random.Generator, host_device: HostDevice
+) -> None:
+    """Odd and even kernels, deeper than the volume too; several kernels, a batch, whole windows alone, types."""
+    for turn, shape in enumerate([(3, 3, 3), (1, 2, 3), (4, 1, 2), (9, 3, 2)]):
+        dtype, result = (("float32", None), ("uint8", None), ("int16", "float64"), ("int32", "uint8"))[turn]
+        volume, kernel = picture(rng, dtype, 2, 5, 7, 8), weights(rng, *shape)
+        anchor = tuple(int(rng.integers(0, size)) for size in shape)
+        origin = [at - size // 2 for at, size in zip(anchor, shape, strict=True)]
+        sums = np.stack(
+            [
+                ndimage.correlate(each.astype(np.float64), kernel, mode=BORDERS[border].scipy[0], cval=3, origin=origin)
+                for each in volume
+            ]
+        )
+        options: Any = {"border": border, "value": 3, "dtype": result, "device": device}
+        y = filter3d(volume, kernel, anchor=anchor, delta=-2, **options)
+        assert y.shape == volume.shape and y.dtype == np.dtype(result or dtype)
+        near(y, sums - 2, (border, shape, dtype, result))
+        both = filter3d(volume, np.stack([kernel, -kernel]), anchor=anchor, **options)
+        assert both.shape == (2, 2, 5, 7, 8)
+        near(both[:, 1], -sums, (border, shape))
+        if shape[0] <= 5:
+            whole = filter3d(volume[0], kernel.tolist(), mode="valid", **options)
+            assert whole.shape == tuple(n - k + 1 for n, k in zip(volume.shape[1:], shape, strict=True))
+            middle = ndimage.correlate(volume[0].astype(np.float64), kernel, mode="wrap")
+            inside = tuple(slice(k // 2, k // 2 + n) for k, n in zip(shape, whole.shape, strict=True))
+            near(whole, middle[inside], (border, shape))
+
+
+def test_volumes_are_refused_as_images_are(fake_cupy: Any) -> None:
+    volume, kernel = np.ones((4, 5, 6), np.float32), np.ones((3, 3, 3))
+    for arguments, kind, words in (
+        ({"volume": volume[0]}, ValueError, "volume has shape .5, 6.; it must have 3 dimensions"),
+        ({"volume": volume + 0j}, TypeError, "volume has dtype complex"),
+        ({"kernel": kernel[0]}, ValueError, "kernel has 2 dimensions"),
+        ({"kernel": kernel[:0]}, ValueError, "must not be empty"),
+        ({"anchor": (0, 0)}, ValueError, r"anchor=\(0, 0\) must be None or \(slice, row, column\)"),
+        ({"anchor": (3, 0, 0)}, ValueError, "anchor=.3, 0, 0. lies outside the 3x3x3 kernel"),
+        ({"anchor": (0, 3, 0)}, ValueError, "lies outside the 3x3 kernel"),
+        ({"kernel": np.ones((5, 3, 3)), "mode": "valid"}, ValueError, "5x3x3 kernel does not fit"),
+    ):
+        with pytest.raises(kind, match=words):
+            filter3d(**{"volume": volume, "kernel": kernel, **arguments})
+    whole = np.arange(2 * 6 * 8 * 9, dtype=np.float32).reshape(2, 6, 8, 9)
+    given, before = fake_cupy.asarray(whole)[:, :, 1:7, 2:8], fake_cupy.copies
+    y = filter3d(given, kernel)
+    assert fake_cupy.copies == before, "slices lie evenly apart"
+    np.testing.assert_allclose(y.host, filter3d(whole[:, :, 1:7, 2:8], kernel), rtol=1e-5)
+    assert filter3d(np.ones((2, 0, 5, 6), np.uint8), kernel).shape == (2, 0, 5, 6)
 
 
 @pytest.mark.gpu

@@ -114,7 +114,7 @@ def test_explain_takes_a_function() -> None:
         leanconv.explain(x, w)
     with says(TypeError, "tune is none of conv2d"):
         leanconv.explain(leanconv.tune, x)
-    assert {each.__name__ for each in leanconv.api._EXPLAINED} == {*FUNCTIONS, "filter2d"}
+    assert {each.__name__ for each in leanconv.api._EXPLAINED} == {*FUNCTIONS, "filter2d", "filter3d"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ COUNTS = {
     **{"im2win": 12, "opencnn": 16, "winograd1d": 90, "single-channel": 48, "general-direct": 36, "filters": 80},
     # what differs among the layers of whole networks
     **{"resnet-50": 23, "inception-v3": 43},
+    **{"filter-separable": 33, "filter-types": 36, "filter-large": 8},
     "wide-filters": 17,
     "depthwise": 34,
     "depthwise-wide": 30,
@@ -342,7 +343,7 @@ def test_pytorch_filters_with_the_borders_that_it_pads(border: Any, rng: np.rand
     torch = pytest.importorskip("torch")
     problem = dense_filter(2, 9, 11, 3, 4, border=border)
     image, kernel = (rng.standard_normal(shape, np.float32) for shape in ((2, 9, 11), (3, 4)))
-    call = torch_peer._filter(problem, torch.from_numpy(image), torch.from_numpy(kernel))
+    call = torch_peer._filter(problem, *map(torch.from_numpy, (image, kernel, kernel)))
     if BORDERS[border].torch is None and border != "constant":
         assert call == f"PyTorch pads no border {border!r}"
     else:

@@ -29,7 +29,11 @@ def draw_problem(rng: np.random.Generator) -> Problem:
     """A problem of any kind: sizes of one and windows that read only padding are as likely as large ones."""
     if rng.random() < 0.03:
         size, kernel = rng.integers(1, 3000, 2), rng.integers(1, 32, 2)
-        return filter_problem(1, *map(int, size), *map(int, kernel), filters=int(rng.integers(1, 4)))
+        filters, channels = (int(rng.integers(1, most)) for most in (4, 7))
+        dtype, result = (tuple(DTYPES)[rng.integers(len(DTYPES))] for _ in range(2))
+        return filter_problem(
+            1, *map(int, size), *map(int, kernel), filters=filters, channels=channels, dtype=dtype, out_dtype=result
+        )
     while True:
         problem = _draw_layer(rng)
         if problem.p > 0 and problem.q > 0 and (problem.dtype != "int8" or problem.op == "fprop"):

@@ -20,6 +20,7 @@ from leanconv.runtime.compile import INCLUDE
 from tests import emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
 from tests.cases_16bit import NATIVE_CASES
+from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 from tests.kernels.breaks import BREAKS, scales
@@ -27,7 +28,17 @@ from tests.kernels.breaks.base import Break
 from tests.kernels.patching import StalePatch, broken_kernels, kernel_headers, patched
 from tests.variants import NAMED
 
-MET = (*CASES, *NATIVE_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES)
+MET = (
+    *CASES,
+    *SEPARABLE_CASES,
+    *NATIVE_CASES,
+    *PAIR_CASES,
+    *TENSOR_CASES,
+    *TF32_CASES,
+    *TRANSFORM_CASES,
+    *WEIGHT_CASES,
+    *IMAGE_CASES,
+)
 PROBLEMS = {case.name: case.problem for case in MET}
 
 

@@ -82,6 +82,31 @@ USUAL |= {
     "filter-row": filter_problem(1, 4096, 4096, 1, 31),
     "filter-column": filter_problem(1, 4096, 4096, 31, 1),
 }
+USUAL |= {
+    f"filter-{dtype}-{size}x{size}x{channels}": filter_problem(
+        1,
+        4096,
+        4096,
+        size,
+        size,
+        dtype=dtype,
+        channels=channels,
+        border=tuple(BORDERS)[(size + channels) % len(BORDERS)],
+    )
+    for dtype, channels in (("uint8", 1), ("uint8", 3), ("int16", 4), ("float16", 1), ("float32", 3), ("float64", 1))
+    for size in (3, 5, 7, 13)
+}
+USUAL["filter-float64-32x32"] = filter_problem(1, 4096, 4096, 32, 32, dtype="float64", channels=5)
+USUAL["filter-types"] = filter_problem(1, 4096, 4096, 5, 5, dtype="int32", out_dtype="uint8", filters=4, valid=True)
+USUAL |= {
+    f"filter-separable-{size}x{size}": filter_problem(1, 8192, 8192, size, size, rank=1) for size in (15, 31, 63, 127)
+}
+USUAL |= {
+    "filter-separable-uint8": filter_problem(1, 4096, 4096, 15, 15, rank=1, dtype="uint8"),
+    "filter-separable-uint8-rgb": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="uint8", channels=3),
+    "filter-separable-float64": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="float64"),
+    "filter-separable-rank-3": filter_problem(1, 4096, 4096, 21, 21, rank=3, border="constant"),
+}
 ACCEPTED = [
     pytest.param(a, problem, id=f"{a.stem}-{name}")
     for a in VARIANTS

@@ -14,6 +14,7 @@ from leanconv.options import PRECISIONS
 from tests import emulator
 from tests.cases import CASES, TARGETS
 from tests.cases_16bit import NATIVE_CASES
+from tests.cases_separable import SEPARABLE_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "leanconv"
@@ -22,7 +23,7 @@ PAGES = ("architecture.md", "add-an-algorithm.md")
 PICTURE = DOCS / "pictures" / "architecture.svg"
 #: What a reader of add-an-algorithm.md makes.
 MADE = ("naive",)
-PROBLEMS = [case.problem for case in (*CASES, *NATIVE_CASES)]
+PROBLEMS = [case.problem for case in (*CASES, *SEPARABLE_CASES, *NATIVE_CASES)]
 ENDINGS = ("py", "cuh", "json", "md", "svg")
 
 

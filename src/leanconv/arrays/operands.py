@@ -164,16 +164,22 @@ Pitch = tuple[int, int]
 
 
 def filter_operands(
-    image: Any, kernel: Any, out: Any, result: DtypeName | None = None, channels_last: bool = False
+    image: Any,
+    kernel: Any,
+    out: Any,
+    result: DtypeName | None = None,
+    channels_last: bool = False,
+    first: str = "image",
 ) -> tuple[Operands, Pitch | None, Pitch | None]:
     """The arrays of `filter2d`; then row pitch and image step, in elements, of image and out.
 
-    They are None where a filter cannot use the array in place on a GPU, where ``out`` is None, and on the CPU. Without
-    ``result`` the result has the type of ``out``, else of the image. Raises as `layer_operands`.
+    ``first`` is what the caller calls the image. Pitch and step are None where a filter cannot use the array in place
+    on a GPU, where ``out`` is None, and on the CPU. Without ``result`` the result has the type of ``out``, else of the
+    image. Raises as `layer_operands`.
     """
-    given, arrays, device = gather(image, kernel, None, out, ("image", "kernel"))
-    image, kernel = given["image"], given["kernel"]
-    dtype, given_type = dtypes.one_of("image", arrays.dtype(image), dtypes.FILTERS), arrays.dtype(kernel)
+    given, arrays, device = gather(image, kernel, None, out, (first, "kernel"))
+    image, kernel = given[first], given["kernel"]
+    dtype, given_type = dtypes.one_of(first, arrays.dtype(image), dtypes.FILTERS), arrays.dtype(kernel)
     dtypes.check_weights("kernel", given_type)
     if result is None:
         result = dtype if out is None else dtypes.one_of("out", arrays.dtype(out), dtypes.FILTERS)
@@ -186,7 +192,7 @@ def filter_operands(
     copies = (device is not None and x_pitch is None, given_type != sums or not _readable(arrays, kernel), False)
     direct = device is None or out is None or y_pitch is not None
     operands = Operands(
-        arrays, device, dtype, image, kernel, None, out, ("image", "kernel"), result, sums, copies=copies,
+        arrays, device, dtype, image, kernel, None, out, (first, "kernel"), result, sums, copies=copies,
         out_direct=direct,
     )  # fmt: skip
     return operands, x_pitch, y_pitch

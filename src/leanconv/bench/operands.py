@@ -15,7 +15,7 @@ import numpy as np
 
 from leanconv.cpu import oracle
 from leanconv.cpu.oracle import border_indices
-from leanconv.dtypes import is_integer
+from leanconv.dtypes import DTYPES, is_integer
 from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem, lay_out
 
@@ -58,13 +58,16 @@ class Operands:
         else:
             x, w, _ = problem.operands
             self.image = self._normal(x, 1.0)
-            self.kernel = self._normal(w, (problem.kh * problem.kw) ** -0.5)
+            taps = problem.kh * problem.kw
+            # what our call takes: the kernel, or the products that it is a sum of
+            self.weights = self._normal(w, (taps * max(1, problem.rank) ** 2) ** (-0.25 if problem.rank else -0.5))
+            self.kernel = _whole(problem, self.weights) if problem.rank else self.weights
 
     def _normal(self, operand: Operand, scale: float) -> Any:
-        """Normally distributed numbers; integers of 8 bits are all that there are, those of 32 of two digits."""
+        """Normally distributed numbers; integers are all that there are, those of 32 bits of two digits."""
         self._seed += 1
         shape, dtype = operand.shape, operand.dtype
-        low, high = (0, 255) if dtype == "uint8" else (-128, 127) if dtype == "int8" else (-99, 99)
+        low, high = (-99, 99) if dtype == "int32" else (DTYPES[dtype].low, DTYPES[dtype].high)
         if self.gpu:
             import torch
 
@@ -110,7 +113,8 @@ class Operands:
 
 def poison(y: Any) -> None:
     """Fill an array so that an element that is never written shows in the error."""
-    y[...] = float("nan") if "float" in str(y.dtype) else -(2**31)
+    dtype = str(y.dtype).rpartition(".")[2]
+    y[...] = float("nan") if "float" in dtype else DTYPES[dtype].low or DTYPES[dtype].high
 
 
 @dataclass(frozen=True)
@@ -155,14 +159,19 @@ class Check:
         difference = size = 0.0
         y = y if layout is None else as_nchw(y, layout)
         height, width = y.shape[-2:]
+        problem = self._operands.problem
+        layer = problem.kind == "conv2d"
         for block, answer in zip(self._blocks, self._answers, strict=True):
             part = y[block.images]
-            part = part[..., block.begin : block.end, :]
+            part = part[..., block.begin : block.end, :] if layer else part[:, block.begin : block.end]
             if frame:
                 rows = slice(max(frame - block.begin, 0), min(height - frame, block.end) - block.begin)
                 part, answer = part[..., rows, frame : width - frame], answer[..., rows, frame : width - frame]
             part = part.double() if self._operands.gpu else part.astype(np.float64)
-            difference += float(((part - answer) ** 2).sum())
+            off = abs(part - answer)
+            if not layer and is_integer(problem.result) and problem.sums != "int32":
+                off = (off - 0.5).clip(0)  # its rounding to an integer is no error
+            difference += float((off**2).sum())
             size += float((answer**2).sum())
         return float(np.sqrt(difference / size)) if size else float(np.sqrt(difference))
 
@@ -170,7 +179,7 @@ class Check:
 def _extents(problem: Problem) -> tuple[int, int]:
     """Images (of the gradient of filters: filters) of the output, and their rows."""
     if problem.kind == "filter2d":
-        return problem.batch, problem.h
+        return problem.batch, problem.out_h
     return {"dgrad": (problem.n, problem.h), "wgrad": (problem.k, problem.r)}.get(problem.op, (problem.n, problem.p))
 
 
@@ -183,8 +192,10 @@ def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterato
     elif problem.kind == "conv2d":
         elements = problem.c * problem.h * problem.w + problem.k * problem.p * problem.q
     else:
-        elements = 2 * problem.h * problem.w
+        elements = 2 * problem.h * problem.w * problem.channels
     flops = problem.flops / count
+    if problem.kind == "filter2d":  # products are checked as the kernel that they make
+        flops = replace(problem, rank=0).flops / count
     fit = min(limits[0] / flops, limits[1] / elements)
     images = np.sort(random.permutation(count)[: max(1, min(count, int(fit)))])
     band = int(rows * fit / 3)
@@ -275,12 +286,17 @@ def _filter_block(operands: Operands, block: _Block) -> Any:
     assert problem.kind == "filter2d"
     (anchor_y, anchor_x), height = problem.anchor, block.end - block.begin
     rows = np.arange(block.begin, block.end + problem.kh - 1) - anchor_y
-    columns = np.arange(problem.w + problem.kw - 1) - anchor_x
+    columns = np.arange(problem.out_w + problem.kw - 1) - anchor_x
     window = with_border(problem, operands.image[block.images], rows, columns)
     window = window.double() if operands.gpu else window.astype(np.float64)
     kernel = operands.kernel.tolist()
     y: Any = 0.0
     for u in range(problem.kh):
         for v in range(problem.kw):
-            y = y + kernel[u][v] * window[:, u : u + height, v : v + problem.w]
-    return y
+            y = y + kernel[u][v] * window[:, u : u + height, v : v + problem.out_w]
+    return y.clip(DTYPES[problem.result].low, DTYPES[problem.result].high) if is_integer(problem.result) else y
+
+
+def _whole(problem: FilterProblem, products: Any) -> Any:
+    """The kernel that is the sum of products of a column and a row."""
+    return (products[:, : problem.kh, None] * products[:, None, problem.kh :]).sum(0)

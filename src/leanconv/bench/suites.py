@@ -47,8 +47,9 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
 
 @cache
 def _shipped() -> dict[str, Any]:
-    text = resources.files("leanconv.bench").joinpath("suites.json").read_text(encoding="utf-8")
-    suites: dict[str, Any] = json.loads(text)
+    suites: dict[str, Any] = {}
+    for name in ("suites.json", "filter_suites.json"):
+        suites |= json.loads(resources.files("leanconv.bench").joinpath(name).read_text(encoding="utf-8"))
     return suites
 
 

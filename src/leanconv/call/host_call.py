@@ -13,7 +13,7 @@ from leanconv.call.choose import Candidate
 from leanconv.call.gpu_call import Loaded, check_overlap, roles_of, types_of, writes_bias
 from leanconv.call.resolve import Resolved
 from leanconv.cpu.gradients import bias_gradient
-from leanconv.dtypes import is_integer
+from leanconv.dtypes import DtypeName, is_integer
 from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
@@ -85,8 +85,9 @@ class CpuCall(_HostCall):
         self._read = tuple(operand.shape for operand in resolved.problem.operands[:2])
         if operands.arrays is not NUMPY and self._problem.kind == "filter2d":
             # NumPy has no bfloat16 of its own: float32 holds every one, and is rounded by the library
-            plain_types = ["float32" if each == "bfloat16" else each for each in self.types[::2]]
-            self._problem = replace(self._problem, dtype=plain_types[0], out_dtype=plain_types[1])
+            types: list[DtypeName] = [self._problem.dtype, self._problem.result]
+            types = ["float32" if each == "bfloat16" else each for each in types]
+            self._problem = replace(self._problem, dtype=types[0], out_dtype=types[1])
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem

@@ -48,7 +48,8 @@ def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, n
             _calls.keep(key, call)
     if not numbers:
         return call(x, w, bias, out)
-    return call(x, w, bias, out, *options.filter_numbers(*numbers, *call.types))
+    value, delta = numbers
+    return call(x, w, bias, out, *options.filter_numbers(value, delta, *call.types))
 
 
 def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, numbers: tuple[float, ...]) -> Any:

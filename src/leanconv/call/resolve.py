@@ -138,7 +138,9 @@ def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit:
 def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
     """Image filters; their algorithms need no workspace."""
     last = bool(requested.channels_last)
-    operands, x_pitch, y_pitch = filter_operands(image, kernel, out, requested.dtype, last)
+    operands, x_pitch, y_pitch = filter_operands(
+        image, kernel, out, requested.dtype, last, "image" if requested.slice_anchor is None else "volume"
+    )  # fmt: skip
     problem, shape = filter_problem(requested, tuple(operands.x.shape), tuple(operands.w.shape), operands.dtype)
     problem = replace(problem, out_dtype=operands.result, sum_dtype=operands.w_dtype)
     operands.check_out(shape)
@@ -234,13 +236,17 @@ def filter_problem(
     """The problem of filtering contiguous images (…, h, w), or (…, h, w, channels), and the shape of its result.
 
     A kernel is (kh, kw), or several are (f, kh, kw); where each image has its own, the images' leading axes come first.
+    One that is ``factored`` is (rank, kh + kw).
     """
-    if requested.channels_last is None and len(image) == 3 and image[-1] in (3, 4):
+    volumes = requested.slice_anchor is not None
+    if requested.channels_last is None and len(image) == 3 and image[-1] in (3, 4) and not volumes:
         raise ValueError(
             f"image has shape {image}: channels_last=True filters it as a picture of {image[-1]} channels, "
             f"channels_last=False as {image[0]} images of {image[1]}x{image[2]}; say which"
         )
     last = bool(requested.channels_last)
+    if volumes:
+        return _volume_problem(requested, image, kernel, dtype)
     if len(image) < 2 + last:
         wanted = "3 dimensions or more (..., h, w, channels)" if last else "2 dimensions or more (..., h, w)"
         raise ValueError(f"image has shape {image}; it must have {wanted}")
@@ -254,6 +260,8 @@ def filter_problem(
         )
     if kernel[: len(batch)] != batch:
         raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the images' {batch}")
+    if requested.factored is not None:
+        rest = requested.factored
     filters, kh, kw = (1, *rest)[-3:]
     if min(rest) < 1:
         raise ValueError(f"kernel has shape {kernel}; it must not be empty")
@@ -262,9 +270,38 @@ def filter_problem(
     problem = FilterProblem(
         math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
         filters=filters, channels=image[-1] if last else 1, valid=requested.valid, per_image=requested.per_image,
+        rank=0 if requested.factored is None else kernel[0],
     )  # fmt: skip
     shape = (*leading, *rest[:-2], problem.out_h, problem.out_w, *image[len(image) - last :])
     return problem.dense(), shape
+
+
+def _volume_problem(
+    requested: FilterOptions, volume: Shape, kernel: Shape, dtype: DtypeName
+) -> tuple[FilterProblem, Shape]:
+    """`filter_problem` of volumes (…, d, h, w) and kernels (kd, kh, kw), or (f, kd, kh, kw)."""
+    if len(volume) < 3:
+        raise ValueError(f"volume has shape {volume}; it must have 3 dimensions or more (..., d, h, w)")
+    if len(kernel) not in (3, 4):
+        raise ValueError(
+            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have 3, or 4 for several kernels "
+            "(f, kd, kh, kw)"
+        )
+    if min(kernel) < 1:
+        raise ValueError(f"kernel has shape {kernel}; it must not be empty")
+    *leading, d, h, w = volume
+    filters, kd, kh, kw = (1, *kernel)[-4:]
+    if requested.valid and (kd > d or kh > h or kw > w):
+        raise ValueError(f"mode='valid': a {kd}x{kh}x{kw} kernel does not fit into a volume of {d}x{h}x{w}")
+    slices = requested.slice_anchor
+    assert slices is not None
+    if slices >= kd:
+        raise ValueError(f"anchor={(slices, *(requested.anchor or ()))} lies outside the {kd}x{kh}x{kw} kernel")
+    problem = FilterProblem(
+        math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
+        filters=filters, valid=requested.valid, d=d, kd=kd, anchor_z=kd // 2 if slices == -1 else slices,
+    )  # fmt: skip
+    return problem.dense(), (*leading, *kernel[:-3], problem.out_d, problem.out_h, problem.out_w)
 
 
 def check_problem(problem: Problem) -> None:
@@ -281,6 +318,12 @@ def check_problem(problem: Problem) -> None:
             problem.border, problem.anchor, channels_last=problem.channels != 1,
             mode="valid" if problem.valid else "same", per_image=problem.per_image,
         )  # fmt: skip
+        for name in ("d", "kd", "anchor_z"):
+            options.integer(name, getattr(problem, name), 0, math.inf)
+        if problem.is_volume:
+            requested = requested._replace(slice_anchor=problem.anchor_z)
+        if options.integer("rank", problem.rank, 0):
+            requested = requested._replace(factored=(problem.kh, problem.kw))
         filter_problem(requested, problem.x_shape, problem.w_shape, problem.dtype)
         return
     if problem.op != "fprop" and dtypes.is_integer(problem.dtype):

@@ -28,6 +28,7 @@ from leanconv.call.bind import load
 from leanconv.call.choose import algorithms_of, choose, consider
 from leanconv.cpu import oracle
 from leanconv.images import filters
+from leanconv.images.api import filter2d
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import env, launch
@@ -227,7 +228,7 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
     result = photo
     what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
     for where, device, target in _places(gpu):
-        call = partial(api.filter2d, photo, kernel, device=device)
+        call = partial(filter2d, photo, kernel, device=device)
         about = what, choose(problem, target).algorithm.name, where, True
         result, line = _measured(call, problem, {"x": photo, "w": kernel}, right, about, budget_s)
         lines.append(line)

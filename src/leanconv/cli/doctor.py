@@ -18,6 +18,7 @@ import leanconv
 from leanconv import api
 from leanconv.bench.machine import installed_version
 from leanconv.call.explain import NOMINAL
+from leanconv.images.api import filter2d
 from leanconv.kernels import ALGORITHMS
 from leanconv.perf import tables
 from leanconv.perf.tables import Table
@@ -116,7 +117,7 @@ def _run(
     x, w, image, kernel = (random.standard_normal(shape, np.float32) for shape in shapes)
     layer, filtering = ConvProblem(2, 3, 17, 19, 5, 3, 3, padding=(1, 1, 1, 1)), dense_filter(1, 33, 41, 5, 5)
     y = back(api.conv2d(to(x), to(w), padding=1, device=device))
-    z = back(api.filter2d(to(image), to(kernel), device=device))
+    z = back(filter2d(to(image), to(kernel), device=device))
     answers = oracle.conv2d(layer, x, w), oracle.filter2d(filtering, image[None], kernel)[0]
     bounds = oracle.error_bound(layer, x, w), oracle.filter_error_bound(filtering, image[None], kernel)
     for name, found, answer, bound in zip(("conv2d", "filter2d"), (y, z), answers, bounds, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from leanconv.cpu.direct import Direct
+from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import Banded, Taps
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
@@ -21,6 +22,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     SingleChannel(),
     Banded(),
     Taps(),
+    Factored(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

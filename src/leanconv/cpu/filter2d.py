@@ -10,8 +10,8 @@ from math import prod
 import numpy as np
 
 from leanconv.cpu.blas import one_thread
+from leanconv.cpu.lines import line_indices
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
 from leanconv.problem import FilterProblem
 
@@ -22,29 +22,18 @@ BAND_ROWS = 16
 BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
-
-
-def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
-    """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
-
-    −1 marks the places that border ``constant`` fills with its value.
-    """
-    if border == "constant":
-        return np.pad(np.arange(size), (before, after), constant_values=-1)
-    if border == "wrap":
-        return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
+#: Why what takes whole filters refuses some.
+GIVEN_AS_PRODUCTS = "the filter is given as products of a column and a row"
 
 
 def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
-    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is the smallest."""
+    """Sums as elements of the result. Integers are rounded, of two the even one, and saturate; NaN is 0."""
     if sums.dtype == np.dtype(dtype):
         return sums
     with np.errstate(invalid="ignore", over="ignore"):
         if is_integer(dtype):
             low, high = DTYPES[dtype].low, DTYPES[dtype].high
-            # NOTE: fmax gives the number where the other one is NaN
-            sums = np.fmin(np.fmax(np.rint(sums), low), high)
+            sums = np.nan_to_num(np.rint(sums).clip(low, high), copy=False)
         return sums.astype(dtype)
 
 
@@ -58,7 +47,8 @@ class PlaneFilter(CpuAlgorithm):
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw).
+        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw), or
+        (rank, kh + kw).
 
         ``problem`` is one of planes: one channel, one set of filters, results as large as the images, and one type.
         """
@@ -75,8 +65,10 @@ class PlaneFilter(CpuAlgorithm):
         y = np.empty(problem.y_shape, problem.result)
         if not y.size:
             return y
+        if problem.is_volume:
+            return self._slices(problem, x, w, value, delta)
         batch, channels = problem.batch, problem.channels
-        w = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        w = w[None] if problem.rank else w.reshape(-1, problem.filters, problem.kh, problem.kw)
         planes = replace(
             problem, batch=1 if problem.per_image else batch, channels=1, valid=False, per_image=False,
             dtype=problem.sums, out_dtype=None, sum_dtype=None,
@@ -94,6 +86,32 @@ class PlaneFilter(CpuAlgorithm):
                     results[images, ..., channel] = rounded(inside, problem.result)
         return y
 
+    def _slices(self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float) -> np.ndarray:
+        """Volumes: each slice of the filter on the slices of the volume that it lies on, added up."""
+        channels = (problem.channels,) * (problem.channels != 1)
+        x = x.reshape(problem.batch, problem.d, problem.h, problem.w, *channels)
+        w = w.reshape(-1, problem.filters, problem.kd, problem.kh, problem.kw)
+        slices = line_indices(problem.border, problem.d, problem.anchor_z, problem.kd - 1 - problem.anchor_z)
+        one = replace(
+            problem, batch=problem.out_d, d=1, kd=1, anchor_z=0, per_image=False, dtype=problem.sums, out_dtype=None,
+            sum_dtype=None,
+        )  # fmt: skip
+        y = np.empty(
+            (problem.batch, problem.filters, problem.out_d, *one.y_shape[-2 - len(channels) :]), problem.result
+        )
+        for volume in range(problem.batch):
+            sums = np.zeros(one.y_shape, problem.sums)
+            for t in range(problem.kd):
+                sources = slices[t : t + problem.out_d]
+                images = x[volume][sources].astype(problem.sums, copy=False)
+                images[sources < 0] = value
+                last = delta if t == problem.kd - 1 else 0
+                with np.errstate(invalid="ignore", over="ignore"):
+                    sums += self.run(one, images, w[volume if problem.per_image else 0][:, t], None, value, last)
+            sums = sums.reshape(problem.out_d, problem.filters, *y.shape[3:])
+            y[volume] = rounded(sums, problem.result).swapaxes(0, 1)
+        return y.reshape(problem.y_shape)
+
 
 class Banded(PlaneFilter):
     """A filter as a product with a banded matrix.
@@ -108,6 +126,8 @@ class Banded(PlaneFilter):
     paper = "correlation as a Toeplitz matrix product"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
+        if problem.rank:
+            return [GIVEN_AS_PRODUCTS]
         if is_integer(problem.sums):
             return [f"matrix products are made for sums in float32 and float64, not {problem.sums}"]
         return []
@@ -159,7 +179,7 @@ class Taps(PlaneFilter):
     paper = "the definition of correlation"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return []
+        return [GIVEN_AS_PRODUCTS] if problem.rank else []
 
     def cost(self, problem: FilterProblem) -> float:
         return 60.0 * prod(problem.x_shape) * problem.filters * problem.kh * problem.kw

@@ -141,6 +141,11 @@ def filter2d(
 def _filter2d(
     problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
 ) -> np.ndarray:
+    if problem.is_volume:
+        return _volumes(problem, x, kernel, value, delta, dtype)
+    if problem.rank:  # given as products of columns and rows
+        products = kernel.astype(np.int64 if dtype.kind == "i" else np.float64)
+        kernel = np.einsum("ku,kv->uv", products[:, : problem.kh], products[:, problem.kh :])
     x = x.reshape(problem.batch, problem.h, problem.w, problem.channels).astype(dtype)
     taps = kernel.reshape(-1, problem.filters, problem.kh, problem.kw).astype(dtype)
     if not problem.per_image:
@@ -160,6 +165,25 @@ def _filter2d(
                 y += taps[:, :, u, v, None, None, None] * seen
         y += dtype.type(delta)
     return y.reshape(problem.y_shape)
+
+
+def _volumes(
+    problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float, dtype: np.dtype
+) -> np.ndarray:
+    """The sum over the slices of the filter, each applied to images that are slices of the volumes."""
+    position = np.arange(problem.out_d + problem.kd - 1) - problem.anchor_z
+    slices, inside = border_indices(problem.border, position, problem.d)
+    extended = x.reshape(problem.batch, problem.d, problem.h, problem.w, problem.channels).astype(dtype)[:, slices]
+    extended[:, ~inside] = value
+    taps = kernel.reshape(problem.filters, problem.kd, problem.kh, problem.kw)
+    flat = replace(problem, batch=problem.batch * problem.out_d, d=1, kd=1, anchor_z=0)
+    y: np.ndarray = np.zeros(flat.y_shape, dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for t in range(problem.kd):
+            y += _filter2d(flat, extended[:, t : t + problem.out_d], taps[:, t], value, 0, dtype)
+        y += dtype.type(delta)
+    y = y.reshape(problem.batch, problem.out_d, problem.filters, problem.out_h, problem.out_w, problem.channels)
+    return y.swapaxes(1, 2).reshape(problem.y_shape)
 
 
 def border_indices(border: str, position: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -286,11 +310,26 @@ def filter_error_bound(
     """
     if problem.sums == "int32":
         return 0.0
+    if problem.is_volume:
+        return _volume_error_bound(problem, x, kernel, value, delta)
     part = np.ascontiguousarray(x[:1, :512, :512])
     cut = replace(
         problem, batch=part.shape[0], h=part.shape[1], w=part.shape[2], dtype="float32", out_dtype=None, sum_dtype=None
     )  # fmt: skip
     taps = kernel[: len(part)] if problem.per_image else kernel
+    return _bound_on(problem, cut, part, taps, value, delta)
+
+
+def _volume_error_bound(problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float) -> float:
+    """`filter_error_bound` of volumes, by the first of them."""
+    cut = replace(problem, batch=min(1, problem.batch), dtype="float32", out_dtype=None, sum_dtype=None)
+    return _bound_on(problem, cut, x[:1], kernel, value, delta)
+
+
+def _bound_on(
+    problem: FilterProblem, cut: FilterProblem, part: np.ndarray, taps: np.ndarray, value: float, delta: float
+) -> float:
+    """The bound by the float32 problem ``cut`` on a part of the data."""
     exact = filter2d(cut, part, taps, value, delta)
     plain = _filter2d(cut, part, taps, value, delta, np.dtype(np.float32))
     strict = 4 * max(FLOAT32_UNIT, relative_error(plain, exact))

@@ -7,9 +7,13 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from leanconv.arrays import arrays_of
 from leanconv.call import lookup
+from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.weights import kernel_beside
-from leanconv.options import Border, FilterOptions, filter_options
+from leanconv.dtypes import check_weights, filter_sum
+from leanconv.images import separable as products
+from leanconv.options import Border, FilterOptions, filter_options, integer, yes_or_no
 
 Array = TypeVar("Array")
 
@@ -26,6 +30,7 @@ def filter2d(
     channels_last: bool | None = None,
     mode: Literal["same", "valid"] = "same",
     per_image: bool = False,
+    separable: bool | None = None,
     out: Any = None,
     device: str | None = None,
 ) -> Array:
@@ -50,13 +55,17 @@ def filter2d(
             that middle, as in OpenCV, which writes (column, row).
         delta: added to every output pixel, before it is rounded.
         dtype: of the result; by default that of ``out`` or of the image. Integers are rounded, of two the even one,
-            and saturate: what is beyond uint8 is 0 or 255, and NaN is the smallest number.
+            and saturate: what is beyond uint8 is 0 or 255, and NaN is 0.
         channels_last: True for pictures (..., height, width, channels), each channel filtered by itself. An image
             (height, width, 3) or (height, width, 4) is refused without a word; False says that it is a batch of planes.
         mode: ``"valid"``: only where the kernel lies inside the image, (height - kh + 1, width - kw + 1); border and
             anchor play no part.
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
+        separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
+            column and a row; up to 127x127 on the GPU. None: where that is faster, of a list or an array of NumPy.
+            The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing
+            where sums are int32. True: a kernel that is no such sum is an error.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
@@ -81,6 +90,57 @@ def filter2d(
     [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
     """
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
+    split, factors = _split(requested, image, kernel, separable, out)
+    if separable or split.factored is None or max(split.factored) > products.DIRECT:
+        return run(split, image, factors, value, delta, out)
+    try:
+        return run(split, image, factors, value, delta, out)
+    except NoAlgorithmError:  # a GPU whose blocks have less shared memory
+        return run(requested, image, kernel, value, delta, out)
+
+
+def filter3d(
+    volume: Array,
+    kernel: Any,
+    *,
+    border: Border = "reflect101",
+    value: float = 0,
+    anchor: Sequence[int] | None = None,
+    delta: float = 0,
+    dtype: Any = None,
+    mode: Literal["same", "valid"] = "same",
+    out: Any = None,
+    device: str | None = None,
+) -> Array:
+    """Correlate volumes with a small kernel, as ``scipy.ndimage.correlate`` does, or with several at once.
+
+    ``y[z,i,j] = delta + sum over t,u,v of kernel[t,u,v] * volume[z + t - a, i + u - b, j + v - c]``, anchor (a, b, c).
+
+    Args:
+        volume: array (..., depth, height, width) of any type that `filter2d` takes; leading axes are a batch. It is
+            read in place where its slices, images of any row pitch, lie evenly apart.
+        kernel: numbers (kd, kh, kw), or (f, kd, kh, kw): f kernels of one size; as in `filter2d`, up to 32x32 on the
+            GPU, of any depth.
+        anchor: (slice, row, column) of the kernel element over the output pixel, by default the middle; -1 means it.
+        border, value, delta, dtype, mode, out, device: as in `filter2d`; a border is one along all three axes.
+
+    Returns:
+        Array of the volume's shape and library, as `filter2d`; with f kernels (..., f, depth, height, width).
+
+    Raises:
+        As `filter2d`. No workspace is taken: a block goes over the slices of the kernel, with its sums in registers.
+
+    >>> import numpy as np
+    >>> volume = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
+    >>> filter3d(volume, np.ones((3, 1, 1)), border="constant").ravel().tolist()
+    [1.0, 3.0, 3.0]
+    """
+    requested, kernel = requested_volume_filter(volume, kernel, border, anchor, device, dtype, mode, value, delta)
+    return run(requested, volume, kernel, value, delta, out)
+
+
+def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
+    """Filter with a kernel, or with the products that ``requested.factored`` says it is."""
     if type(kernel) in (np.ndarray, list, tuple):
         kernel = kernel_beside(image, kernel, requested.dtype)
     # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
@@ -90,10 +150,63 @@ def filter2d(
     return lookup.run(requested, image, kernel, None, out, numbers)
 
 
+def requested_volume_filter(
+    volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
+) -> tuple[FilterOptions, Any]:  # fmt: skip
+    """The options of a call of `filter3d`, and its kernel beside the volume."""
+    slices, *within = _volume_anchor(anchor)
+    requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
+    return requested, kernel_beside(volume, kernel, requested.dtype)
+
+
+def _volume_anchor(anchor: Any) -> tuple[int, int, int]:
+    if anchor is None:
+        return -1, -1, -1
+    if not isinstance(anchor, (tuple, list)) or len(anchor) != 3:
+        raise ValueError(f"anchor={anchor!r} must be None or (slice, row, column), with -1 for the middle")
+    slices, row, column = (integer("anchor", each, -1) for each in anchor)
+    return slices, row, column
+
+
 def requested_filter(
     image: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, channels_last: Any, mode: Any,
-    per_image: Any, value: Any, delta: Any,
+    per_image: Any, separable: Any, out: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter2d`, and its kernel beside the image."""
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
+    requested, kernel = _split(requested, image, kernel, separable, out)
     return requested, kernel_beside(image, kernel, requested.dtype)
+
+
+def _split(
+    requested: FilterOptions, image: Any, kernel: Any, separable: bool | None, out: Any
+) -> tuple[FilterOptions, Any]:
+    """The options and the kernel, or in its place the products that it is a sum of."""
+    if separable is None:
+        if type(kernel) not in (np.ndarray, list, tuple):
+            return requested, kernel  # it may lie on a GPU
+    elif not yes_or_no("separable", separable):
+        return requested, kernel
+    arrays = arrays_of(kernel)
+    given = np.asarray(kernel) if arrays is None else arrays.to_numpy(kernel)
+    if given.ndim != 2 or min(given.shape) < 1:
+        if separable:
+            raise ValueError(f"separable=True: kernel has shape {given.shape}; it must be one kernel (kh, kw)")
+        return requested, kernel
+    if not (separable or products.worth_it(1, *given.shape)):
+        return requested, kernel
+    check_weights("kernel", given.dtype.name)
+    found = products.split(given, sums_of(requested, image, out, given.dtype.kind in "biu"), separable)
+    return (requested, kernel) if found is None else (requested._replace(factored=given.shape), found)
+
+
+def sums_of(requested: FilterOptions, image: Any, out: Any, whole: bool) -> str:
+    """The type of the sums of a call; ``whole``: the weights are integers. The widest where nobody says."""
+    arrays = arrays_of(image)
+    if arrays is None:
+        return "float64"
+    dtype, result = arrays.dtype(image), requested.dtype
+    if result is None:
+        writes = arrays_of(out)
+        return filter_sum(dtype, dtype if writes is None else writes.dtype(out), whole)
+    return filter_sum(dtype, result, whole)

@@ -50,15 +50,19 @@ def gaussian(size: int, sigma: float | None = None) -> np.ndarray:
     >>> gaussian(3)[1].tolist()
     [0.125, 0.25, 0.125]
     """
+    line = gaussian_line(size, sigma)
+    return np.outer(line, line).astype(np.float32)
+
+
+def gaussian_line(size: int, sigma: float | None = None) -> np.ndarray:
+    """One row of `gaussian`, in float64. Raises as that does."""
     size = integer("size", size, 1)
     if sigma is None:
-        line = _FIXED_GAUSSIANS[size] if size in _FIXED_GAUSSIANS else _bell(size, 0.3 * ((size - 1) / 2 - 1) + 0.8)
-    else:
-        pixels = number("sigma", sigma)
-        if not 0 < pixels < np.inf:
-            raise ValueError(f"sigma={sigma!r} must be a positive, finite number of pixels")
-        line = _bell(size, pixels)
-    return np.outer(line, line).astype(np.float32)
+        return _FIXED_GAUSSIANS[size] if size in _FIXED_GAUSSIANS else _bell(size, 0.3 * ((size - 1) / 2 - 1) + 0.8)
+    pixels = number("sigma", sigma)
+    if not 0 < pixels < np.inf:
+        raise ValueError(f"sigma={sigma!r} must be a positive, finite number of pixels")
+    return _bell(size, pixels)
 
 
 def _bell(size: int, sigma: float) -> np.ndarray:

@@ -20,6 +20,7 @@ from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.image_filter.register_cache import RegisterCache
+from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
@@ -60,4 +61,5 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Direct(),
     DirectWeight(),
     RegisterCache(),
+    Separable(),
 )

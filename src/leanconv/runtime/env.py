@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from leanconv.runtime.errors import warn_once
+from leanconv.runtime.threads import cores
 
 T = TypeVar("T")
 #: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.record_tuning`.
@@ -68,10 +69,16 @@ def _or_usual(name: str, parse: Callable[[str], T], usual: str) -> T:
 
 def mistakes() -> list[str]:
     found = []
-    for name in ("LEANCONV_CACHE_LIMIT", "LEANCONV_TUNING", "LEANCONV_WORKSPACE_LIMIT"):
+    checks: dict[str, Callable[[str], object]] = {
+        "LEANCONV_CACHE_LIMIT": partial(parse_bytes, "LEANCONV_CACHE_LIMIT"),
+        "LEANCONV_THREADS": _positive,
+        "LEANCONV_TUNING": _known_mode,
+        "LEANCONV_WORKSPACE_LIMIT": partial(parse_bytes, "LEANCONV_WORKSPACE_LIMIT"),
+    }
+    for name, check in checks.items():
         try:
             if text := os.environ.get(name):
-                _known_mode(text) if name == "LEANCONV_TUNING" else parse_bytes(name, text)
+                check(text)
         except ValueError as error:
             found.append(str(error))
     return found
@@ -92,6 +99,17 @@ def workspace_limit() -> int | None:
     """Bytes that LEANCONV_WORKSPACE_LIMIT allows; None where it is absent or empty. ValueError for no bytes."""
     text = os.environ.get("LEANCONV_WORKSPACE_LIMIT")
     return parse_bytes("LEANCONV_WORKSPACE_LIMIT", text) if text else None
+
+
+def _positive(text: str) -> int:
+    if re.fullmatch(r"\s*[0-9]+\s*", text, re.ASCII) is None or int(text) == 0:
+        raise ValueError(f"LEANCONV_THREADS={text!r} is no number of threads; write 1 or more")
+    return int(text)
+
+
+def threads() -> int:
+    """Threads that a call on the CPU may take: what LEANCONV_THREADS says, else the cores that the process may use."""
+    return _or_usual("LEANCONV_THREADS", _positive, str(cores()))
 
 
 def _known_mode(mode: str) -> str:

@@ -27,7 +27,7 @@ _WHOLE, _PIECES, _PIECE = 1 << 20, 16, 64 << 10
 
 def terms_of(problem: Problem) -> int:
     """Products that an element of the result sums."""
-    return problem.kh * problem.kw if problem.kind == "filter2d" else problem.terms
+    return problem.kd * problem.kh * problem.kw if problem.kind == "filter2d" else problem.terms
 
 
 def bytes_of(operand: Operand) -> int:
@@ -122,7 +122,7 @@ def random_block(dtype: str, scale: float, seed: int) -> Any:
     """Random numbers of a type, normally distributed; integers of 8 bits are all that there are."""
     random = np.random.default_rng(seed)
     if is_integer(dtype):
-        low, high = (0, 255) if dtype == "uint8" else (-128, 127) if dtype == "int8" else (-99, 99)
+        low, high = (0, 255) if dtype.startswith("uint") else (-128, 127) if dtype == "int8" else (-99, 99)
         return random.integers(low, high, _BLOCK, DTYPES[dtype].numpy, endpoint=True)
     numbers = random.standard_normal(_BLOCK, np.float32) * np.float32(scale)
     if dtype == "bfloat16":

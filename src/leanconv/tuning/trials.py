@@ -86,6 +86,10 @@ def independent(problem: Problem, target: Target, candidates: Sequence[Candidate
 def tolerance(problem: Problem, terms: int) -> float:
     """By how much two results may differ, relative to their norm, in the precision of ``problem``; of sums of ``terms``
     products."""
+    if problem.kind == "filter2d" and problem.result != problem.sums:
+        # sums of another order may round to the neighbour
+        rounding = 1e-2 if is_integer(problem.result) else 4 * DTYPES[problem.result].roundoff
+        return 1e-5 + 8 * DTYPES["float32"].roundoff * terms**0.5 + rounding
     if is_integer(problem.dtype):
         return 0.0
     allowed = {"ieee": 0.0, "fp32": 0.0, "relaxed": 2e-4, "tf32": 4e-3}[problem.precision]
@@ -228,7 +232,7 @@ class Check:
         """A filter's kernels take images of any size: those of a small one, here and on the CPU."""
         problem: Any = self._work.problem
         h, w = min(problem.h, 100), min(problem.w, 301)
-        small = replace(problem, batch=1, h=h, w=w, x_pitch=w, x_step=h * w, y_pitch=w, y_step=h * w)
+        small = replace(problem, batch=1, h=h, w=w).dense()
         plan = candidate.plan(small, self._device.target)
         with buffers(self._device, small, [plan], 0) as arrays:
             got = arrays.result(self._device.executable(plan, roles_of(small)))

@@ -218,11 +218,13 @@ inline double __hiloint2double(int high, int low) {
     const unsigned long long bits = static_cast<unsigned long long>(static_cast<unsigned>(high)) << 32;
     return emulator::bit_cast<double>(bits | static_cast<unsigned>(low));
 }
+// NOTE: NaN is 0 of a float and the smallest int of a double.
 inline int __double2int_rn(double value) {
-    if (value != value) return 0;
+    if (value != value) return -2147483647 - 1;
     const double whole = rint(value);
     return whole < -2147483648.0 ? -2147483647 - 1 : whole > 2147483647.0 ? 2147483647 : static_cast<int>(whole);
 }
+inline int __float2int_rn(float value) { return value != value ? 0 : __double2int_rn(value); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
     const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
     unsigned result = 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,12 @@ class CupyPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import cupy
-        from cupyx.scipy.ndimage import correlate
+        from cupyx.scipy.ndimage import correlate, correlate1d
 
         assert problem.kind == "filter2d"
+        if reason := _other_shape(problem):
+            yield Unable("cupy", reason)
+            return
         y = operands.output()
         single = problem.batch == 1
         x, kernel, out = (cupy.from_dlpack(array) for array in (operands.image, operands.kernel, y))
@@ -61,7 +65,17 @@ class CupyPeer(Peer):
             correlate(x, kernel, output=out, mode=mode, origin=origin)
             return y
 
-        yield Candidate("cupy", "ndimage.correlate", call, workspace_bytes=None, out=y)
+        if problem.rank == 1 and problem.dtype == "float32":
+            column, row = (cupy.from_dlpack(each) for each in operands.weights[0].split((problem.kh, problem.kw)))
+
+            def both() -> Any:
+                rows = correlate1d(x, row, mode=mode, origin=origin[-1])
+                correlate1d(rows, column, axis=-2, output=out, mode=mode, origin=origin[-2])
+                return y
+
+            yield Candidate("cupy", "ndimage.correlate1d, twice", both, workspace_bytes=None, out=y)
+        else:
+            yield Candidate("cupy", "ndimage.correlate", call, workspace_bytes=None, out=y)
 
 
 class ScipyPeer(Peer):
@@ -77,8 +91,9 @@ class ScipyPeer(Peer):
         from scipy.ndimage import correlate
 
         assert problem.kind == "filter2d"
-        if problem.flops / 2 > _SCIPY_LIMIT:
-            yield Unable(self.name, _too_many(problem, _SCIPY_LIMIT))
+        problem = replace(problem, rank=0)
+        if reason := _other_shape(problem) or _too_many(problem, _SCIPY_LIMIT):
+            yield Unable(self.name, reason)
             return
         x, kernel = _host(operands.image), _host(operands.kernel)[None]
         y = np.empty_like(x)
@@ -104,11 +119,15 @@ class OpencvPeer(Peer):
         import cv2
 
         assert problem.kind == "filter2d"
-        if problem.dtype != "float32" or problem.batch != 1 or problem.border == "wrap":
-            yield Unable(self.name, "called for one float32 image and any border but wrap, which filter2D lacks")
+        types = "uint8", "uint16", "int16", "float32", "float64"
+        if problem.dtype not in types or problem.batch != 1 or problem.border == "wrap":
+            yield Unable(self.name, f"called for one image of {', '.join(types)} and any border but wrap")
             return
-        if problem.flops / 2 > _OPENCV_LIMIT:
-            yield Unable(self.name, _too_many(problem, _OPENCV_LIMIT))
+        if problem.valid or problem.out_dtype or problem.channels > 4:
+            yield Unable(self.name, "called for results of the image's size and type, and up to 4 channels")
+            return
+        if reason := _too_many(problem, _OPENCV_LIMIT):
+            yield Unable(self.name, reason)
             return
         x, kernel = _host(operands.image)[0], _host(operands.kernel)
         y = np.empty_like(x)
@@ -118,11 +137,25 @@ class OpencvPeer(Peer):
             cv2.filter2D(x, -1, kernel, dst=y, anchor=anchor, borderType=border)
             return y[None]
 
+        column, row = np.split(_host(operands.weights)[0], [problem.kh]) if problem.rank == 1 else (kernel, kernel)
+
+        def both() -> Any:
+            cv2.sepFilter2D(x, -1, row, column, dst=y, anchor=anchor, borderType=border)
+            return y[None]
+
         note = f"CPU, {cv2.getNumThreads()} threads"
-        yield Candidate(self.name, "filter2D", call, workspace_bytes=None, out=y, on_gpu=False, note=note)
+        name, call = ("sepFilter2D", both) if problem.rank == 1 else ("filter2D", call)
+        yield Candidate(self.name, name, call, workspace_bytes=None, out=y, on_gpu=False, note=note)
 
 
-def _too_many(problem: FilterProblem, limit: float) -> str:
+def _other_shape(problem: FilterProblem) -> str | None:
+    plain = problem.channels == 1 and not problem.valid and not problem.per_image
+    return None if plain else "called for planes, and results as large as the image"
+
+
+def _too_many(problem: FilterProblem, limit: float) -> str | None:
+    if problem.flops / 2 <= limit:
+        return None
     return f"{problem.flops // 2} multiply-adds take it seconds; the limit is {limit:.0e}"
 
 

@@ -85,8 +85,11 @@ class NppPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "filter2d"
-        if problem.dtype != "float32" or problem.batch != 1:
-            yield Unable(self.name, "called for one float32 image")
+        if problem.dtype != "float32" or problem.out_dtype or problem.batch * problem.channels != 1 or problem.valid:
+            yield Unable(self.name, "called for one float32 image, and results as large")
+            return
+        if problem.rank:
+            yield self._rows_and_columns(problem, operands)
             return
         yield self._plain(problem, operands)
         if problem.border == "replicate":
@@ -111,6 +114,34 @@ class NppPeer(Peer):
         place = (_Size(problem.w, problem.h), _Point(0, 0))
         call, y = _caller(f"{name}_Ctx", problem, operands, source, place, (c_int(_BORDER_REPLICATE),))
         return Candidate("npp:border", name, call, out=y)
+
+    def _rows_and_columns(self, problem: FilterProblem, operands: Operands) -> Candidate | Unable:
+        if problem.rank != 1 or problem.border != "replicate":
+            return Unable("npp:border", "filters rows and columns with one column and one row, and border replicate")
+        import torch
+
+        names = ("nppiFilterRowBorder_32f_C1R_Ctx", "nppiFilterColumnBorder_32f_C1R_Ctx")
+        library, y, between = _library(), operands.output(), torch.empty_like(operands.image)
+        # NPP convolves: taps are reversed, and their anchors with them
+        column, row = (each.flip(0).contiguous() for each in operands.weights[0].split((problem.kh, problem.kw)))
+        anchors = problem.kw - 1 - problem.anchor[1], problem.kh - 1 - problem.anchor[0]
+        size, pitch, border = _Size(problem.w, problem.h), c_int(4 * problem.w), c_int(_BORDER_REPLICATE)
+        calls = []
+        for name, source, to, taps, anchor in zip(
+            names, (operands.image, between), (between, y), (row, column), anchors, strict=True
+        ):
+            at = c_void_p(source.data_ptr()), pitch, size, _Point(0, 0), c_void_p(to.data_ptr()), pitch, size
+            filtered = c_void_p(taps.data_ptr()), c_int(len(taps)), c_int(anchor), border, _context()
+            calls.append((name, (*at, *filtered)))
+
+        def call(keep: Any = (between, row, column)) -> Any:
+            for name, arguments in calls:
+                status = getattr(library, name)(*arguments)
+                if status:
+                    raise RuntimeError(f"{name} returned NppStatus {status}")
+            return y
+
+        return Candidate("npp:border", "nppiFilterRowBorder, nppiFilterColumnBorder", call, out=y)
 
 
 def _caller(

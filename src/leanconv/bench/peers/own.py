@@ -19,9 +19,10 @@ from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
 from leanconv.call.gpu_call import Loaded
 from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.images.api import run
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm
-from leanconv.options import Layout
+from leanconv.options import Layout, filter_options
 from leanconv.plan import Launch, Plan
 from leanconv.problem import Problem
 from leanconv.runtime import cache, launch
@@ -221,10 +222,16 @@ def _call(
             return y
 
         return call
-    image, kernel = operands.image, operands.kernel
+    image, weights = operands.image, operands.weights
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
-        return lambda: algorithm.run(problem, image, kernel)
+        return lambda: algorithm.run(problem, image, weights)
     picked = choose(problem, launch.open_device(0).target).algorithm
     assert algorithm is None or algorithm is picked, "filter2d runs another algorithm"
-    return lambda: leanconv.filter2d(image, kernel, border=problem.border, anchor=problem.anchor, out=y)
+    requested = filter_options(
+        problem.border, problem.anchor, channels_last=problem.channels > 1, mode="valid" if problem.valid else "same",
+        per_image=problem.per_image,
+    )  # fmt: skip
+    if problem.rank:
+        requested = requested._replace(factored=(problem.kh, problem.kw))
+    return lambda: run(requested, image, weights, 0, 0, y)

@@ -38,23 +38,34 @@ def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> C
     return lambda: in_order(call(), layout)
 
 
-def _filter(problem: FilterProblem, image: Any, kernel: Any) -> Callable[[], Any] | str:
-    """F.conv2d with one channel, the border by F.pad where conv2d itself has none; a sentence where neither has it."""
+def _filter(problem: FilterProblem, image: Any, kernel: Any, weights: Any) -> Callable[[], Any] | str:
+    """F.conv2d with one channel, the border by F.pad where conv2d itself has none; a sentence where neither has it. Of
+    a column times a row two of them."""
     from torch.nn.functional import conv2d, pad
 
-    if problem.dtype != "float32":
-        return f"PyTorch's convolution does not take {problem.dtype} images"
-    x, w = image[:, None], kernel[None, None]
+    if problem.dtype not in ("float32", "float16") or problem.out_dtype or problem.valid or problem.channels > 1:
+        return f"called for planes of float32 and float16, and results alike; the image is {problem.dtype}"
+    x, w = image[:, None], kernel.to(image.dtype)[None, None]
     (y0, x0), (kh, kw) = problem.anchor, (problem.kh, problem.kw)
     sides = (x0, kw - 1 - x0, y0, kh - 1 - y0)
+    filters = [w]
+    if problem.rank == 1:
+        column, row = weights[0].to(image.dtype).split((problem.kh, problem.kw))
+        filters = [row[None, None, None], column[None, None, :, None]]
+
+    def filtered(x: Any, **padding: Any) -> Any:
+        for each in filters:
+            x = conv2d(x, each, **padding)
+        return x[:, 0]
+
     if problem.border == "constant":
-        if sides[0] == sides[1] and sides[2] == sides[3]:
-            return lambda: conv2d(x, w, padding=(y0, x0))[:, 0]
-        return lambda: conv2d(pad(x, sides), w)[:, 0]
+        if len(filters) == 1 and sides[0] == sides[1] and sides[2] == sides[3]:
+            return lambda: filtered(x, padding=(y0, x0))
+        return lambda: filtered(pad(x, sides))
     mode = BORDERS[problem.border].torch
     if mode is None:
         return f"PyTorch pads no border {problem.border!r}"
-    return lambda: conv2d(pad(x, sides, mode=mode), w)[:, 0]
+    return lambda: filtered(pad(x, sides, mode=mode))
 
 
 class TorchPeer(Peer):
@@ -75,7 +86,7 @@ class TorchPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         if problem.kind == "filter2d":
-            call = _filter(problem, operands.image, operands.kernel)
+            call = _filter(problem, operands.image, operands.kernel, operands.weights)
             if isinstance(call, str):
                 yield Unable("torch", call)
             else:
@@ -115,7 +126,8 @@ class TorchCpuPeer(Peer):
         note = f"{torch.get_num_threads()} threads"
         layout: Layout | None = None
         if problem.kind == "filter2d":
-            call = _filter(problem, torch.from_numpy(operands.image), torch.from_numpy(operands.kernel))
+            arrays = (operands.image, operands.kernel, operands.weights)
+            call = _filter(problem, *map(torch.from_numpy, arrays))
         elif is_integer(problem.dtype):
             call = f"PyTorch's convolution does not take {problem.dtype}"
         else:

@@ -1,9 +1,11 @@
-"""Image filters: each pixel is read once and handed from thread to thread through registers.
+"""Image filters: each pixel is read once, and its neighbours share it in registers.
 
-Kernels     register_cache (``filter2d`` and what `leanconv.ndimage` makes of it)
+Kernels     register_cache (``filter2d``, ``filter3d`` and what `leanconv.ndimage` makes of them), separable (filters
+            that are given as products of a column and a row: those with names, and what ``filter2d`` finds to be such
+            products)
 Papers      P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018)
 Requires    sm_80 or newer; every real type of up to 64 bits
 Memory      no workspace: borders are computed in the kernel
 Precision   ``ieee``
-``auto``    always: the one kernel for image filters
+``auto``    always: the only kernels for image filters
 """

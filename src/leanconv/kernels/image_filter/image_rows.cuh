@@ -16,6 +16,12 @@ namespace leanconv {
 
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
+// The warp's number in its block.
+// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
+__device__ __forceinline__ int warp_number() {
+    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+}
+
 // One image of the batch. Widths and pitches are in elements; results may be fewer, those of whole windows alone.
 template <class In, class Out, class T>
 struct Image {
@@ -155,8 +161,9 @@ struct RowLoader : Strip<Problem, columns> {
     }
 };
 
-// Stores rows of outputs: as vectors where the image allows it, else coalesced by way of a row of shared memory.
-template <class Out, class T, int columns, int planes>
+// Stores rows of outputs: as vectors where the image allows it, else coalesced by way of a row of shared memory. Without
+// `adds_delta` the sums have begun with it.
+template <class Out, class T, int columns, int planes, bool adds_delta = true>
 struct RowWriter {
     Out* const to;
     T* const staging;
@@ -179,7 +186,7 @@ struct RowWriter {
         __syncwarp();
 #pragma unroll
         for (int c = 0; c < columns; c += 4) {
-            const T v[4] = {row[c] + delta, row[c + 1] + delta, row[c + 2] + delta, row[c + 3] + delta};
+            const T v[4] = {total(row[c]), total(row[c + 1]), total(row[c + 2]), total(row[c + 3])};
             store_vector(staging + lane * columns + c, v);
         }
         __syncwarp();
@@ -189,13 +196,15 @@ struct RowWriter {
                 to[n * pitch + 32 * k * planes + lane * planes] = narrow_sum<Out>(staging[32 * k + lane]);
     }
 
+    __device__ __forceinline__ T total(T sum) const { return adds_delta ? sum + delta : sum; }
+
     // Where `vectors`, rows can be stored by the address of this lane's first vector in them, `pitch` apart.
     __device__ __forceinline__ Out* vector_of(int n) const { return to + n * pitch + lane * columns; }
 
     __device__ __forceinline__ void store_vectors(Out* out, const T (&row)[columns]) const {
 #pragma unroll
         for (int c = 0; c < columns; c += 4) {
-            const T v[4] = {row[c] + delta, row[c + 1] + delta, row[c + 2] + delta, row[c + 3] + delta};
+            const T v[4] = {total(row[c]), total(row[c + 1]), total(row[c + 2]), total(row[c + 3])};
             stream_sums(out + c, v);
         }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <device/element.cuh>
+#include <device/ptx/pack.cuh>
 
 namespace leanconv {
 
@@ -40,30 +41,20 @@ __device__ __forceinline__ T widen(In value) {
     else return static_cast<T>(value);
 }
 
-// A sum as an element of the result: the one rounding, to the nearest, of two the even one. Integers saturate, and NaN
-// becomes the smallest: max takes the number where the other operand is NaN.
-template <class Out, class T>
-__device__ __forceinline__ Out narrow_sum(T sum);
+// A sum as an int, to the nearest, of two the even one; what is beyond int is at its end, and NaN is 0.
+__device__ __forceinline__ int rounded_int(float sum) { return __float2int_rn(sum); }
+// NOTE: a double that is NaN would be the smallest int.
+__device__ __forceinline__ int rounded_int(double sum) { return sum == sum ? __double2int_rn(sum) : 0; }
 
-// The low bits of this are a rounded sum as an integer of 8 or 16 bits.
-// NOTE: 1.5 * 2^23: from there to 2^24 floats are whole, so the addition rounds; conversions have a quarter of its rate.
-template <class Out>
-__device__ __forceinline__ unsigned rounded_bits(float sum) {
-    constexpr float low = Range<Out>::low, high = Range<Out>::high;
-    return __float_as_uint(fminf(fmaxf(sum, low), high) + 12582912.0f);
-}
-
+// A sum as an element of the result: the one rounding. Integers saturate.
 template <class Out, class T>
 __device__ __forceinline__ Out narrow_sum(T sum) {
     if constexpr (same_type<T, unsigned>) {
         return static_cast<Out>(sum);
     } else if constexpr (half_type<Out>) {
         return from_float<Out>(static_cast<float>(sum));
-    } else if constexpr (small_integer<Out> && same_type<T, float>) {
-        return static_cast<Out>(rounded_bits<Out>(sum));
     } else if constexpr (small_integer<Out> || same_type<Out, int>) {
-        constexpr double low = Range<Out>::low, high = Range<Out>::high;
-        return static_cast<Out>(__double2int_rn(fmin(fmax(static_cast<double>(sum), low), high)));
+        return static_cast<Out>(min(max(rounded_int(sum), Range<Out>::low), Range<Out>::high));
     } else {
         return static_cast<Out>(sum);
     }
@@ -128,20 +119,28 @@ struct FourElements {
     }
 };
 
+// Two and four sums as saturated integers of 16 and 8 bits, the first in the lowest.
+template <class Out, class T>
+__device__ __forceinline__ unsigned pack_two(T a, T b) {
+    if constexpr (Range<Out>::low < 0) return cvt_pack_sat_s16_s32(rounded_int(b), rounded_int(a));
+    else return cvt_pack_sat_u16_s32(rounded_int(b), rounded_int(a));
+}
+template <class Out, class T>
+__device__ __forceinline__ unsigned pack_four(const T (&v)[4]) {
+    const int a = rounded_int(v[0]), b = rounded_int(v[1]), c = rounded_int(v[2]), d = rounded_int(v[3]);
+    if constexpr (Range<Out>::low < 0) return cvt_pack_sat_s8_s32(b, a, cvt_pack_sat_s8_s32(d, c, 0));
+    else return cvt_pack_sat_u8_s32(b, a, cvt_pack_sat_u8_s32(d, c, 0));
+}
+
 // Four adjacent sums as elements of the result, to global memory, as data that will not be read soon.
 template <class Out, class T>
 __device__ __forceinline__ void stream_sums(Out* to, const T (&v)[4]) {
     if constexpr (same_type<Out, T> && sizeof(T) == 4) {
         stream_vector(to, v);
-    } else if constexpr (small_integer<Out> && same_type<T, float>) {
-        const unsigned a = rounded_bits<Out>(v[0]), b = rounded_bits<Out>(v[1]);
-        const unsigned c = rounded_bits<Out>(v[2]), d = rounded_bits<Out>(v[3]);
-        if constexpr (sizeof(Out) == 1) {
-            const unsigned low = __byte_perm(a, b, 0x0040), high = __byte_perm(c, d, 0x0040);
-            __stcs(reinterpret_cast<unsigned*>(to), __byte_perm(low, high, 0x5410));
-        } else {
-            __stcs(reinterpret_cast<uint2*>(to), make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(c, d, 0x5410)));
-        }
+    } else if constexpr (small_integer<Out> && sizeof(Out) == 1) {
+        __stcs(reinterpret_cast<unsigned*>(to), pack_four<Out>(v));
+    } else if constexpr (small_integer<Out>) {
+        __stcs(reinterpret_cast<uint2*>(to), make_uint2(pack_two<Out>(v[0], v[1]), pack_two<Out>(v[2], v[3])));
     } else if constexpr (sizeof(Out) == 8) {
         __stcs(reinterpret_cast<double2*>(to), make_double2(v[0], v[1]));
         __stcs(reinterpret_cast<double2*>(to) + 1, make_double2(v[2], v[3]));
@@ -150,17 +149,6 @@ __device__ __forceinline__ void stream_sums(Out* to, const T (&v)[4]) {
         if constexpr (half_type<Out>) {
             __stcs(reinterpret_cast<uint2*>(to),
                    make_uint2(four[0].bits | four[1].bits << 16, four[2].bits | four[3].bits << 16));
-        } else if constexpr (sizeof(Out) == 1) {
-            unsigned word = 0;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) word |= static_cast<unsigned>(static_cast<unsigned char>(four[i])) << 8 * i;
-            __stcs(reinterpret_cast<unsigned*>(to), word);
-        } else if constexpr (sizeof(Out) == 2) {
-            const auto pair = [&](int i) {
-                return static_cast<unsigned>(static_cast<unsigned short>(four[i])) |
-                       static_cast<unsigned>(static_cast<unsigned short>(four[i + 1])) << 16;
-            };
-            __stcs(reinterpret_cast<uint2*>(to), make_uint2(pair(0), pair(2)));
         } else if constexpr (same_type<Out, float>) {
             stream_vector(to, four);
         } else {

@@ -25,10 +25,10 @@
 
 namespace leanconv {
 
-// The warp's number in its block.
-// NOTE: the shuffle tells the compiler that all lanes have the same one, so that branches on it do not diverge.
-__device__ __forceinline__ int warp_number() {
-    return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+template <class T, int rows, int columns>
+__device__ __forceinline__ void copy_sums(T (&to)[rows][columns], const T (&from)[rows][columns]) {
+#pragma unroll
+    for (int k = 0; k < rows * columns; ++k) to[k / columns][k % columns] = from[k / columns][k % columns];
 }
 
 // Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands; where not all filters fit
@@ -37,7 +37,8 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void register_cache(const typename Problem::element* x, const typename Problem::sum* w,
                                                typename Problem::result* y, typename Problem::sum value,
                                                typename Problem::sum delta, int height, int width, int64 x_pitch,
-                                               int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands) {
+                                               int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands,
+                                               int slices = 1) {
     using Rows = RowLoader<Problem, Tuning::columns>;
     using In = typename Rows::In;
     using Out = typename Rows::Out;
@@ -46,6 +47,10 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     constexpr int depth = rows + 1;  // windows in registers: those in use and the one that comes next
     constexpr int weight_pitch = round_up(s, 4), block_rows = rows * Tuning::warps, inputs = block_rows + r - 1;
     constexpr int channels = Problem::channels, planes = Problem::planes;
+    // Where results are rounded to another type anyway, sums begin with delta, which saves an addition.
+    constexpr bool begins_with_delta = !same_type<Out, T>;
+    using Writer = RowWriter<Out, T, columns, planes, !begins_with_delta>;
+    constexpr bool volumes = Problem::volumes;
     constexpr int tiles = ceil_div(Problem::all_filters, Problem::filters);
     // The first row of shared memory where warps put together rows of outputs: with several filters the input rows stay
     // in use, and each warp has a row of its own behind the filters.
@@ -60,86 +65,114 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     const int top = rest % bands * block_rows, i = top + warp * rows, j = (block % strips) * Rows::width;
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = Problem::valid ? width - (s - 1) : width;
+    // Of volumes an image is a slice of the result; a block goes over the slices of the filter, which it has alone.
+    const int out_slices = !volumes ? 1 : Problem::valid ? slices - (Problem::depth - 1) : slices;
+    const int volume = image / out_slices, slice = image % out_slices;
+    static_assert(!volumes || Problem::filters == 1, "the sums of one filter stay in registers");
     typename Rows::View view{
         reinterpret_cast<const In*>(x) + image * x_step + plane % planes,
-        reinterpret_cast<Out*>(y) + (static_cast<int64>(image) * Problem::all_filters + first_filter) * y_step + plane % planes,
+        reinterpret_cast<Out*>(y) + plane % planes +
+            ((static_cast<int64>(volume) * Problem::all_filters + first_filter) * out_slices + slice) * y_step,
         height, width * channels, out_height, out_width * channels, x_pitch, y_pitch, static_cast<T>(value)};
     // Shared memory: the input rows, then the filters, their rows padded to whole vectors, then `staging`.
     T* const image_rows = reinterpret_cast<T*>(shared_memory());
     T* const weights = image_rows + inputs * Rows::row;
-    {
-        const Rows source(view, top - Problem::anchor_y, j, lane);
-        if (source.inside(inputs)) {
-            const In* from = source.vector_of(warp);
-            T* to = image_rows + warp * Rows::row;
-#pragma unroll
-            for (int k = 0; k < inputs; k += Tuning::warps, from += Tuning::warps * x_pitch)
-                if (k + Tuning::warps <= inputs || k + warp < inputs) source.load_vectors(to + k * Rows::row, from);
-        } else {
-            const int count = min(inputs, out_height - top + r - 1);
-#pragma unroll 1
-            for (int n = warp; n < count; n += Tuning::warps) source.load(image_rows + n * Rows::row, n);
-        }
-        cp_async_commit_group();
-    }
     if (Problem::per_image) w += static_cast<int64>(image) * Problem::all_filters * r * s;
+    T sums[volumes ? rows : 1][volumes ? columns : 1];  // from one slice to the next
 #pragma unroll 1
-    for (int k = threadIdx.x; k < filters * r * weight_pitch; k += 32 * Tuning::warps) {
-        const int column = k % weight_pitch;
-        const int from = first_filter * r * s + k / weight_pitch * s + column;
-        weights[k] = column < s ? reinterpret_cast<const T*>(w)[from] : T(0);
-    }
-    cp_async_wait_group<0>();
-    __syncthreads();
+    for (int t = 0; t < Problem::depth; ++t) {
+        if constexpr (volumes) {
+            const int from = border_index<typename Problem::border>(slice + t - Problem::anchor_z, slices);
+            view.x = reinterpret_cast<const In*>(x) + plane % planes +
+                     (static_cast<int64>(volume) * slices + max(from, 0)) * x_step;
+            view.height = from < 0 ? 0 : height;  // outside all rows are `value`
+        }
+        {
+            const Rows source(view, top - Problem::anchor_y, j, lane);
+            if (source.inside(inputs)) {
+                const In* from = source.vector_of(warp);
+                T* to = image_rows + warp * Rows::row;
+#pragma unroll
+                for (int k = 0; k < inputs; k += Tuning::warps, from += Tuning::warps * x_pitch)
+                    if (k + Tuning::warps <= inputs || k + warp < inputs) source.load_vectors(to + k * Rows::row, from);
+            } else {
+                const int count = min(inputs, out_height - top + r - 1);
+#pragma unroll 1
+                for (int n = warp; n < count; n += Tuning::warps) source.load(image_rows + n * Rows::row, n);
+            }
+            cp_async_commit_group();
+        }
+#pragma unroll 1
+        for (int k = threadIdx.x; k < filters * r * weight_pitch; k += 32 * Tuning::warps) {
+            const int column = k % weight_pitch;
+            const int from = (first_filter * Problem::depth + t) * r * s + k / weight_pitch * s + column;
+            weights[k] = column < s ? reinterpret_cast<const T*>(w)[from] : T(0);
+        }
+        cp_async_wait_group<0>();
+        __syncthreads();
 
-    const T* const mine = image_rows + warp * rows * Rows::row;
-    // One filter after the other, for all outputs of the lane.
+        const T* const mine = image_rows + warp * rows * Rows::row;
+        // One filter after the other, for all outputs of the lane.
 #pragma unroll 1
-    for (int filter = 0; filter < filters; ++filter, view.y += y_step) {
-        const T* const taps = weights + filter * r * weight_pitch;
-        T acc[rows][columns] = {};
-        T ring[depth][Rows::window];
+        for (int filter = 0; filter < filters; ++filter, view.y += volumes ? 0 : y_step) {
+            const T* const taps = weights + filter * r * weight_pitch;
+            T acc[rows][columns] = {};
+            if constexpr (begins_with_delta) {
 #pragma unroll
-        for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
-        // One row of it; the row's first input row is in ring position `slot`.
-        const auto step = [&](int filter_row, int slot) {
-            if (filter_row < r - 1)
-                Rows::read_window(ring[(slot + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
+                for (int k = 0; k < rows * columns; ++k) acc[k / columns][k % columns] = delta;
+            }
+            if constexpr (volumes) {
+                if (t > 0) copy_sums(acc, sums);
+            }
+            T ring[depth][Rows::window];
 #pragma unroll
-            for (int k = 0; k < s; k += 4) {
-                T four[4];
-                load_vector(four, taps + filter_row * weight_pitch + k);
+            for (int n = 0; n < rows; ++n) Rows::read_window(ring[n], mine + n * Rows::row, lane);
+            // One row of it; the row's first input row is in ring position `slot`.
+            const auto step = [&](int filter_row, int slot) {
+                if (filter_row < r - 1)
+                    Rows::read_window(ring[(slot + rows) % depth], mine + (filter_row + rows) * Rows::row, lane);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    if (k + e >= s) continue;
+                for (int k = 0; k < s; k += 4) {
+                    T four[4];
+                    load_vector(four, taps + filter_row * weight_pitch + k);
 #pragma unroll
-                    for (int p = 0; p < rows; ++p)
+                    for (int e = 0; e < 4; ++e) {
+                        if (k + e >= s) continue;
 #pragma unroll
-                        for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(slot + p) % depth][(k + e) * channels + c];
+                        for (int p = 0; p < rows; ++p)
+#pragma unroll
+                            for (int c = 0; c < columns; ++c) acc[p][c] += four[e] * ring[(slot + p) % depth][(k + e) * channels + c];
+                    }
+                }
+            };
+            // Whole rounds of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
+            constexpr int looped = (r - 1) / depth * depth;
+#pragma unroll 1
+            for (int filter_row = 0; filter_row < looped; filter_row += depth) {
+#pragma unroll
+                for (int slot = 0; slot < depth; ++slot) step(filter_row + slot, slot);
+            }
+#pragma unroll
+            for (int slot = 0; slot < r - looped; ++slot) step(looped + slot, slot);
+
+            if constexpr (volumes) {
+                if (t + 1 < Problem::depth) {
+                    copy_sums(sums, acc);
+                    __syncthreads();  // the input rows have been read
+                    continue;
                 }
             }
-        };
-        // Whole rounds of the ring as a loop, so that the code stays within the instruction cache; the rest unrolled.
-        constexpr int looped = (r - 1) / depth * depth;
-#pragma unroll 1
-        for (int filter_row = 0; filter_row < looped; filter_row += depth) {
+            if constexpr (Problem::filters == 1) __syncthreads();  // the input rows have been read and become `staging`
+            const Writer writer(view, i, j, lane, static_cast<T>(delta), image_rows + (staging + warp) * Rows::row);
+            if (writer.vectors && i + rows <= out_height) {
+                Out* to = writer.vector_of(0);
 #pragma unroll
-            for (int slot = 0; slot < depth; ++slot) step(filter_row + slot, slot);
-        }
+                for (int p = 0; p < rows; ++p, to += y_pitch) writer.store_vectors(to, acc[p]);
+            } else {
 #pragma unroll
-        for (int slot = 0; slot < r - looped; ++slot) step(looped + slot, slot);
-
-        if constexpr (Problem::filters == 1) __syncthreads();  // the input rows have been read and become `staging`
-        const RowWriter<Out, T, columns, planes> writer(view, i, j, lane, static_cast<T>(delta),
-                                                        image_rows + (staging + warp) * Rows::row);
-        if (writer.vectors && i + rows <= out_height) {
-            Out* to = writer.vector_of(0);
-#pragma unroll
-            for (int p = 0; p < rows; ++p, to += y_pitch) writer.store_vectors(to, acc[p]);
-        } else {
-#pragma unroll
-            for (int p = 0; p < rows; ++p)
-                if (i + p < out_height) writer.store(acc[p], p);
+                for (int p = 0; p < rows; ++p)
+                    if (i + p < out_height) writer.store(acc[p], p);
+            }
         }
     }
 }

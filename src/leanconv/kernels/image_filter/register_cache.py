@@ -109,8 +109,8 @@ def weight_bytes(problem: FilterProblem) -> int:
 
 
 def filters_in_block(problem: FilterProblem) -> int:
-    """Filters that a block applies to its rows: all, or tiles of about the same size."""
-    most = max(1, FILTER_BYTES // weight_bytes(problem))
+    """Filters that a block applies to its rows: all, or tiles of about the same size; one to volumes."""
+    most = 1 if problem.is_volume else max(1, FILTER_BYTES // weight_bytes(problem))
     return ceil_div(problem.filters, ceil_div(problem.filters, most))
 
 
@@ -135,7 +135,8 @@ def _registers(problem: FilterProblem, rows: int, columns: int, channels: int) -
 def is_plain(problem: FilterProblem) -> bool:
     """Whether it is one that the published scheme computes: one filter for planes of float32 or int32."""
     one_type = problem.dtype == problem.result == problem.sums and sum_bytes(problem) == 4
-    return one_type and problem.filters == problem.channels == 1 and not (problem.valid or problem.per_image)
+    one = problem.filters == problem.channels == 1 and not problem.is_volume
+    return one_type and one and not (problem.valid or problem.per_image)
 
 
 class RegisterCache(GpuAlgorithm):
@@ -147,17 +148,19 @@ class RegisterCache(GpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
-        reasons = []
+        reasons = ["the filter is given as products of a column and a row"] if problem.rank else []
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
-        if max(problem.h, problem.w * problem.channels) > EXTENT:
+        if problem.is_volume and not 0 <= problem.anchor_z < problem.kd:
+            reasons.append(f"anchor_z={problem.anchor_z} lies outside the {problem.kd} slices of the filter")
+        if max(problem.d, problem.h, problem.w * problem.channels) > EXTENT:
             each = f" of {problem.channels} channels" if problem.channels > 1 else ""
             reasons.append(f"the image is {problem.h}x{problem.w}{each}, and the limit is {EXTENT} rows and elements")
         if not reasons:
             strips = planes(problem) * ceil_div(problem.w * interleaved(problem), 128)
-            blocks = problem.batch * ceil_div(problem.h, 4) * strips
+            blocks = problem.batch * problem.d * ceil_div(problem.h, 4) * strips
             if blocks * ceil_div(problem.filters, filters_in_block(problem)) >= 2**31:
                 filters = f" with {problem.filters} filters" if problem.filters > 1 else ""
                 images = f"{problem.batch} images of {problem.h}x{problem.w}{filters}"
@@ -176,7 +179,7 @@ class RegisterCache(GpuAlgorithm):
 
         def blocks(config: RegisterCacheConfig) -> int:
             strips = ceil_div(problem.out_w * interleaved(problem), 32 * config.columns)
-            return problem.batch * planes(problem) * strips * ceil_div(problem.out_h, config.block_rows)
+            return problem.batch * problem.out_d * planes(problem) * strips * ceil_div(problem.out_h, config.block_rows)
 
         fastest = next(shape for width, shape in FASTEST if problem.kw <= width)
         # windows of several channels or of float64 are larger than those that were timed: as many rows as they allow
@@ -204,7 +207,8 @@ class RegisterCache(GpuAlgorithm):
         types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
         pixels = ("channels", channels), ("planes", apart), ("valid", problem.valid)
         counts = ("filters", filters), ("all_filters", problem.filters), ("per_image", problem.per_image)
-        constants: Constants = (*types, *sizes, *pixels, *counts)
+        volume = ("volumes", problem.is_volume), ("depth", problem.kd), ("anchor_z", problem.anchor_z)
+        constants: Constants = (*types, *sizes, *pixels, *counts, *volume)
         pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
         arguments: tuple[Argument, ...] = (
             Pointer("x", element),
@@ -217,8 +221,9 @@ class RegisterCache(GpuAlgorithm):
             *(Number("long long", name, value) for name, value in pitches),
             Number("int", "strips", strips),
             Number("int", "bands", bands),
+            *((Number("int", "slices", problem.d),) if problem.is_volume else ()),
         )
-        grid = strips * bands * problem.batch * apart * ceil_div(problem.filters, filters)
+        grid = strips * bands * problem.batch * problem.out_d * apart * ceil_div(problem.filters, filters)
         launch = self.launch(config, constants, arguments, grid, shared)
         if isinstance(config, PartialSumsConfig):
             launch = replace(launch, function=f"{launch.function}_partial_sums")

@@ -1,0 +1,109 @@
+"""Filters as few products of a column and a row: found by rank, and taken where that is faster.
+
+A kernel of rank k is a sum of k outer products, and filtering with it is k passes along rows and k along columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+
+from leanconv.runtime.bounded_cache import BoundedCache
+
+#: How much of a kernel its products may leave out, as a share of its norm: one rounding of float32, of which the kernel
+#: of a separable filter is made already where it holds float32 products of a column and a row.
+TOLERANCE = 2.0**-24
+#: Most products.
+RANKS = 3
+#: Most rows and columns of a kernel that is taken whole.
+DIRECT = 32
+#: What a product costs besides its taps, in taps, and what a tap of the whole kernel costs in taps of a product.
+PRODUCT_TAPS, WHOLE_TAP = 16, 0.6
+
+_found: BoundedCache[Hashable, tuple[np.ndarray | None]] = BoundedCache(256)
+
+
+def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> np.ndarray | None:
+    """The products of a column and a row whose sum is ``kernel`` (kh, kw): an array (rank, kh + kw) of ``dtype``, each
+    column before its row. None where more than ``most`` are needed, or the kernel is not finite.
+
+    A kernel of one product whose weights are integers, times a power of two, gives such factors without an error. Of
+    others the singular values, in float64, say how many products leave out at most `TOLERANCE` of the kernel's norm.
+    For ``dtype="int32"`` there are exact products or none; for ``"float64"`` 2⁻⁵² is left out at most.
+
+    >>> products(np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])).tolist()
+    [[1.0, 2.0, 1.0, 1.0, 2.0, 1.0]]
+    >>> products(np.eye(5)) is None
+    True
+    """
+    kh, kw = kernel.shape
+    given = np.asarray(kernel, np.float64)
+    if not np.isfinite(given).all():
+        return None
+    if not given.any():
+        return np.zeros((1, kh + kw), dtype)
+    exact = _exact_product(given)
+    if exact is not None:
+        return np.concatenate(exact)[None].astype(dtype)
+    if dtype == "int32":
+        return None
+    largest = np.abs(given).max()
+    columns, sizes, rows = np.linalg.svd(given / largest, full_matrices=False)
+    left_out = np.sqrt(np.cumsum(sizes[::-1] ** 2))[::-1] / np.linalg.norm(sizes)
+    allowed = 2.0**-52 if dtype == "float64" else TOLERANCE
+    rank = int(np.argmax(np.append(left_out, 0.0) <= allowed))
+    if rank > most:
+        return None
+    scale = np.sqrt(sizes[:rank, None]) * np.sqrt(largest)
+    return np.concatenate([columns.T[:rank] * scale, rows[:rank] * scale], axis=1).astype(dtype)
+
+
+def _exact_product(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The column and the row, of small integers times a power of two, whose product is exactly ``kernel``."""
+    exponents = np.frexp(kernel[kernel != 0])[1]
+    if exponents.max() - exponents.min() > 9:
+        return None  # 53 and 9 bits are an int64
+    unit = int(exponents.min()) - 53
+    with np.errstate(over="ignore"):
+        whole = np.ldexp(kernel, -unit)
+    if not np.isfinite(whole).all():
+        return None
+    integers = whole.astype(np.int64)
+    p, q = np.unravel_index(np.abs(integers).argmax(), integers.shape)
+    row = integers[p] // np.gcd.reduce(integers[p])
+    column, rest = np.divmod(integers[:, q], row[q])
+    if rest.any() or not np.array_equal(np.multiply.outer(column, row), integers):
+        return None
+    # what the integers cannot have wrapped around to
+    factors = np.ldexp(column.astype(np.float64), unit), row.astype(np.float64)
+    return factors if np.allclose(np.multiply.outer(*factors), kernel, rtol=1e-9, atol=0) else None
+
+
+def worth_it(rank: int, kh: int, kw: int) -> bool:
+    """Whether ``rank`` products are expected to take less time than the whole kernel."""
+    return max(kh, kw) > DIRECT or rank * (kh + kw + PRODUCT_TAPS) < WHOLE_TAP * kh * kw
+
+
+def split(kernel: np.ndarray, dtype: str, separable: bool | None) -> np.ndarray | None:
+    """What `leanconv.filter2d` filters with in place of ``kernel`` (kh, kw): its `products`, which are kept for each
+    content, or None, which means the kernel as it is. ``separable`` is what the caller says: True, or None, which means
+    where it is faster.
+
+    Raises ValueError where it is True, and the kernel is no sum of so few products.
+    """
+    key = kernel.shape, kernel.dtype, dtype, kernel.tobytes()
+    kept = _found.get(key) or _found.recall(key)
+    if kept is None:
+        kept = (products(kernel, dtype),)
+        _found.keep(key, kept)
+    (found,) = kept
+    if found is None:
+        if separable:
+            exactly = "exactly " if dtype == "int32" else ""
+            raise ValueError(
+                f"separable=True: the {kernel.shape[0]}x{kernel.shape[1]} kernel is not {exactly}the sum of at most "
+                f"{RANKS} products of a column and a row"
+            )
+        return None
+    return found if separable or worth_it(len(found), *kernel.shape) else None

@@ -1,0 +1,165 @@
+"""Separable: a filter that is a column times a row, or few such products, in one launch without a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from leanconv.dtypes import DTYPES
+from leanconv.images.borders import BORDERS
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.image_filter.register_cache import EXTENT, MOST_REGISTERS, sum_bytes
+from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
+from leanconv.problem import FilterProblem
+
+#: Most rows and columns of a filter, and most products: shared memory holds the rows that they reach.
+LIMIT, RANKS = 127, 3
+#: Columns of a strip, and by how many words its rows in shared memory are longer than whole rows of banks.
+STRIP, SKEW = 128, 4
+
+
+@dataclass(frozen=True)
+class SeparableConfig(Config):
+    """A block of ``warps``; each makes ``outputs`` rows of 128 columns in a step, a thread as many by four. A block
+    marches down ``least_steps`` steps at least, where the image has them. So many blocks at least, ``min_blocks``, fit
+    on a multiprocessor."""
+
+    warps: int = 8
+    outputs: int = 8
+    least_steps: int = 1
+    min_blocks: int = 2
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of outputs that a block makes in a step."""
+        return self.warps * self.outputs
+
+
+#: (warps, outputs, least_steps) in the order in which they are tried.
+SHAPES = ((8, 8, 1), (4, 8, 1), (4, 16, 1), (8, 16, 1), (6, 16, 1), (16, 8, 1), (4, 8, 16))
+
+
+#: Widest filter for which pixels of 2 to 4 channels are filtered as they lie: its code is unrolled.
+INTERLEAVED = 63
+
+
+def interleaved(problem: FilterProblem) -> int:
+    """Channels that a block filters side by side, as they lie. With 1 its elements lie `planes` apart."""
+    return problem.channels if problem.channels <= 4 and problem.kw <= INTERLEAVED else 1
+
+
+def planes(problem: FilterProblem) -> int:
+    """Channels that blocks filter one by one."""
+    return problem.channels // interleaved(problem)
+
+
+def lag(problem: FilterProblem, config: SeparableConfig) -> int:
+    """Rows by which outputs lag behind the input."""
+    return ceil_div(problem.kh - 1, config.outputs) * config.outputs
+
+
+def shared_bytes(problem: FilterProblem, config: SeparableConfig) -> int:
+    """Shared memory of a block: input rows, filtered rows, weights, and a row of outputs a warp."""
+    channels = interleaved(problem)
+    before, after = problem.anchor[1] * channels, (problem.kw - 1 - problem.anchor[1]) * channels
+    left, right = (ceil_div(halo, 4) * 4 for halo in (before, after))
+    row = ceil_div(left + STRIP + right, 32) * 32
+    lead = left - before if channels == 1 else 0
+    weights = ceil_div(lead + problem.kw, 4) * 4 + ceil_div(problem.kh, 4) * 4
+    ring = (lag(problem, config) + config.step_rows) * (STRIP + SKEW)
+    elements = config.step_rows * (row + SKEW) + problem.rank * (ring + weights) + config.warps * STRIP
+    return sum_bytes(problem) * elements
+
+
+def strips_of(problem: FilterProblem) -> int:
+    """Strips of an image, or of one of its planes."""
+    return ceil_div(problem.out_w * interleaved(problem), STRIP)
+
+
+def bands_of(problem: FilterProblem, config: SeparableConfig, target: Target) -> int:
+    """Parts into which the rows of an image are divided, each a block's: as many as keep the machine busy, and few,
+    since each filters some rows of its neighbour's again."""
+    slots = config.min_blocks * target.multiprocessors
+    blocks = max(1, problem.batch * planes(problem) * strips_of(problem))
+    most = min(ceil_div(problem.out_h, config.least_steps * config.step_rows), ceil_div(4 * slots, blocks))
+
+    def steps(bands: int) -> int:
+        rows = ceil_div(problem.out_h, bands) + lag(problem, config)
+        return ceil_div(blocks * bands, slots) * ceil_div(rows, config.step_rows)
+
+    return min(range(1, most + 1), key=steps, default=1)
+
+
+class Separable(GpuAlgorithm):
+    """Rows and columns apart, FMAs or wrapping int32, every type and border, no workspace."""
+
+    name = "separable"
+    paper = "the row and column passes of image libraries, in one launch"
+    precision = "ieee"
+    solves = "filter2d"
+
+    def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
+        if not problem.rank:
+            return ["the filter is given whole, not as products of a column and a row"]
+        reasons = []
+        if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
+            reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
+        elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
+            reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
+        if problem.rank > RANKS:
+            reasons.append(f"the filter has {problem.rank} products of a column and a row, and the limit is {RANKS}")
+        if max(problem.h, problem.w * problem.channels) > EXTENT:
+            each = f" of {problem.channels} channels" if problem.channels > 1 else ""
+            reasons.append(f"the image is {problem.h}x{problem.w}{each}, and the limit is {EXTENT} rows and elements")
+        if not reasons and problem.batch * planes(problem) * strips_of(problem) >= 2**28:
+            images = f"{problem.batch} images of {problem.h}x{problem.w}"
+            reasons.append(f"{images} may need more than 2**31 - 1 blocks")
+        least = min(shared_bytes(problem, SeparableConfig(*shape)) for shape in SHAPES)
+        if not reasons and least > target.shared_per_block:
+            has = f"{target.shared_per_block} on {target.arch}"
+            reasons.append(f"a block needs {least} bytes of shared memory at least, and has {has}")
+        return reasons
+
+    def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
+        for warps, outputs, least_steps in SHAPES:
+            shared = shared_bytes(problem, SeparableConfig(warps, outputs))
+            if shared > target.shared_per_block:
+                continue
+            # sums, weights, inputs, and addresses
+            registers = ceil_div((4 * outputs + (outputs + 4) + 16) * (sum_bytes(problem) // 4) + 44, 8) * 8
+            if registers > MOST_REGISTERS:
+                continue
+            fitting = min(
+                target.shared_per_multiprocessor // (shared + 1024),
+                target.registers_per_multiprocessor // (registers * 32 * warps),
+                48 // warps,
+            )
+            yield SeparableConfig(warps, outputs, least_steps, max(1, fitting))
+
+    def plan(self, problem: FilterProblem, config: SeparableConfig, target: Target) -> Plan:
+        strips, bands = strips_of(problem), bands_of(problem, config, target)
+        element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
+        sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
+        types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
+        pixels = ("channels", interleaved(problem)), ("planes", planes(problem)), ("valid", problem.valid)
+        constants: Constants = (*types, *sizes, *pixels, ("rank", problem.rank))
+        pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
+        arguments: tuple[Argument, ...] = (
+            Pointer("x", element),
+            Pointer("w", sums),
+            Pointer("y", result, written=True),
+            Number(sums, "value"),
+            Number(sums, "delta"),
+            Number("int", "height", problem.h),
+            Number("int", "width", problem.w),
+            *(Number("long long", name, value) for name, value in pitches),
+            Number("int", "strips", strips),
+            Number("int", "bands", bands),
+            Number("int", "band_rows", ceil_div(problem.out_h, bands)),
+        )
+        grid = strips * bands * problem.batch * planes(problem)
+        return Plan((self.launch(config, constants, arguments, grid, shared_bytes(problem, config)),))

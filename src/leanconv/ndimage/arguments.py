@@ -1,0 +1,204 @@
+"""What SciPy makes of the arguments of its filters: sequences, axes, modes, origins, outputs, complex numbers.
+
+Where SciPy's own tests read the text of an error, it begins as SciPy's does.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from leanconv.arrays import NUMPY, arrays_of, carried, way_back
+from leanconv.images.borders import SCIPY_NAMES, BorderName
+
+F = TypeVar("F", bound=Callable[..., Any])
+#: a ValueError and an IndexError; NumPy 1.24 has it elsewhere
+_AxisError: Any = getattr(np, "exceptions", np).AxisError
+
+
+class MistakeError(ValueError, RuntimeError):
+    """A mistake for which SciPy raises RuntimeError, and the rest of leanconv ValueError."""
+
+
+class DtypeError(TypeError, RuntimeError):
+    """A dtype that cannot be computed: SciPy raises RuntimeError for it, and the rest of leanconv TypeError."""
+
+
+def sequence(name: str, value: Any, count: int) -> list[Any]:
+    """One value for each of ``count`` axes: the same for all, or one for each."""
+    if isinstance(value, str) or not np.iterable(value):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise MistakeError(f"sequence argument must have length equal to input rank, here {count}: {name}={value!r}")
+    return values
+
+
+def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
+    """The axes to filter along, in the caller's order; all by default."""
+    if axes is None:
+        return tuple(range(ndim))
+    if not np.isscalar(axes) and not isinstance(axes, Iterable):
+        raise ValueError(f"axes={axes!r} must be an integer, integers, or None")
+    along = tuple(axis_of(each, ndim, "axes") for each in (axes if isinstance(axes, Iterable) else (axes,)))
+    if len(set(along)) != len(along):
+        raise ValueError(f"axes must be unique, not {axes!r}")
+    return along
+
+
+def axis_of(axis: Any, ndim: int, name: str = "axis") -> int:
+    at = operator.index(axis)
+    if not -ndim <= at < ndim:
+        raise _AxisError(f"{name}: {axis} is out of range for {ndim} dimensions")
+    return at % ndim
+
+
+def border_of(mode: Any) -> BorderName:
+    if not isinstance(mode, str) or mode not in SCIPY_NAMES:
+        raise MistakeError(f"mode={mode!r} is not known; choose one of {', '.join(map(repr, SCIPY_NAMES))}")
+    return SCIPY_NAMES[mode]
+
+
+def anchor_of(size: int, origin: Any, shape: tuple[int, ...], given: Any) -> int:
+    """The tap on the output pixel."""
+    at = size // 2 + operator.index(origin)
+    if not 0 <= at < size:
+        raise ValueError(f"origin={given!r} lies outside the weights, of shape {shape}")
+    return at
+
+
+def is_complex(array: Any) -> bool:
+    return "complex" in str(array.dtype)
+
+
+def check_real(name: str, dtype: np.dtype) -> None:
+    """Raise DtypeError for what SciPy does not compute: float16, long doubles, objects, strings, dates."""
+    # NOTE: on some machines longdouble is float64, which is fine
+    narrow = dtype in (np.dtype(np.float16), np.dtype(np.longdouble)) and dtype != np.dtype(np.float64)
+    if dtype.kind not in "biuf" or narrow:
+        raise DtypeError(f"{name} has dtype {dtype}; it must be boolean, an integer, float32, float64 or complex")
+
+
+def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
+    """The array to fill: ``output``, or a new one of the dtype that it names, by default the input's."""
+    if not isinstance(x, np.ndarray):
+        return _output_on_device(x, output)
+    if output is None:
+        dtype = np.promote_types(x.dtype, np.complex64) if is_complex else x.dtype.newbyteorder("=")
+        return np.zeros(x.shape, dtype)
+    if isinstance(output, (type, np.dtype, str)):
+        dtype = np.dtype(output)
+        if isinstance(output, str) and not issubclass(dtype.type, np.number):
+            raise MistakeError(f"output={output!r} is not numeric")
+        if is_complex and dtype.kind != "c":
+            if isinstance(output, str):
+                raise MistakeError(f"output={output!r} is not complex, and the result is")
+            warnings.warn(f"promoting specified output dtype to complex: output={dtype}", stacklevel=4)
+            dtype = np.promote_types(dtype, np.complex64)
+        out = np.zeros(x.shape, dtype)
+    else:
+        out = output
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"output is a {type(out).__name__}; it must be None, a dtype or a NumPy array")
+        if out.shape != x.shape:
+            raise MistakeError(f"output has shape {out.shape}; the input has {x.shape}")
+        if not out.flags.writeable:
+            raise ValueError("output is read-only")
+        if is_complex and out.dtype.kind != "c":
+            raise MistakeError(f"output has dtype {out.dtype}, and the result is complex")
+    if out.dtype.kind != "c":
+        check_real("output", out.dtype)
+    return out
+
+
+def dtype_name(array: Any) -> str:
+    """NumPy's name of an array's dtype."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def _output_on_device(x: Any, output: Any) -> Any:
+    """The array to fill, of the input's library and device."""
+    library = arrays_of(x)
+    assert library is not None
+    if hasattr(output, "shape"):
+        if tuple(output.shape) != tuple(x.shape):
+            raise MistakeError(f"output has shape {tuple(output.shape)}; the input has {tuple(x.shape)}")
+        return output
+    name = dtype_name(x)
+    if output is not None:
+        name = np.dtype(output).name if isinstance(output, (type, str, np.dtype)) else str(output).rpartition(".")[2]
+    return library.empty(tuple(x.shape), name, library.device(x))
+
+
+def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.ndarray, cval: Any) -> np.ndarray:
+    """``compute(x, weights, out, cval)``, which takes real arrays, of complex ones."""
+    real: Any = compute(x.real, weights.real, None, np.real(cval))
+    imag: Any = None
+    if is_complex(weights):
+        if not is_complex(x) and np.iscomplexobj(cval):
+            raise ValueError("cval is complex, and the input is real")
+        imag = compute(x.real, weights.imag, None, np.real(cval))
+    if is_complex(x):
+        rest = compute(x.imag, weights.real, None, np.imag(cval))
+        if is_complex(weights):
+            real = real - compute(x.imag, weights.imag, None, np.imag(cval))
+            imag = imag + rest
+        else:
+            imag = rest
+    out.real, out.imag = real, imag
+    return out
+
+
+def at_home(function: F) -> F:
+    """Let ``function``, which computes NumPy arrays and arrays on a GPU, take any array, in its first argument.
+
+    What other libraries keep on the CPU is seen as an array of NumPy that shares its memory, an ``output`` as well, and
+    the result becomes an array of that library.
+    """
+    names = list(inspect.signature(function).parameters)
+    place = names.index("output") if "output" in names else len(names) + 1
+
+    @functools.wraps(function)
+    def call(input: Any, *args: Any, **keywords: Any) -> Any:
+        library = arrays_of(input)
+        if library is NUMPY or (library is None and not hasattr(input, "__dlpack__")):
+            return function(np.asarray(input), *args, **keywords)
+        x = carried(input, "input")
+        library = arrays_of(x)
+        assert library is not None
+        given = keywords.get("output", args[place - 1] if len(args) >= place else None)
+        back = way_back(input) if x is not input else lambda result: result
+        if library is NUMPY:
+            return back(function(x, *args, **keywords))
+        library.refuse_gradient(x)
+        if library.device(x) is not None:
+            return back(function(x, *args, **keywords))
+        output = library.to_numpy(given) if arrays_of(given) is library else _dtype_of(given)
+        if len(args) >= place:
+            args = (*args[: place - 1], output, *args[place:])
+        elif "output" in keywords:
+            keywords["output"] = output
+        result = function(library.to_numpy(x), *args, **keywords)
+        if arrays_of(given) is library:
+            if not np.may_share_memory(output, library.to_numpy(given)):
+                library.assign(given, library.from_numpy(output, None))
+            return given
+        return library.from_numpy(result, None)
+
+    return call  # type: ignore[return-value]
+
+
+def _dtype_of(output: Any) -> Any:
+    """A dtype of another library as one of NumPy: ``torch.float32`` is called as NumPy's is."""
+    if output is None or isinstance(output, (type, np.dtype, str)):
+        return output
+    try:
+        return np.dtype(str(output).rpartition(".")[2])
+    except TypeError:
+        return output

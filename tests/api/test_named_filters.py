@@ -1,0 +1,249 @@
+"""gaussian_blur, sobel and the others against OpenCV, which they are named after; separable kernels against float64."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+import scipy.ndimage
+
+import leanconv
+from leanconv.call.explain import explain_problem
+from leanconv.cpu import oracle
+from leanconv.images import filters, separable
+from leanconv.images.borders import BORDERS
+from leanconv.words import dense_filter
+
+IMAGES = {
+    "float32": np.random.default_rng(0).standard_normal((61, 83)).astype(np.float32),
+    "uint8": np.random.default_rng(1).integers(0, 256, (47, 52), np.uint8),
+}
+EACH = pytest.mark.parametrize("dtype", IMAGES)
+CV2_BORDERS = {name: border.number for name, border in BORDERS.items() if name != "wrap"}
+
+
+def agree(got, expected):
+    """Equal but for rounding: one float32 of the largest value, or one step of an integer at a tie."""
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    off = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+    if got.dtype.kind == "f":
+        assert off.max() <= 4e-6 * max(1.0, float(np.abs(expected).max()))
+    else:
+        assert off.max() <= 1 and (off > 0).mean() < 0.02
+
+
+def blurred(x, sizes, **options):
+    """OpenCV's blur in float64, rounded once. Of uint8 its own has weights of 8 bits, and a fifth of it is one off."""
+    exact = cv2.GaussianBlur(x.astype(np.float64), sizes, **options)
+    if x.dtype.kind == "f":
+        return exact.astype(x.dtype)
+    assert np.abs(exact - cv2.GaussianBlur(x, sizes, **options)).max() < 1.5
+    return np.rint(exact).astype(x.dtype)
+
+
+@EACH
+@pytest.mark.parametrize("border", CV2_BORDERS)
+def test_gaussian_blur_is_opencvs(dtype, border):
+    x, number = IMAGES[dtype], CV2_BORDERS[border]
+    for size, sigma in ((3, None), (5, None), (9, None), (15, None), (11, 2.5), (31, 0.7)):
+        expected = blurred(x, (size, size), sigmaX=sigma or 0, borderType=number)
+        agree(leanconv.gaussian_blur(x, sigma, size=size, border=border), expected)
+    for sigma in (0.6, 1.7, 4.0):
+        size = round(sigma * (3 if dtype == "uint8" else 4) * 2 + 1) | 1
+        expected = blurred(x, (size, size), sigmaX=sigma, borderType=number)
+        agree(leanconv.gaussian_blur(x, sigma, border=border), expected)
+        assert np.abs(expected - cv2.GaussianBlur(x, (0, 0), sigma, borderType=number).astype(float)).max() <= 1
+    expected = blurred(x, (7, 11), sigmaX=1.5, sigmaY=3, borderType=number)
+    agree(leanconv.gaussian_blur(x, (3, 1.5), size=(11, 7), border=border), expected)
+
+
+@EACH
+@pytest.mark.parametrize("border", CV2_BORDERS)
+def test_box_blur_is_opencvs(dtype, border):
+    x, number = IMAGES[dtype], CV2_BORDERS[border]
+    for size in ((1, 1), (3, 3), (4, 7), (25, 19)):
+        agree(leanconv.box_blur(x, size, border=border), cv2.blur(x, size[::-1], borderType=number))
+    expected = cv2.boxFilter(x, cv2.CV_32F, (9, 20), normalize=False, anchor=(2, 19), borderType=number)
+    got = leanconv.box_blur(x, (20, 9), normalize=False, anchor=(19, 2), border=border, dtype="float32")
+    agree(got, expected)
+
+
+@EACH
+def test_derivatives_are_opencvs(dtype):
+    x = IMAGES[dtype]
+    result, depth = ("int16", cv2.CV_16S) if dtype == "uint8" else (None, -1)
+    for size in (1, 3, 5, 7):
+        for dx, dy in ((1, 0), (0, 1), (1, 1), (2, 0), (0, 2)):
+            got = leanconv.sobel(x, dx, dy, size=size, scale=0.5, delta=2, dtype=result)
+            agree(got, cv2.Sobel(x, depth, dx, dy, ksize=size, scale=0.5, delta=2))
+    for dx, dy in ((1, 0), (0, 1)):
+        agree(leanconv.scharr(x, dx, dy, dtype=result), cv2.Scharr(x, depth, dx, dy))
+        got = leanconv.prewitt(x.astype(np.float64), dx, dy, border="reflect")
+        np.testing.assert_allclose(got, scipy.ndimage.prewitt(x.astype(np.float64), axis=dx), atol=1e-12)
+    for size in (1, 3, 5, 7, 11):
+        scale = 1.0 if size < 7 else 0.001
+        got = leanconv.laplacian(x, size=size, scale=scale, delta=-1, dtype=result)
+        agree(got, cv2.Laplacian(x, depth, ksize=size, scale=scale, delta=-1))
+    # a derivative of uint8 saturates without a wider type
+    agree(leanconv.sobel(IMAGES["uint8"], 1, 0), cv2.Sobel(IMAGES["uint8"], -1, 1, 0))
+
+
+@EACH
+def test_sep_filter2d_is_opencvs(dtype):
+    x, rng = IMAGES[dtype], np.random.default_rng(2)
+    for nx, ny, anchor in ((3, 5, (-1, -1)), (8, 3, (0, 7)), (17, 12, (11, 4)), (40, 33, (-1, -1))):
+        kx, ky = (rng.uniform(-1, 1, n).astype(np.float32) / n for n in (nx, ny))
+        expected = cv2.sepFilter2D(x, cv2.CV_32F, kx, ky, anchor=anchor[::-1], delta=3)
+        for row, column in ((kx, ky), (kx.tolist(), ky.tolist()), (kx[:, None], ky[None])):
+            agree(leanconv.sep_filter2d(x, row, column, anchor=anchor, delta=3, dtype="float32"), expected)
+
+
+@EACH
+def test_unsharp_mask_adds_the_difference(dtype):
+    x = IMAGES[dtype]
+    blurred = cv2.GaussianBlur(x.astype(np.float64), (0, 0), 2.0) if dtype == "float32" else None
+    if blurred is not None:
+        agree(leanconv.unsharp_mask(x, 2.0, amount=1.5), (x + 1.5 * (x - blurred)).astype(np.float32))
+    blurred = cv2.GaussianBlur(x.astype(np.float64), (3, 3), 0)
+    exact = x + 0.5 * (x - blurred)
+    expected = exact.astype(np.float32) if dtype == "float32" else np.rint(exact).clip(0, 255).astype(np.uint8)
+    agree(leanconv.unsharp_mask(x, size=3, amount=0.5), expected)
+    np.testing.assert_array_equal(leanconv.unsharp_mask(x, 3.0, amount=0), x)
+
+
+def test_pictures_with_channels_last_and_batches():
+    picture = np.random.default_rng(3).integers(0, 256, (33, 41, 3), np.uint8)
+    agree(leanconv.gaussian_blur(picture, 2.0, channels_last=True), blurred(picture, (13, 13), sigmaX=2.0))
+    agree(leanconv.sobel(picture, 0, 1, channels_last=True), cv2.Sobel(picture, -1, 0, 1))
+    planes = np.moveaxis(picture, 2, 0)
+    got = leanconv.gaussian_blur(planes, 2.0)
+    np.testing.assert_array_equal(got, np.moveaxis(leanconv.gaussian_blur(picture, 2.0, channels_last=True), 2, 0))
+    with pytest.raises(ValueError, match="channels_last=True"):
+        leanconv.gaussian_blur(picture, 2.0)
+    out = np.empty_like(picture)
+    assert leanconv.box_blur(picture, 5, channels_last=True, out=out) is out
+    agree(out, cv2.blur(picture, (5, 5)))
+
+
+def test_on_a_gpu(host_device):
+    """The stand-in computes by the definition; what reaches it is what the kernel would read."""
+    x = IMAGES["float32"]
+    agree(leanconv.gaussian_blur(x, 2.0, device="cuda"), blurred(x, (17, 17), sigmaX=2.0))
+    (problem,) = host_device.problems.values()
+    assert (problem.rank, problem.kh, problem.kw, problem.w_shape) == (1, 17, 17, (1, 34))
+    agree(leanconv.filter2d(x, filters.gaussian(11), device="cuda"), blurred(x, (11, 11), sigmaX=0))
+    agree(leanconv.sobel(x, 1, 0, device="cuda"), cv2.Sobel(x, -1, 1, 0))
+
+
+def test_valid_is_the_inside():
+    x = IMAGES["float32"]
+    for size in (3, 21):
+        whole = leanconv.gaussian_blur(x, size=size)
+        got = leanconv.gaussian_blur(x, size=size, mode="valid")
+        np.testing.assert_allclose(got, whole[size // 2 : -(size // 2), size // 2 : -(size // 2)], atol=1e-6)
+
+
+def test_integers_are_exact():
+    x = np.random.default_rng(4).integers(-(2**31), 2**31, (40, 50), np.int32)
+    problem = dense_filter(1, 40, 50, 21, 21, "reflect101", "int32")
+    column, row = np.arange(1, 22), np.arange(5, 26)
+    expected = oracle.filter2d(problem, x, np.multiply.outer(column, row))[0]
+    np.testing.assert_array_equal(leanconv.sep_filter2d(x, row, column), expected)
+    np.testing.assert_array_equal(leanconv.filter2d(x, np.multiply.outer(column, row)), expected)
+
+
+KERNELS = {
+    "gaussian": filters.gaussian(21),
+    "box": filters.box(17),
+    "binomial": np.multiply.outer(*[np.convolve([1, 4, 6, 4, 1], np.ones(9))] * 2),
+    "difference": filters.gaussian(25, 2.0) - filters.gaussian(25, 4.0),
+    "slope": np.multiply.outer(filters.gaussian(19, 2.0)[9], np.arange(-9, 10)),
+    "large": filters.gaussian(45, 7.0),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("kind", ["zero-mean", "positive", "wide"])
+def test_products_keep_the_error_of_the_whole_kernel(name, kind):
+    """The promise of filter2d: four times the error of a plain float32 sum, on data that cancels and that does not."""
+    kernel, rng = KERNELS[name].astype(np.float32), np.random.default_rng(5)
+    x = rng.uniform(1, 2, (70, 90)) if kind == "positive" else rng.standard_normal((70, 90))
+    if kind == "wide":
+        x *= np.exp(rng.uniform(-12, 12, x.shape))
+    x = x.astype(np.float32)
+    problem = dense_filter(1, *x.shape, *kernel.shape)
+    assert separable.split(kernel, "float32", None) is not None
+    expected = oracle.filter2d(problem, x[None], kernel)[0]
+    bound = oracle.filter_error_bound(problem, x[None], kernel)
+    assert oracle.relative_error(leanconv.filter2d(x, kernel), expected) <= bound
+    assert oracle.relative_error(leanconv.filter2d(x, kernel, separable=True), expected) <= bound
+
+
+def test_products_by_rank():
+    assert separable.products(filters.sobel_x()).tolist() == [[1, 2, 1, -1, 0, 1]]
+    for rank, kernel in (
+        (1, KERNELS["box"]),
+        (2, KERNELS["difference"]),
+        (2, filters.sharpen()),
+        (3, filters.emboss()),
+    ):
+        found = separable.products(kernel)
+        assert found.dtype == np.float32 and len(found) == rank
+        rows = len(kernel)
+        made = np.einsum("ku,kv->uv", found[:, :rows].astype(np.float64), found[:, rows:])
+        assert np.linalg.norm(made - kernel) <= 2.0**-23 * np.linalg.norm(kernel)
+    assert separable.products(np.eye(5)) is None
+    assert separable.products(np.full((3, 3), np.nan)) is None
+    assert separable.products(np.zeros((3, 4))).tolist() == [[0.0] * 7]
+    huge = np.multiply.outer([2.0**100, 3.0 * 2**100], [1.0, 2.0**-60])
+    assert len(separable.products(huge, "float64")) == 1
+    # of int32 there are exact products or none
+    assert separable.products(np.multiply.outer([2, 4, 6], [3, 6, 9]), "int32").tolist() == [[6, 12, 18, 1, 2, 3]]
+    assert separable.products(np.array([[1, 0], [0, 1]]), "int32") is None
+
+
+def test_separable_switches():
+    x = IMAGES["float32"]
+    disk = (np.hypot(*np.mgrid[-9:10, -9:10]) < 9).astype(np.float32)
+    assert separable.split(disk, "float32", None) is None
+    with pytest.raises(ValueError, match="19x19 kernel is not the sum of at most 3 products"):
+        leanconv.filter2d(x, disk, separable=True)
+    with pytest.raises(TypeError, match="separable='yes'"):
+        leanconv.filter2d(x, disk, separable="yes")
+    with pytest.raises(ValueError, match="must be one kernel"):
+        leanconv.filter2d(x, np.ones((2, 3, 3)), separable=True)
+    names = {
+        word: leanconv.explain(leanconv.filter2d, x, filters.gaussian(15), separable=word).chosen
+        for word in (None, True, False)
+    }
+    assert names[None] == names[True] == "separable" != names[False]
+    assert "given whole" in str(explain_problem(dense_filter(1, 9, 9, 3, 3), None, "auto", None))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: leanconv.gaussian_blur(x), ValueError, "sigma=None and size=None"),
+        (lambda x: leanconv.gaussian_blur(x, -1.0), ValueError, "sigma=-1.0 must be a positive"),
+        (lambda x: leanconv.gaussian_blur(x, float("nan"), size=3), ValueError, "sigma=nan"),
+        (lambda x: leanconv.gaussian_blur(x, (1, 2, 3)), ValueError, "must be a number or two"),
+        (lambda x: leanconv.gaussian_blur(x, size=4), ValueError, "size=4 must be odd"),
+        (lambda x: leanconv.gaussian_blur(x, "2"), TypeError, "sigma='2' is not a number"),
+        (lambda x: leanconv.box_blur(x, 0), ValueError, "size=0 is below 1"),
+        (lambda x: leanconv.box_blur(x, 2.5), TypeError, "size=2.5"),
+        (lambda x: leanconv.sobel(x, 0, 0), ValueError, "dx=0 and dy=0"),
+        (lambda x: leanconv.sobel(x, 3, 0), ValueError, "dx=3 must be below size=3"),
+        (lambda x: leanconv.sobel(x, 1, 0, size=2), ValueError, "size=2 must be odd"),
+        (lambda x: leanconv.sobel(x, 1, 0, scale=float("inf")), ValueError, "scale=inf"),
+        (lambda x: leanconv.scharr(x, 1, 1), ValueError, "dx=1 and dy=1 must be 1 and 0"),
+        (lambda x: leanconv.laplacian(x, size=33), ValueError, "size=33 is above 31"),
+        (lambda x: leanconv.unsharp_mask(x, 1.0, amount=float("nan")), ValueError, "amount=nan"),
+        (lambda x: leanconv.sep_filter2d(x, [], [1]), ValueError, "kernel_x has shape"),
+        (lambda x: leanconv.sep_filter2d(x, [1], [[1, 2], [3, 4]]), ValueError, "kernel_y has shape"),
+        (lambda x: leanconv.sep_filter2d(x, [1j], [1]), TypeError, "kernel_x has dtype complex128"),
+        (lambda x: leanconv.sep_filter2d(x, [1, 2], [1], anchor=(0, 2)), ValueError, "anchor=.* lies outside"),
+    ],
+)
+def test_mistakes_are_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call(IMAGES["float32"])

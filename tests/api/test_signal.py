@@ -1,0 +1,150 @@
+"""leanconv.signal against scipy.signal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.signal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanconv import signal
+
+DTYPES = ("float32", "float64", "int16", "uint8", "int64", "complex64", "complex128")
+NAMES = ("fftconvolve", "oaconvolve", "convolve", "correlate", "convolve2d", "correlate2d")
+
+
+def draw_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    x = rng.standard_normal(shape) * 20
+    x = x + 1j * rng.standard_normal(shape) if dtype.startswith("complex") else x
+    return (np.abs(x) if dtype == "uint8" else x).astype(dtype)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[str, np.ndarray, np.ndarray, dict[str, Any]]:
+    name = draw(st.sampled_from(NAMES))
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    ndim = 2 if name.endswith("2d") else draw(st.integers(1, 3))
+    most = (60, 14, 6)[ndim - 1]
+    shape = draw(st.lists(st.integers(1, most), min_size=ndim, max_size=ndim))
+    other = draw(st.lists(st.integers(1, most), min_size=ndim, max_size=ndim))
+    keywords: dict[str, Any] = {"mode": draw(st.sampled_from(("full", "same", "valid")))}
+    if name in ("fftconvolve", "oaconvolve") and draw(st.booleans()):
+        axes = draw(st.lists(st.integers(0, ndim - 1), min_size=1, max_size=ndim, unique=True))
+        other = [
+            k if axis in axes else (n if k % 2 else 1) for axis, (n, k) in enumerate(zip(shape, other, strict=True))
+        ]
+        keywords["axes"] = axes
+    if name.endswith("2d"):
+        keywords["boundary"] = draw(st.sampled_from(("fill", "wrap", "symm")))
+        keywords["fillvalue"] = draw(st.sampled_from((0, 2)))
+    x, w = (draw_array(rng, tuple(each), draw(st.sampled_from(DTYPES))) for each in (shape, other))
+    return name, x, w, keywords
+
+
+def same(got: np.ndarray, expected: np.ndarray, *inputs: np.ndarray) -> None:
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    if not expected.size:
+        return
+    scale = max(1.0, float(np.abs(expected).max()))
+    unit = 2e-6 if any(each.dtype in (np.float32, np.complex64) for each in inputs) else 1e-12
+    np.testing.assert_allclose(got, expected, rtol=0, atol=0 if expected.dtype.kind in "iu" else unit * scale)
+
+
+@settings(max_examples=300, deadline=None)
+@given(calls())
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_results_are_scipys(call: tuple[str, np.ndarray, np.ndarray, dict[str, Any]]) -> None:
+    name, x, w, keywords = call
+    try:
+        expected = getattr(scipy.signal, name)(x, w, **keywords)
+    except ValueError:
+        with pytest.raises(ValueError, match="valid"):
+            getattr(signal, name)(x, w, **keywords)
+        return
+    same(getattr(signal, name)(x, w, **keywords), expected, x, w)
+
+
+@pytest.mark.parametrize("mode", ["full", "same", "valid"])
+@pytest.mark.parametrize("taps", [5, 150, 4097])
+def test_long_signals(mode: str, taps: int) -> None:
+    rng = np.random.default_rng(1)
+    x, w = rng.standard_normal(50_000), rng.standard_normal(taps)
+    same(signal.oaconvolve(x, w, mode), scipy.signal.oaconvolve(x, w, mode), x, w)
+    same(signal.oaconvolve(w, x, mode), scipy.signal.oaconvolve(w, x, mode), x, w)
+
+
+@pytest.mark.parametrize("boundary", ["fill", "wrap", "symm"])
+@pytest.mark.parametrize("mode", ["full", "same"])
+def test_large_matrices(mode: str, boundary: str) -> None:
+    rng = np.random.default_rng(2)
+    x, w = rng.standard_normal((300, 400)), rng.standard_normal((21, 30))
+    same(signal.convolve2d(x, w, mode, boundary), scipy.signal.convolve2d(x, w, mode, boundary), x, w)
+    same(signal.correlate2d(x, w, mode, boundary), scipy.signal.correlate2d(x, w, mode, boundary), x, w)
+
+
+def test_integers_are_exact_and_wrap_around() -> None:
+    rng = np.random.default_rng(3)
+    x, w = rng.integers(-(2**40), 2**40, 3000), rng.integers(-(2**20), 2**20, 40)
+    np.testing.assert_array_equal(signal.convolve(x, w), np.convolve(x, w))
+    np.testing.assert_array_equal(signal.convolve2d(x[None], w[None]), np.convolve(x, w)[None])
+    small = rng.integers(0, 255, 4000).astype(np.uint8)
+    same(signal.convolve(small, small), scipy.signal.convolve(small, small, method="direct"), small)
+
+
+def test_a_nan_reaches_its_windows_only() -> None:
+    x, w = np.ones(20_000), np.ones(3000)
+    x[9000] = np.nan
+    assert np.isnan(signal.oaconvolve(x, w)).nonzero()[0].tolist() == list(range(9000, 12_000))
+
+
+def test_pytorch_tensors_stay_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal((20, 30)).astype(np.float32), rng.standard_normal((3, 5)).astype(np.float32)
+    for name in NAMES:
+        got = getattr(signal, name)(torch.from_numpy(x), torch.from_numpy(w))
+        assert isinstance(got, torch.Tensor)
+        same(got.numpy(), getattr(scipy.signal, name)(x, w), x, w)
+
+
+@pytest.mark.parametrize("short", [0, 1024])
+def test_the_way_of_arrays_on_a_gpu(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By filter2d, or by PyTorch's transforms, on CPU tensors."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(signal, "SHORT", short)
+    rng = np.random.default_rng(5)
+    for dtype in ("float32", "complex64", "float64", "int32"):
+        x, w = draw_array(rng, (9, 12), dtype), draw_array(rng, (3, 4), dtype)
+        given = torch.from_numpy(x), torch.from_numpy(w)
+        for mode in ("full", "same", "valid"):
+            got = signal._convolve(*given, mode, None, x.dtype)
+            same(got.numpy(), scipy.signal.convolve(x, w, mode), x, w)
+            for boundary in ("fill", "wrap", "symm"):
+                for name, flip in (("convolve2d", True), ("correlate2d", False)):
+                    got = signal._matrices(name, *given, mode, boundary, 2, flip=flip)
+                    same(got.numpy(), getattr(scipy.signal, name)(x, w, mode, boundary, 2), np.ones(1, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "arguments", "keywords"),
+    [
+        ("mode='all'", "fftconvolve", (np.ones(3), np.ones(2)), {"mode": "all"}),
+        ("same dimensionality", "oaconvolve", (np.ones(3), np.ones((2, 2))), {}),
+        ("cannot be empty", "fftconvolve", (np.ones(3), np.ones(2)), {"axes": []}),
+        ("out of range", "fftconvolve", (np.ones(3), np.ones(2)), {"axes": 1}),
+        ("unique", "fftconvolve", (np.ones((3, 3)), np.ones((2, 2))), {"axes": (0, 0)}),
+        ("incompatible shapes", "fftconvolve", (np.ones((3, 3)), np.ones((2, 2))), {"axes": 0}),
+        ("at least as large", "convolve", (np.ones((3, 1)), np.ones((1, 3))), {"mode": "valid"}),
+        ("method='slow'", "convolve", (np.ones(3), np.ones(2)), {"method": "slow"}),
+        ("2-D arrays", "convolve2d", (np.ones(3), np.ones(2)), {}),
+        ("boundary='open'", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"boundary": "open"}),
+        ("fillvalue=1j is complex", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"fillvalue": 1j}),
+    ],
+)
+def test_mistakes_are_named(words: str, name: str, arguments: Any, keywords: Any) -> None:
+    with pytest.raises(ValueError, match=words):
+        getattr(signal, name)(*arguments, **keywords)
+    assert signal.fftconvolve(np.zeros(0), np.ones(3)).shape == (0,)
