@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.cli import deep_pictures
 from leanconv.cli import filter as work
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
@@ -178,9 +179,8 @@ def test_a_huge_picture_is_refused_by_its_header(run: Any, tmp_path: Path) -> No
         assert [path.name for path in tmp_path.iterdir()] == ["huge.png"]
 
 
-@pytest.mark.filterwarnings("error")
-def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Wherever a file is cut or scratched: a result, or one line that names it."""
+def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator, recwarn: pytest.WarningsRecorder) -> None:
+    """Wherever a file is cut or scratched: a result, or one line that names it, and no warning."""
     good = {"png": png(3, 8), "tif": tiff(8), "ppm": ppm(255), "sgi": sgi(8)}
     for suffix in ("jpg", "gif", "webp"):
         memory = io.BytesIO()
@@ -200,7 +200,30 @@ def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator) ->
             code, _, err = run("filter", path, tmp_path / "out.npy", "-k", "box:1")
             assert code == 0 or (code == MISTAKE and path.name in line_of(err)), err
             refused += code == MISTAKE
-    assert refused > 30
+    assert refused > 30 and not recwarn.list
+
+
+def test_one_grey_of_16_bits_may_be_transparent(tmp_path: Path) -> None:
+    content = bytearray(png(1))
+    transparent = b"tRNS\0\0"
+    content[33:33] = struct.pack(">I", 2) + transparent + struct.pack(">I", zlib.crc32(transparent))
+    (tmp_path / "in.png").write_bytes(content)
+    read = images.read(tmp_path / "in.png")
+    assert read.alpha and read.pixels.dtype == np.uint16 and not read.pixels.any()
+    content[41 + 1] = 7  # what is transparent is no longer black
+    content[43:47] = struct.pack(">I", zlib.crc32(bytes(content[37:43])))
+    (tmp_path / "in.png").write_bytes(content)
+    assert (images.read(tmp_path / "in.png").pixels[..., 1] == 65535).all()
+
+
+def test_what_takes_more_memory_than_there_is(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.png").write_bytes(png(3, 8))
+    np.save(tmp_path / "in.npy", np.zeros((5, 7, 3), np.uint8))
+    (tmp_path / "in.tif").write_bytes(tiff(16))
+    monkeypatch.setattr(deep_pictures.os, "sysconf", lambda name: 2)
+    for name, needed in (("in.png", 105), ("in.npy", 105), ("in.tif", 210)):
+        code, _, err = run("filter", tmp_path / name, tmp_path / "out.png", "-k", "box:3")
+        assert code == FAILED and f"{name} takes {needed} bytes, and this machine has 4" in line_of(err)
 
 
 def npy(header: str, content: bytes = b"", version: bytes = b"\1\0") -> bytes:

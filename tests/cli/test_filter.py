@@ -1,4 +1,4 @@
-"""``leanconv filter`` over folders, long images, and pictures of more than 8 bits; Ctrl-C; what a picture keeps."""
+"""``leanconv filter`` over folders, long images and integers; Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv.cli import deep_pictures, pictures
 from leanconv.cli import filter as work
+from leanconv.cli import pictures
 from leanconv.cli.command_line import FAILED, INTERRUPTED, MISTAKE
 from leanconv.cli.pictures import Picture
 from leanconv.images import filters
@@ -45,11 +45,11 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
-    """Five files to filter, and four that are left out."""
+    """Five files to filter, and others that are left out."""
     made = tmp_path / "in"
     (made / "more.png").mkdir(parents=True)
     (made / "notes.txt").write_text("no picture")
-    (made / "table.pdf").write_bytes(b"%PDF")
+    (made / "table.h5").write_bytes(b"\x89HDF\r\n\x1a\n")
     (made / ".hidden.png").write_bytes(b"")
     for name in ("a.png", "b.JPG", "c.tif", "e.webp"):
         Image.fromarray(rng.integers(0, 256, (9, 11, 3), np.uint8)).save(made / name)
@@ -109,6 +109,14 @@ def test_mistakes_are_found_before_anything_is_written(run: Any, folder: Path, t
         code, _, err = run("filter", *arguments)
         assert code == MISTAKE and message in line_of(err), err
         assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+
+def test_where_to_write_is_checked_before_anything_is_read(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pictures, "read", lambda *arguments: pytest.fail("it is read"))
+    np.save(tmp_path / "in.npy", np.zeros((4, 5)))
+    for target, message in (("out.h5", "'.h5' names no format"), ("out.psd", "'.psd' names"), ("no/o.npy", "No such")):
+        code, _, err = run("filter", tmp_path / "in.npy", tmp_path / target, "-k", "box:3")
+        assert code == MISTAKE and message in line_of(err)
 
 
 def test_what_fails_for_every_file_ends_the_run(run: Any, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -245,6 +253,21 @@ def test_one_bar_that_moves(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert seen == [(4, True, ["row 0", "row 12", "row 25", "row 37"])]
 
 
+def test_few_calls_for_many_small_images_and_one_on_a_gpu(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, host_device: Any
+) -> None:
+    calls = []
+    honest = work.filter2d
+    monkeypatch.setattr(work, "filter2d", lambda *a, **o: calls.append(a[0].shape) or honest(*a, **o))
+    pixels = rng.random((300, 9, 8)).astype(np.float32)
+    here = work.filtered(Picture(pixels), work.Settings(filters.box(3))).pixels
+    assert calls == [(300, 9, 8)]
+    monkeypatch.setattr(work, "STEP_PRODUCTS", 1)
+    monkeypatch.setattr(work, "STEP_PIXELS", 1)
+    there = work.filtered(Picture(pixels), work.Settings(filters.box(3), device="cuda")).pixels
+    assert calls[1:] == [(300, 9, 8)] and np.allclose(here, there, atol=1e-6)
+
+
 # Integers
 
 
@@ -270,6 +293,10 @@ def test_integers_are_filtered_as_filter2d_filters_them(
     assert np.load(tmp_path / "out.npy").tolist() == [[2**31 - 1, -(2**31), 33554434]]
     assert run("filter", tmp_path / "in.npy", *arguments, "--absolute")[0] == 0
     assert np.load(tmp_path / "out.npy").tolist() == [[2**31 - 1, 2**31 - 1, 33554434]]
+    np.save(tmp_path / "in.npy", np.array([[1, -3, 5, 127]], np.int8))
+    np.save(tmp_path / "half.npy", np.array([[0.5]]))
+    assert run("filter", tmp_path / "in.npy", *arguments, "--absolute", "--delta", 65)[0] == 0
+    assert np.load(tmp_path / "out.npy").tolist() == [[66, 66, 68, 127]]
 
 
 def test_a_nan_is_no_pixel_of_integers(run: Any, folder: Path, tmp_path: Path) -> None:
@@ -277,171 +304,6 @@ def test_a_nan_is_no_pixel_of_integers(run: Any, folder: Path, tmp_path: Path) -
         code, _, err = run("filter", folder / "a.png", tmp_path / "o.png", "-k", "box:3", option, "nan")
         assert code == MISTAKE and f"{option[2:]}=nan is no" in line_of(err) and "uint8" in err
     assert run("filter", folder / "d.npy", tmp_path / "o.npy", "-k", "box:3", "--value", "nan")[0] == 0
-
-
-# What a picture keeps
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
-def test_pictures_are_turned_as_pillow_turns_them(
-    run: Any, tmp_path: Path, rng: np.random.Generator, orientation: int, suffix: str
-) -> None:
-    source, target = tmp_path / f"in{suffix}", tmp_path / "out.png"
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).save(source, exif=exif)
-    assert run("filter", source, target, "-k", "box:1")[0] == 0
-    made = Image.open(target)
-    assert made.getexif().get(0x0112) is None, "it is turned once"
-    assert np.array_equal(np.array(made), np.array(ImageOps.exif_transpose(Image.open(source))))
-    pixels = rng.integers(0, 9, (3, 4, 2))
-    turned = np.array(ImageOps.exif_transpose(_oriented(pixels[..., 0].astype(np.uint8), orientation)))
-    assert np.array_equal(deep_pictures.upright(pixels, orientation)[..., 0], turned)
-
-
-def _oriented(pixels: np.ndarray, orientation: int) -> Any:
-    image = Image.fromarray(pixels)
-    image.getexif()[0x0112] = orientation
-    return image
-
-
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
-def test_the_colour_profile_stays(run: Any, tmp_path: Path, suffix: str) -> None:
-    cms = pytest.importorskip("PIL.ImageCms")
-    profile = cms.ImageCmsProfile(cms.createProfile("sRGB")).tobytes()
-    Image.new("RGB", (9, 8), (200, 100, 0)).save(tmp_path / f"in{suffix}", icc_profile=profile)
-    assert run("filter", tmp_path / f"in{suffix}", tmp_path / f"out{suffix}", "-k", "box:3")[0] == 0
-    assert Image.open(tmp_path / f"out{suffix}").info["icc_profile"] == profile
-
-
-def test_palettes_become_colours_with_their_transparency(run: Any, tmp_path: Path) -> None:
-    picture = Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4)
-    picture.info["transparency"] = 1
-    for extra, mode in (({"transparency": 0}, "RGBA"), ({}, "RGB")):
-        Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4).save(tmp_path / "in.png", **extra)
-        assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")[0] == 0
-        made = Image.open(tmp_path / "out.png")
-        assert made.mode == mode and made.getpixel((3, 3)) == ((250, 0, 0, 0) if extra else (250, 0, 0))
-
-
-def test_the_photograph_of_a_camera_with_its_preview(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
-    photo, preview = (Image.fromarray(rng.integers(0, 256, (n, n, 3), np.uint8)) for n in (16, 8))
-    photo.save(tmp_path / "in.jpg", format="MPO", save_all=True, append_images=[preview])
-    assert Image.open(tmp_path / "in.jpg").n_frames == 2
-    assert run("filter", tmp_path / "in.jpg", tmp_path / "out.png", "-k", "box:1")[0] == 0
-    assert np.array_equal(np.array(Image.open(tmp_path / "out.png")), np.array(Image.open(tmp_path / "in.jpg")))
-
-
-@pytest.mark.parametrize("channels", [2, 3, 4])
-def test_png_of_16_bits(run: Any, tmp_path: Path, rng: np.random.Generator, channels: int) -> None:
-    codecs = pytest.importorskip("imagecodecs", reason="it reads 16 bits of several channels")
-    cms = pytest.importorskip("PIL.ImageCms")
-    profile = cms.ImageCmsProfile(cms.createProfile("sRGB")).tobytes()
-    pixels = rng.integers(0, 65536, (9, 11, channels)).astype(np.uint16)
-    alpha = channels in (2, 4)
-    pictures.write(tmp_path / "in.png", Picture(pixels, True, alpha, profile))
-    assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "gaussian:5")[0] == 0
-    got = codecs.png_decode((tmp_path / "out.png").read_bytes())
-    assert got.dtype == np.uint16 and Image.open(tmp_path / "out.png").info["icc_profile"] == profile
-    wanted = correct(pixels, filters.gaussian(5))
-    colours = slice(None, -1 if alpha else None)
-    assert np.abs(got[..., colours].astype(int) - wanted[..., colours]).max() <= 1  # sums in float32
-    assert not alpha or np.array_equal(got[..., -1], pixels[..., -1])
-    (tmp_path / "in.png").write_bytes((tmp_path / "in.png").read_bytes()[:-40])
-    code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out2.png", "-k", "box:3")
-    assert code == MISTAKE and "in.png cannot be read as a picture" in line_of(err)
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "int16", "float32", "float64"])
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_tiff_of_16_bits_and_of_floats(
-    run: Any, tmp_path: Path, rng: np.random.Generator, dtype: str, channels: int
-) -> None:
-    tifffile = pytest.importorskip("tifffile", reason="it reads 16 bits of several channels")
-    pixels = (rng.random((9, 11, channels)) * 3e4).astype(dtype).squeeze()
-    extra = {"extrasamples": ["unassalpha"]} if channels == 4 else {}
-    colour = "minisblack" if channels == 1 else "rgb"
-    turned = [(274, 3, 1, 6, True)]
-    for planar in ("contig", "separate")[: 2 if channels > 1 else 1]:
-        data = np.moveaxis(pixels, -1, 0) if planar == "separate" else pixels
-        tifffile.imwrite(
-            tmp_path / "in.tif", data, photometric=colour, planarconfig=planar, iccprofile=b"profile", metadata=None,
-            extratags=turned, compression="zlib", **extra,
-        )  # fmt: skip
-        assert run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "sharpen")[0] == 0
-        with tifffile.TiffFile(tmp_path / "out.tif") as made:
-            got, tags = made.asarray(), made.pages[0].tags
-            profile, orientation = tags.valueof(34675), tags.valueof(274, 1)
-        upright = np.rot90(pixels, -1)
-        wanted = correct(upright, filters.sharpen())
-        if channels == 4:
-            wanted[..., 3] = upright[..., 3]
-        assert got.dtype == pixels.dtype and np.allclose(got, wanted, rtol=1e-5, atol=1e-2)
-        assert profile == b"profile" and int(orientation) == 1
-
-
-def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
-    tifffile = pytest.importorskip("tifffile", reason="it reads what is refused")
-    zeros = np.zeros((6, 7, 4), np.uint16)
-    rgba = {"photometric": "rgb", "planarconfig": "contig"}
-    for data, options, message in (
-        (zeros, {**rgba, "extrasamples": ["assocalpha"]}, "multiplied by their transparency"),
-        (
-            zeros,
-            {"photometric": "separated", "planarconfig": "contig"},
-            "16 bits in 4 channels of kind SEPARATED",
-        ),
-        (zeros[..., 0], {"photometric": "miniswhite"}, "channels of kind MINISWHITE"),
-        (np.zeros((3, 6, 7), np.float32), {"photometric": "minisblack"}, "holds 3 pictures"),
-        (zeros[..., :3].astype(np.uint32), {**rgba}, "image has dtype uint32"),
-    ):
-        tifffile.imwrite(tmp_path / "in.tif", data, metadata=None, **options)
-        code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
-        assert code == MISTAKE and message in line_of(err), err
-    tifffile.imwrite(tmp_path / "in.tif", zeros[..., :3], photometric="rgb", metadata=None)
-    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "o.tif", "-k", "box:3", "--max-pixels", 40)
-    assert code == MISTAKE and "in.tif has 7 x 6 pixels, more than 40; --max-pixels 0" in line_of(err)
-    content = (tmp_path / "in.tif").read_bytes()
-    (tmp_path / "in.tif").write_bytes(content[:-100])
-    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
-    assert code == MISTAKE and "in.tif" in line_of(err)
-    assert names(tmp_path) == ["in.tif"]
-
-
-@pytest.mark.parametrize("suffix", [".png", ".tif"])
-def test_damaged_pictures_of_16_bits(run: Any, tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
-    """Wherever a file is cut or scratched: a result, or one line that names it."""
-    pytest.importorskip("imagecodecs", reason="it reads 16 bits of several channels")
-    pytest.importorskip("tifffile")
-    path = tmp_path / f"in{suffix}"
-    pictures.write(path, Picture(rng.integers(0, 65536, (5, 7, 3)).astype(np.uint16), True))
-    content, refused = path.read_bytes(), 0
-    for trial in range(40):
-        damaged = bytearray(content)
-        if trial % 2:
-            del damaged[int(rng.integers(len(damaged))) :]
-        for _ in range(trial // 4):
-            if damaged:
-                damaged[int(rng.integers(len(damaged)))] = int(rng.integers(256))
-        path.write_bytes(damaged)
-        code, _, err = run("filter", path, tmp_path / "out.npy", "-k", "box:1")
-        assert code == 0 or (code in (MISTAKE, FAILED) and path.name in line_of(err)), err
-        refused += code != 0
-    assert refused > 15
-
-
-@pytest.mark.parametrize("suffix, library", [(".png", "imagecodecs"), (".tif", "tifffile")])
-def test_a_missing_library_is_named_when_writing(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str
-) -> None:
-    monkeypatch.setitem(sys.modules, library, None)
-    np.save(tmp_path / "in.npy", np.zeros((4, 5, 3), np.uint16))
-    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / f"out{suffix}", "-k", "box:3")
-    assert code == FAILED and f"needs {library}: pip install 'leanconv[pictures]'" in line_of(err)
-    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.jpg", "-k", "box:3")
-    assert code == MISTAKE and ".jpg may not hold uint16" in line_of(err) and "write a .png, .tif or .npy file" in err
-    assert names(tmp_path) == ["in.npy"]
 
 
 def test_the_writer_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

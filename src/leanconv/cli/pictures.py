@@ -98,7 +98,6 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
     deep.check_memory(path, image.width * image.height * max(8, bits) // 8 * len(image.getbands()))
     if bits > 8 and mode in _8_BITS:
         if kind == "PNG":
-            image.load()  # the chunks behind the pixels, which may hold the orientation
             pixels = deep.upright(deep.read_png(file, path), image.getexif().get(_ORIENTATION, 1))
             return Picture(pixels, True, pixels.shape[2] in (2, 4), icc_profile)
         if kind == "TIFF":
