@@ -141,7 +141,6 @@ def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
         (zeros[..., 0], {"photometric": "miniswhite"}, "channels of kind MINISWHITE"),
         (np.zeros((3, 6, 7), np.float32), {"photometric": "minisblack"}, "holds 3 pictures"),
         (np.zeros((6, 7, 5), np.uint16), {**rgba, "extrasamples": [2, 0]}, "16 bits in 5 channels of kind RGB"),
-        (zeros[..., 0], {"photometric": "minisblack", "bitspersample": 12}, "12 bits in each channel; convert it to 8"),
         (zeros[..., :3].astype(np.uint32), {**rgba}, "image has dtype uint32"),
     ):
         tifffile.imwrite(tmp_path / "in.tif", data, metadata=None, **options)
@@ -150,7 +149,13 @@ def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "in.tif", zeros[..., :3], photometric="rgb", metadata=None)
     code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "o.tif", "-k", "box:3", "--max-pixels", 40)
     assert code == MISTAKE and "in.tif has 7 x 6 pixels, more than 40; --max-pixels 0" in line_of(err)
+    tifffile.imwrite(tmp_path / "in.tif", zeros[..., 0], photometric="minisblack", metadata=None)
     content = (tmp_path / "in.tif").read_bytes()
+    bits = [struct.pack("<HHIH", 258, 3, 1, number) for number in (16, 12)]
+    assert bits[0] in content
+    (tmp_path / "in.tif").write_bytes(content.replace(*bits))
+    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
+    assert code == MISTAKE and "12 bits in each channel; convert it to 8" in line_of(err)
     (tmp_path / "in.tif").write_bytes(content[:-100])
     code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
     assert code == MISTAKE and "in.tif" in line_of(err)
