@@ -176,6 +176,28 @@ def test_ctrl_c_says_what_was_written(run: Any, folder: Path, tmp_path: Path, mo
     assert run("filter", folder / "d.npy", tmp_path / "one.npy", "-k", "box:3")[0] == 0
 
 
+@pytest.mark.parametrize("error", [TypeError("expected str, bytes or os.PathLike object"), None])
+def test_ctrl_c_that_a_library_loses(run: Any, folder: Path, tmp_path: Path, monkeypatch: Any, error: Any) -> None:
+    """np.fromfile does: a TypeError, or nothing, is all that is left of it."""
+    honest = pictures.read
+
+    def losing(path: Path, *arguments: Any) -> Picture:
+        if path.name == "c.tif":
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            if error:
+                raise error
+        return honest(path, *arguments)
+
+    monkeypatch.setattr(pictures, "read", losing)
+    code, _, err = run("filter", folder, tmp_path / "out", "-k", "box:3")
+    assert (code, err) == (INTERRUPTED, f"interrupted: 2 of 5 files are written to {tmp_path}/out\n")
+    code, _, err = run("filter", folder / "c.tif", tmp_path / "one.npy", "-k", "box:3")
+    assert (code, err) == (INTERRUPTED, f"interrupted: {tmp_path}/one.npy is not written\n")
+    assert names(tmp_path / "out") == ["a.png", "b.JPG"] and not (tmp_path / "one.npy").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent as on POSIX")
 def test_a_signal_ends_a_long_run(tmp_path: Path) -> None:
     """A process of its own, interrupted once the first file is written."""

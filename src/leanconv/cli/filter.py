@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import math
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 
@@ -70,7 +73,8 @@ def run(sources: Sequence[Path], target: Path, wanted: Settings) -> bool:
         _refuse_itself(sources[0], target / sources[0].name)
         target /= sources[0].name
     try:
-        done = _filter_file(sources[0], target, wanted, bar=True)
+        with _interrupts() as check:
+            done = _filter_file(sources[0], target, wanted, check, bar=True)
     except KeyboardInterrupt:
         print(f"interrupted: {target} is not written", file=sys.stderr)
         raise
@@ -83,11 +87,11 @@ def _run_several(names: dict[Path, Path], target: Path, wanted: Settings) -> boo
     target.mkdir(parents=True, exist_ok=True)
     written = failed = 0
     try:
-        with progress(len(names)) as begin:
+        with progress(len(names)) as begin, _interrupts() as check:
             for result, source in names.items():
                 begin(source.name)
                 try:
-                    _filter_file(source, result, wanted)
+                    _filter_file(source, result, wanted, check)
                     written += 1
                 except _OF_ONE_FILE as error:
                     failed += 1
@@ -98,6 +102,31 @@ def _run_several(names: dict[Path, Path], target: Path, wanted: Settings) -> boo
         raise
     print(f"{target}: {written} of {len(names)} files are written" if failed else f"{target}: {written} files")
     return not failed
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """Gives what raises KeyboardInterrupt if there was a Ctrl-C since: NumPy's reader loses one that comes within it,
+    and raises a TypeError in its place, or nothing."""
+    seen = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen = True
+        signal.default_int_handler(number, frame)
+
+    def check() -> None:
+        if seen:
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another program's to handle
+        yield check
+        return
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _several(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
@@ -133,10 +162,17 @@ def _refuse_itself(source: Path, target: Path) -> None:
         raise ValueError(f"{source} would be replaced by its result; name another folder, or the file itself as OUT")
 
 
-def _filter_file(source: Path, target: Path, wanted: Settings, bar: bool = False) -> pictures.Picture:
+def _filter_file(
+    source: Path, target: Path, wanted: Settings, check: Callable[[], None], bar: bool = False
+) -> pictures.Picture:
     pictures.check_target(target)
-    done = filtered(pictures.read(source, wanted.max_pixels), wanted, bar)
-    pictures.write(target, done)
+    try:
+        done = filtered(pictures.read(source, wanted.max_pixels), wanted, bar)
+        check()
+        pictures.write(target, done)
+    except _OF_ONE_FILE:
+        check()
+        raise
     return done
 
 
