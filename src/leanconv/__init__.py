@@ -17,7 +17,6 @@ from leanconv.call.weights import PreparedWeights, prepare_weights
 from leanconv.images import filters
 from leanconv.images.api import filter2d, filter3d
 from leanconv.images.named import (
-    box_blur,
     gaussian_blur,
     laplacian,
     prewitt,
@@ -26,6 +25,7 @@ from leanconv.images.named import (
     sobel,
     unsharp_mask,
 )
+from leanconv.images.windows import box_blur, dilate, erode, median_blur
 from leanconv.perf.tables import TableError
 from leanconv.problem import ConvProblem, FilterProblem
 from leanconv.runtime.compile import CompileError
@@ -57,6 +57,8 @@ __all__ = [
     "conv2d",
     "conv2d_input",
     "conv2d_weight",
+    "dilate",
+    "erode",
     "explain",
     "filter2d",
     "filter3d",
@@ -64,6 +66,7 @@ __all__ = [
     "gaussian_blur",
     "laplacian",
     "list_algorithms",
+    "median_blur",
     "ndimage",
     "precompile",
     "prepare_weights",

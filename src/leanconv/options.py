@@ -41,6 +41,8 @@ OPS: tuple[Op, ...] = get_args(Op)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
 ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
+#: What the pixels of a window make.
+Reduction = Literal["sum", "min", "max", "median"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 #: The largest stride, padding, ...: kernels count them in 32 bits.
@@ -125,8 +127,10 @@ class FilterOptions(NamedTuple):
     valid: bool = False
     #: each image has a kernel of its own
     per_image: bool = False
-    #: rows and columns of a kernel that is given as products of a column and a row
-    factored: tuple[int, int] | None = None
+    #: rows and columns of a window whose kernel is not given whole, but as products of a column and a row
+    window: tuple[int, int] | None = None
+    #: or has one weight: what the pixels of the window make
+    reduction: Reduction | None = None
     #: images are slices of volumes, and so are kernels; this is the anchor among slices, -1 for the middle
     slice_anchor: int | None = None
 

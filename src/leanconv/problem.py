@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from leanconv import options
 from leanconv.dtypes import FILTERS, LAYERS, DtypeName, filter_sum, item_bytes, one_of, result_of, weights_of
 from leanconv.images.borders import BORDERS, BorderName
-from leanconv.options import Activation, Layout, Op, Precision
+from leanconv.options import Activation, Layout, Op, Precision, Reduction
 
 
 @dataclass(frozen=True)
@@ -257,9 +257,11 @@ class FilterProblem:
     the image; with ``valid`` it has the pixels alone whose windows lie inside, ``y[f,i,j]`` reading from ``x[i,j]`` on,
     and anchor and border are (0, 0) and ``constant``. A pixel has ``channels`` values, which lie side by side and are
     filtered alike. With ``per_image`` each image has ``filters`` of its own. With a ``rank`` there is one filter, the
-    sum of so many products of a column and a row, and it is given as these: each column before its row. Volumes have
-    ``d`` slices, images one behind the other, and filters of ``kd`` slices, of which number ``anchor_z`` lies on the
-    output's; the sum is over these too.
+    sum of so many products of a column and a row, and it is given as these: each column before its row. With a
+    ``reduction`` there is no filter: a result is the sum of a window's pixels times one weight, or the least, the
+    largest or the middle one of them.
+    Volumes have ``d`` slices, images one behind the other, and filters of ``kd`` slices, of which number ``anchor_z``
+    lies on the output's; the sum is over these too.
 
     Rows lie ``x_pitch`` (``y_pitch``) elements apart, images ``x_step`` and results ``y_step`` elements apart.
     ``delta`` and the constant-border value are arguments of the call.
@@ -292,6 +294,7 @@ class FilterProblem:
     valid: bool = False
     per_image: bool = False
     rank: int = 0
+    reduction: Reduction | None = None
     d: int = 1
     kd: int = 1
     anchor_z: int = 0
@@ -317,6 +320,8 @@ class FilterProblem:
             raise ValueError(f"sum_dtype={self.sum_dtype!r}: from {self.dtype} to {self.result} sums are {usual}")
         if self.sum_dtype == usual:
             object.__setattr__(self, "sum_dtype", None)
+        if self.reduction is not None:
+            options.one_of("reduction", self.reduction, get_args(Reduction))
         for name in ("valid", "per_image"):
             object.__setattr__(self, name, options.yes_or_no(name, getattr(self, name)))
         if self.valid:
@@ -333,6 +338,11 @@ class FilterProblem:
     def sums(self) -> DtypeName:
         """The type of the weights, of all products and of their sums."""
         return self.sum_dtype or filter_sum(self.dtype, self.result)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the filter is given whole, with a weight for each pixel of a window."""
+        return not self.rank and self.reduction is None
 
     def dense(self) -> FilterProblem:
         """The same on images, and with results, that have no gaps."""
@@ -389,6 +399,8 @@ class FilterProblem:
     def w_shape(self) -> tuple[int, ...]:
         """The filter; with several of them (filters, rows, columns); before that the batch where each image has its
         own. Of a `rank`, (rank, rows + columns)."""
+        if self.reduction is not None:
+            return (1,)
         if self.rank:
             return self.rank, self.kh + self.kw
         batch, filters = (self.batch,) * self.per_image, (self.filters,) * (self.filters != 1)
@@ -403,7 +415,9 @@ class FilterProblem:
     @property
     def flops(self) -> int:
         """Operations, a multiply-add counted as two."""
-        return 2 * prod(self.y_shape) * (self.rank * (self.kh + self.kw) if self.rank else self.kd * self.kh * self.kw)
+        # of a box of any size three operations along each axis
+        taps = self.rank * (self.kh + self.kw) if self.rank else self.kd * self.kh * self.kw if self.is_whole else 3
+        return 2 * prod(self.y_shape) * taps
 
     @property
     def bytes(self) -> int:
@@ -418,6 +432,7 @@ class FilterProblem:
         filters = f"{self.filters} filters" if self.filters > 1 else "filter"
         filters += " an image" if self.per_image else ""
         filters = f"{filters} of rank {self.rank}" if self.rank else filters
+        filters = f"{self.reduction} of" if self.reduction else filters
         anchor = f"{self.anchor_z}," * self.is_volume + f"{self.anchor[0]},{self.anchor[1]}"
         where = "valid" if self.valid else f"anchor {anchor} border {self.border}"
         return f"filter2d {types} {size} {filters} {taps}{self.kh}x{self.kw} {where}"

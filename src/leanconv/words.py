@@ -18,9 +18,10 @@ the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of th
 For ``filter``: the image's height x width and the filter's height x width, in this order, with the slices of volumes
 before them; ``batch``, ``filters`` and
 ``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
-``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, ``separable`` (the filter is given as a column times
-a row; ``rank2``, as a sum of two such products), and the image's type and the result's, if it is another; a third type
-is that of the sums of int32.
+``reflect``, ``reflect101``, ``wrap``) or ``valid``, ``per-image``, and the image's type and the result's, if it is
+another; a third type is that of the sums of int32. A filter may be given as a column times a row, ``separable``, or as
+a sum of two such products, ``rank2``; or it has no weights: ``box``,
+``erode``, ``dilate`` or ``median``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, get_args
 
 from leanconv.dtypes import FILTERS, LAYERS
 from leanconv.images.borders import BORDERS
-from leanconv.options import LAYOUTS, PRECISIONS, Op
+from leanconv.options import LAYOUTS, PRECISIONS, Op, Reduction
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
@@ -96,6 +97,8 @@ _CONV_WORDS = (
     "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, "
     "relu, accumulate, dgrad or wgrad"
 )
+#: Windows without weights, and what their pixels make.
+BOXES: dict[str, Reduction] = {"box": "sum", "erode": "min", "dilate": "max", "median": "median"}
 _FILTER_WORDS = (
     "image and filter as HEIGHTxWIDTH, batch, filters, channels and anchor with numbers, a border, valid, per-image, "
     "element types"
@@ -160,7 +163,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     counts = {"batch": 1, "filters": 1, "channels": 1}
     anchor, border, types = None, "reflect101", []
     words = {"valid": False, "per-image": False}
-    rank = 0
+    rank, reduction = 0, None
     for token in tokens:
         if token in BORDERS:
             border = token
@@ -170,6 +173,8 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
             words[token] = True
         elif token == "separable":
             rank = 1
+        elif token in BOXES:
+            reduction = BOXES[token]
         else:
             word, numbers = _split(text, token, (1, 2, 3))
             if not word and len(numbers) > 1:
@@ -200,7 +205,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     return dense_filter(
         counts["batch"], h, w, kh, kw, border, dtype or "float32", (within[0], within[1]), counts["filters"],
         out_dtype=result, sum_dtype=sums, channels=counts["channels"], valid=words["valid"],
-        per_image=words["per-image"], rank=rank, d=d, kd=kd, anchor_z=slices,
+        per_image=words["per-image"], rank=rank, reduction=reduction, d=d, kd=kd, anchor_z=slices,
     )  # fmt: skip
 
 
@@ -218,6 +223,7 @@ def _format_filter(problem: FilterProblem) -> str:
         words += ["anchor" + "x".join(map(str, anchor))] if anchor != middle else []
         words += [problem.border] if problem.border != "reflect101" else []
     words += ["per-image"] if problem.per_image else []
+    words += [word for word, reduction in BOXES.items() if reduction == problem.reduction]
     words += ["separable" if problem.rank == 1 else f"rank{problem.rank}"] if problem.rank else []
     types = [problem.dtype, problem.result, problem.sums][: 3 if problem.sum_dtype else 2 if problem.out_dtype else 1]
     words += types if types != ["float32"] else []

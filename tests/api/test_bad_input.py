@@ -125,6 +125,9 @@ def test_conv2d_refuses(
         (dict(kernel=ones(3, 3, dtype=np.complex64)), TypeError, ["kernel has dtype complex64", "real numbers"]),
         (dict(kernel=[[1j, 1]]), TypeError, ["kernel has dtype complex128", "real numbers"]),
         (dict(kernel=[["a"]]), TypeError, ["kernel has dtype str", "real numbers"]),
+        (dict(kernel=[[1], [1, 2]]), ValueError, ["kernel is a list whose rows are not alike"]),
+        (dict(kernel=2.0), TypeError, ["kernel is a float"]),
+        (dict(kernel=np.broadcast_to(1.0, (10**6, 10**6))), ValueError, ["(1000000, 1000000)", "8000000000000 bytes"]),
         (dict(image=ones(6, 7, dtype=np.complex64)), TypeError, ["image has dtype complex64", "real and imaginary"]),
         (dict(image=ones(6, 7, dtype=np.int64)), TypeError, ["image has dtype int64; supported are float32, float64"]),
         (dict(image=ones(6, 7, dtype=bool)), TypeError, ["image has dtype bool"]),
@@ -335,8 +338,10 @@ def test_an_algorithm_of_the_other_device(host_device: HostDevice) -> None:
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
     with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
         filter2d(ones(50, 50), ones(33, 5), separable=False, device="cuda")
-    with says(NoAlgorithmError, "filter of rank 1 129x5", "separable: ", "129x5", "127x127"):
-        filter2d(ones(50, 50), ones(129, 5), device="cuda")
+    with says(NoAlgorithmError, "filter of rank 1 512x5", "separable: ", "512x5", "511x511"):
+        filter2d(ones(50, 50), ones(512, 5), device="cuda")
+    with says(NoAlgorithmError, "a block needs", "bytes of shared memory at least"):
+        filter2d(ones(50, 50), ones(400, 400), device="cuda")
     assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
 
 

@@ -8,11 +8,16 @@ import pytest
 import scipy.ndimage
 
 import leanconv
+from leanconv import arrays
+from leanconv.arrays import arrays_of
+from leanconv.arrays.numpy import NUMPY
 from leanconv.call.explain import explain_problem
 from leanconv.cpu import oracle
-from leanconv.images import filters, separable
+from leanconv.images import filters, separable, transforms
 from leanconv.images.borders import BORDERS
 from leanconv.words import dense_filter
+from tests.cases import FILTER_CASES, draw_filter
+from tests.cases_separable import SEPARABLE_CASES
 
 IMAGES = {
     "float32": np.random.default_rng(0).standard_normal((61, 83)).astype(np.float32),
@@ -66,6 +71,49 @@ def test_box_blur_is_opencvs(dtype, border):
     expected = cv2.boxFilter(x, cv2.CV_32F, (9, 20), normalize=False, anchor=(2, 19), borderType=number)
     got = leanconv.box_blur(x, (20, 9), normalize=False, anchor=(19, 2), border=border, dtype="float32")
     agree(got, expected)
+
+
+@EACH
+@pytest.mark.parametrize("border", CV2_BORDERS)
+def test_erode_and_dilate_are_opencvs(dtype, border):
+    x, number = IMAGES[dtype], CV2_BORDERS[border]
+    for rows, columns, anchor in ((1, 1, None), (3, 3, None), (4, 7, None), (25, 19, (24, 0)), (1, 30, None)):
+        for ours, theirs in ((leanconv.erode, cv2.erode), (leanconv.dilate, cv2.dilate)):
+            at = (-1, -1) if anchor is None else anchor[::-1]
+            expected = theirs(x, np.ones((rows, columns), np.uint8), anchor=at, borderType=number, borderValue=7)
+            np.testing.assert_array_equal(ours(x, (rows, columns), anchor=anchor, border=border, value=7), expected)
+
+
+@EACH
+def test_median_blur_is_opencvs(dtype):
+    x = IMAGES[dtype]
+    for size in (3, 5) if dtype == "float32" else (3, 5, 7):
+        np.testing.assert_array_equal(leanconv.median_blur(x, size), cv2.medianBlur(x, size))
+        expected = scipy.ndimage.median_filter(x, size, mode="reflect")
+        np.testing.assert_array_equal(leanconv.median_blur(x, size, border="reflect"), expected)
+
+
+def test_erode_and_dilate_by_default_end_at_the_edge():
+    x = np.random.default_rng(6).integers(-1000, 1000, (30, 40)).astype(np.int32)
+    for size in (3, 9):
+        whole = scipy.ndimage.minimum_filter(x, size, mode="constant", cval=2**31 - 1)
+        np.testing.assert_array_equal(leanconv.erode(x, size), whole)
+        whole = scipy.ndimage.maximum_filter(x, size, mode="constant", cval=-(2**31))
+        np.testing.assert_array_equal(leanconv.dilate(x, size), whole)
+
+
+def test_boxes_are_as_precise_as_their_sums():
+    """A running sum would keep an error of the large pixel; NaN and Inf reach their boxes and nothing else."""
+    x = np.random.default_rng(7).standard_normal((90, 80)).astype(np.float32)
+    x[20, 30] = 1e9
+    exact = cv2.boxFilter(x.astype(np.float64), -1, (21, 15))
+    got = leanconv.box_blur(x, (15, 21))
+    away = cv2.dilate((x > 1e8).astype(np.uint8), np.ones((15, 21), np.uint8)) == 0
+    assert np.abs(got - exact)[away].max() < 1e-6
+    for spoilt in (np.nan, np.inf):
+        x[20, 30] = spoilt
+        for call in (leanconv.box_blur, leanconv.dilate):
+            np.testing.assert_array_equal(np.isfinite(call(x, (15, 21))), away)
 
 
 @EACH
@@ -202,6 +250,48 @@ def test_products_by_rank():
     assert separable.products(np.array([[1, 0], [0, 1]]), "int32") is None
 
 
+CASES = [
+    case.problem for case in (*FILTER_CASES, *SEPARABLE_CASES)
+    if case.problem.batch and transforms.why_not(NUMPY, case.problem) is None and case.problem.y_step < 10**5
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", CASES[::7], ids=str)
+@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
+def test_transforms_filter_as_kernels_do(problem, library):
+    """What CuPy and PyTorch compute on a GPU for filters that are too large for a kernel."""
+    inputs, scalars = draw_filter(problem, "positive")
+    x, w = inputs["x"], inputs["w"]
+    kind = NUMPY
+    if library == "PyTorch":
+        torch = pytest.importorskip("torch")
+        if "uint16" in (problem.dtype, problem.result) or "bfloat16" in (problem.dtype, problem.result):
+            pytest.skip("PyTorch and NumPy do not exchange these")
+        x, w = torch.from_numpy(x), torch.from_numpy(w)
+        kind = arrays_of(x)
+    got = transforms.correlate(kind, problem, x, w, **scalars, device=None)
+    got = np.asarray(got)
+    expected = oracle.filter2d(problem, inputs["x"], inputs["w"], **scalars)
+    bound = oracle.filter_error_bound(problem, inputs["x"], inputs["w"], **scalars)
+    assert got.shape == expected.shape and got.dtype == problem.result
+    assert oracle.relative_error(got, expected) <= max(bound, 2e-7 if problem.sums == "float32" else 1e-14)
+
+
+def test_filters_that_no_kernel_takes_go_to_the_library(torch_on_device, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(arrays.TorchArrays, "from_numpy", lambda self, array, device: torch.from_numpy(array.copy()))
+    x = np.random.default_rng(8).standard_normal((70, 90)).astype(np.float32)
+    got = leanconv.gaussian_blur(torch.from_numpy(x), 50.0, border="replicate")
+    assert torch_on_device.launches == [] and isinstance(got, torch.Tensor)
+    agree(got.numpy(), blurred(x, (401, 401), sigmaX=50.0, borderType=cv2.BORDER_REPLICATE))
+    kernel, out = np.random.default_rng(9).standard_normal((35, 40)).astype(np.float32), torch.empty(70, 90)
+    assert leanconv.filter2d(torch.from_numpy(x), kernel, delta=1.5, out=out) is out
+    expected = cv2.filter2D(x.astype(np.float64), -1, kernel.astype(np.float64), delta=1.5)
+    agree(out.numpy(), expected.astype(np.float32))
+    with pytest.raises(leanconv.NoAlgorithmError, match="35x40"):
+        leanconv.filter2d(x, kernel, device="cuda")
+
+
 def test_separable_switches():
     x = IMAGES["float32"]
     disk = (np.hypot(*np.mgrid[-9:10, -9:10]) < 9).astype(np.float32)
@@ -217,7 +307,7 @@ def test_separable_switches():
         for word in (None, True, False)
     }
     assert names[None] == names[True] == "separable" != names[False]
-    assert "given whole" in str(explain_problem(dense_filter(1, 9, 9, 3, 3), None, "auto", None))
+    assert "not given as products" in str(explain_problem(dense_filter(1, 9, 9, 3, 3), None, "auto", None))
 
 
 @pytest.mark.parametrize(
@@ -231,6 +321,8 @@ def test_separable_switches():
         (lambda x: leanconv.gaussian_blur(x, "2"), TypeError, "sigma='2' is not a number"),
         (lambda x: leanconv.box_blur(x, 0), ValueError, "size=0 is below 1"),
         (lambda x: leanconv.box_blur(x, 2.5), TypeError, "size=2.5"),
+        (lambda x: leanconv.median_blur(x, 4), ValueError, "size=4 is not known; choose one of 3, 5, 7"),
+        (lambda x: leanconv.erode(x, (3, -1)), ValueError, "size=-1 is below 1"),
         (lambda x: leanconv.sobel(x, 0, 0), ValueError, "dx=0 and dy=0"),
         (lambda x: leanconv.sobel(x, 3, 0), ValueError, "dx=3 must be below size=3"),
         (lambda x: leanconv.sobel(x, 1, 0, size=2), ValueError, "size=2 must be odd"),

@@ -93,9 +93,11 @@ USUAL |= {
         channels=channels,
         border=tuple(BORDERS)[(size + channels) % len(BORDERS)],
     )
-    for dtype, channels in (("uint8", 1), ("uint8", 3), ("int16", 4), ("float16", 1), ("float32", 3), ("float64", 1))
-    for size in (3, 5, 7, 13)
+    for dtype, channels in (("uint8", 1), ("uint8", 3), ("int16", 4), ("float16", 1), ("float64", 1))
+    for size in (3, 7)
 }
+USUAL["filter-rgb-13x13"] = filter_problem(1, 4096, 4096, 13, 13, channels=3)
+USUAL["filter-volume"] = filter_problem(1, 256, 256, 3, 3, d=256, kd=3, anchor_z=1, dtype="uint16")
 USUAL["filter-float64-32x32"] = filter_problem(1, 4096, 4096, 32, 32, dtype="float64", channels=5)
 USUAL["filter-types"] = filter_problem(1, 4096, 4096, 5, 5, dtype="int32", out_dtype="uint8", filters=4, valid=True)
 USUAL |= {
@@ -105,6 +107,13 @@ USUAL |= {
     "filter-separable-uint8": filter_problem(1, 4096, 4096, 15, 15, rank=1, dtype="uint8"),
     "filter-separable-uint8-rgb": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="uint8", channels=3),
     "filter-separable-float64": filter_problem(1, 4096, 4096, 31, 31, rank=1, dtype="float64"),
+    "filter-median-3x3": filter_problem(1, 8192, 8192, 3, 3, reduction="median", dtype="uint8"),
+    "filter-median-5x5": filter_problem(1, 8192, 8192, 5, 5, reduction="median"),
+    "filter-median-7x7": filter_problem(1, 8192, 8192, 7, 7, reduction="median", dtype="uint8"),
+    "filter-box-63x63": filter_problem(1, 8192, 8192, 63, 63, reduction="sum"),
+    "filter-box-255x255": filter_problem(1, 8192, 8192, 255, 255, reduction="sum"),
+    "filter-box-uint8": filter_problem(1, 8192, 8192, 15, 15, reduction="max", dtype="uint8"),
+    "filter-box-float64": filter_problem(1, 8192, 8192, 31, 31, reduction="sum", dtype="float64"),
     "filter-separable-rank-3": filter_problem(1, 4096, 4096, 21, 21, rank=3, border="constant"),
 }
 ACCEPTED = [

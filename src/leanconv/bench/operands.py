@@ -58,10 +58,11 @@ class Operands:
         else:
             x, w, _ = problem.operands
             self.image = self._normal(x, 1.0)
-            taps = problem.kh * problem.kw
-            # what our call takes: the kernel, or the products that it is a sum of
-            self.weights = self._normal(w, (taps * max(1, problem.rank) ** 2) ** (-0.25 if problem.rank else -0.5))
-            self.kernel = _whole(problem, self.weights) if problem.rank else self.weights
+            # what our call takes: the kernel, the products that it is a sum of, or the weight of a box
+            self.weights = self._normal(w, (problem.kh * problem.kw) ** (-0.25 if problem.rank else -0.5))
+            if problem.reduction is not None:
+                self.weights[...] = 1 / (problem.kh * problem.kw)
+            self.kernel = self.weights if problem.is_whole else _whole(problem, self.weights)
 
     def _normal(self, operand: Operand, scale: float) -> Any:
         """Normally distributed numbers; integers are all that there are, those of 32 bits of two digits."""
@@ -169,7 +170,7 @@ class Check:
                 part, answer = part[..., rows, frame : width - frame], answer[..., rows, frame : width - frame]
             part = part.double() if self._operands.gpu else part.astype(np.float64)
             off = abs(part - answer)
-            if not layer and is_integer(problem.result) and problem.sums != "int32":
+            if problem.kind == "filter2d" and is_integer(problem.result) and problem.sums != "int32":
                 off = (off - 0.5).clip(0)  # its rounding to an integer is no error
             difference += float((off**2).sum())
             size += float((answer**2).sum())
@@ -195,7 +196,7 @@ def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterato
         elements = 2 * problem.h * problem.w * problem.channels
     flops = problem.flops / count
     if problem.kind == "filter2d":  # products are checked as the kernel that they make
-        flops = replace(problem, rank=0).flops / count
+        flops = replace(problem, rank=0, reduction=None).flops / count
     fit = min(limits[0] / flops, limits[1] / elements)
     images = np.sort(random.permutation(count)[: max(1, min(count, int(fit)))])
     band = int(rows * fit / 3)
@@ -290,13 +291,37 @@ def _filter_block(operands: Operands, block: _Block) -> Any:
     window = with_border(problem, operands.image[block.images], rows, columns)
     window = window.double() if operands.gpu else window.astype(np.float64)
     kernel = operands.kernel.tolist()
-    y: Any = 0.0
+    if problem.reduction == "median":
+        places = [(u, v) for u in range(problem.kh) for v in range(problem.kw)]
+        seen = [window[:, u : u + height, v : v + problem.out_w] for u, v in places]
+        return _median(seen)
+    y: Any = None
     for u in range(problem.kh):
         for v in range(problem.kw):
-            y = y + kernel[u][v] * window[:, u : u + height, v : v + problem.out_w]
+            seen = window[:, u : u + height, v : v + problem.out_w]
+            if problem.reduction in ("min", "max"):
+                y = seen if y is None else _take(problem.reduction, y, seen)
+            else:
+                y = kernel[u][v] * seen + (0.0 if y is None else y)
     return y.clip(DTYPES[problem.result].low, DTYPES[problem.result].high) if is_integer(problem.result) else y
 
 
-def _whole(problem: FilterProblem, products: Any) -> Any:
-    """The kernel that is the sum of products of a column and a row."""
-    return (products[:, : problem.kh, None] * products[:, None, problem.kh :]).sum(0)
+def _median(arrays: list[Any]) -> Any:
+    if isinstance(arrays[0], np.ndarray):
+        return np.median(np.stack(arrays), axis=0)
+    import torch
+
+    return torch.stack(arrays).median(0).values
+
+
+def _take(reduction: str, a: Any, b: Any) -> Any:
+    """The lesser, or the larger, of arrays of NumPy or PyTorch."""
+    name = f"{reduction}imum"
+    return getattr(np, name)(a, b) if isinstance(a, np.ndarray) else getattr(a, name)(b)
+
+
+def _whole(problem: FilterProblem, weights: Any) -> Any:
+    """The kernel that is the sum of products of a column and a row, or all of one weight."""
+    if problem.rank:
+        return (weights[:, : problem.kh, None] * weights[:, None, problem.kh :]).sum(0)
+    return weights.repeat(problem.kh * problem.kw).reshape(problem.kh, problem.kw)

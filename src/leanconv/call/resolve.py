@@ -236,7 +236,7 @@ def filter_problem(
     """The problem of filtering contiguous images (…, h, w), or (…, h, w, channels), and the shape of its result.
 
     A kernel is (kh, kw), or several are (f, kh, kw); where each image has its own, the images' leading axes come first.
-    One that is ``factored`` is (rank, kh + kw).
+    One that is a ``window`` is (rank, kh + kw).
     """
     volumes = requested.slice_anchor is not None
     if requested.channels_last is None and len(image) == 3 and image[-1] in (3, 4) and not volumes:
@@ -252,7 +252,7 @@ def filter_problem(
         raise ValueError(f"image has shape {image}; it must have {wanted}")
     *leading, h, w = image[: len(image) - last]
     batch = tuple(leading) if requested.per_image else ()
-    rest = kernel[len(batch) :]
+    rest = kernel[len(batch) :] if requested.window is None else requested.window
     if len(rest) not in (2, 3):
         raise ValueError(
             f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have {len(batch) + 2}, or {len(batch) + 3} "
@@ -260,8 +260,6 @@ def filter_problem(
         )
     if kernel[: len(batch)] != batch:
         raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the images' {batch}")
-    if requested.factored is not None:
-        rest = requested.factored
     filters, kh, kw = (1, *rest)[-3:]
     if min(rest) < 1:
         raise ValueError(f"kernel has shape {kernel}; it must not be empty")
@@ -270,7 +268,7 @@ def filter_problem(
     problem = FilterProblem(
         math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
         filters=filters, channels=image[-1] if last else 1, valid=requested.valid, per_image=requested.per_image,
-        rank=0 if requested.factored is None else kernel[0],
+        rank=0 if requested.window is None or requested.reduction else kernel[0], reduction=requested.reduction,
     )  # fmt: skip
     shape = (*leading, *rest[:-2], problem.out_h, problem.out_w, *image[len(image) - last :])
     return problem.dense(), shape
@@ -322,8 +320,8 @@ def check_problem(problem: Problem) -> None:
             options.integer(name, getattr(problem, name), 0, math.inf)
         if problem.is_volume:
             requested = requested._replace(slice_anchor=problem.anchor_z)
-        if options.integer("rank", problem.rank, 0):
-            requested = requested._replace(factored=(problem.kh, problem.kw))
+        if options.integer("rank", problem.rank, 0) or problem.reduction:
+            requested = requested._replace(window=(problem.kh, problem.kw), reduction=problem.reduction)
         filter_problem(requested, problem.x_shape, problem.w_shape, problem.dtype)
         return
     if problem.op != "fprop" and dtypes.is_integer(problem.dtype):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from leanconv.cpu.boxes import Boxes
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import Banded, Taps
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
+from leanconv.cpu.median import Median
 from leanconv.cpu.single_channel import SingleChannel
 from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.cpu.winograd2d import Winograd2d
@@ -23,6 +25,8 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Banded(),
     Taps(),
     Factored(),
+    Boxes(),
+    Median(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

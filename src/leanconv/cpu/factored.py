@@ -19,7 +19,7 @@ class Factored(PlaneFilter):
     paper = "the row and column passes of image libraries"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return [] if problem.rank else ["the filter is given whole, not as products of a column and a row"]
+        return [] if problem.rank else ["the filter is not given as products of a column and a row"]
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

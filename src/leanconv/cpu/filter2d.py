@@ -23,7 +23,7 @@ BAND_BYTES = 2 << 20
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
 #: Why what takes whole filters refuses some.
-GIVEN_AS_PRODUCTS = "the filter is given as products of a column and a row"
+NOT_GIVEN_WHOLE = "the filter is given as products of a column and a row, or is a box"
 
 
 def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
@@ -47,9 +47,9 @@ class PlaneFilter(CpuAlgorithm):
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        """Write the results to ``y`` (batch, filters, h, w), which is not empty; ``w`` is (filters, kh, kw), or
-        (rank, kh + kw).
+        """Write the results to ``y`` (batch, filters, h, w), which is not empty.
 
+        ``w`` is (filters, kh, kw), (rank, kh + kw), or the weight of a box.
         ``problem`` is one of planes: one channel, one set of filters, results as large as the images, and one type.
         """
 
@@ -68,7 +68,8 @@ class PlaneFilter(CpuAlgorithm):
         if problem.is_volume:
             return self._slices(problem, x, w, value, delta)
         batch, channels = problem.batch, problem.channels
-        w = w[None] if problem.rank else w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        one = (problem.filters, problem.kh, problem.kw) if problem.is_whole else problem.w_shape
+        w = w.reshape(-1, *one)
         planes = replace(
             problem, batch=1 if problem.per_image else batch, channels=1, valid=False, per_image=False,
             dtype=problem.sums, out_dtype=None, sum_dtype=None,
@@ -126,8 +127,8 @@ class Banded(PlaneFilter):
     paper = "correlation as a Toeplitz matrix product"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        if problem.rank:
-            return [GIVEN_AS_PRODUCTS]
+        if not problem.is_whole:
+            return [NOT_GIVEN_WHOLE]
         if is_integer(problem.sums):
             return [f"matrix products are made for sums in float32 and float64, not {problem.sums}"]
         return []
@@ -179,7 +180,7 @@ class Taps(PlaneFilter):
     paper = "the definition of correlation"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return [GIVEN_AS_PRODUCTS] if problem.rank else []
+        return [] if problem.is_whole else [NOT_GIVEN_WHOLE]
 
     def cost(self, problem: FilterProblem) -> float:
         return 60.0 * prod(problem.x_shape) * problem.filters * problem.kh * problem.kw

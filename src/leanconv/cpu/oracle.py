@@ -143,6 +143,10 @@ def _filter2d(
 ) -> np.ndarray:
     if problem.is_volume:
         return _volumes(problem, x, kernel, value, delta, dtype)
+    if problem.reduction == "sum":
+        kernel = np.full((problem.kh, problem.kw), kernel[0])
+    elif problem.reduction is not None:
+        kernel = np.ones((problem.kh, problem.kw))
     if problem.rank:  # given as products of columns and rows
         products = kernel.astype(np.int64 if dtype.kind == "i" else np.float64)
         kernel = np.einsum("ku,kv->uv", products[:, : problem.kh], products[:, problem.kh :])
@@ -158,11 +162,19 @@ def _filter2d(
     columns, column_inside = border_indices(problem.border, np.arange(problem.out_w + problem.kw - 1) - ax, problem.w)
     extended = x[:, rows[:, None], columns]
     extended[:, ~(row_inside[:, None] & column_inside)] = value
+    if problem.reduction == "median":
+        windows = [(u, v) for u in range(problem.kh) for v in range(problem.kw)]
+        seen = np.stack([extended[:, None, u : u + problem.out_h, v : v + problem.out_w] for u, v in windows])
+        return (np.median(seen, axis=0) + dtype.type(delta)).reshape(problem.y_shape)
+    take = {"min": np.minimum, "max": np.maximum}.get(str(problem.reduction))
     with np.errstate(invalid="ignore", over="ignore"):
         for u in range(problem.kh):
             for v in range(problem.kw):
                 seen = extended[:, None, u : u + problem.out_h, v : v + problem.out_w]
-                y += taps[:, :, u, v, None, None, None] * seen
+                if take is None:
+                    y += taps[:, :, u, v, None, None, None] * seen
+                else:
+                    y = take(y, seen) if u or v else np.array(seen)
         y += dtype.type(delta)
     return y.reshape(problem.y_shape)
 

@@ -10,10 +10,12 @@ import numpy as np
 from leanconv.arrays import arrays_of
 from leanconv.call import lookup
 from leanconv.call.choose import NoAlgorithmError
-from leanconv.call.weights import kernel_beside
+from leanconv.call.resolve import resolve
+from leanconv.call.weights import given_kernel, kernel_beside
 from leanconv.dtypes import check_weights, filter_sum
 from leanconv.images import separable as products
-from leanconv.options import Border, FilterOptions, filter_options, integer, yes_or_no
+from leanconv.images import transforms
+from leanconv.options import Border, FilterOptions, filter_numbers, filter_options, integer, yes_or_no
 
 Array = TypeVar("Array")
 
@@ -42,9 +44,12 @@ def filter2d(
     Args:
         image: array (..., height, width) of uint8, int8, uint16, int16, int32, float16, bfloat16, float32 or float64;
             leading axes are a batch. Rows may be any distance apart: a crop of a larger image is read in place.
-        kernel: numbers (kh, kw), up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. A list, an array of
-            NumPy, or one of the image's library; of any real dtype. With an image on the GPU a copy of a list or of a
-            NumPy array is kept there for each content, for the first 256 of them.
+        kernel: numbers (kh, kw), or (f, kh, kw): f kernels of one size. A list, an array of NumPy, or one of the
+            image's library; of any real dtype. With an image on the GPU a copy of a list or of a NumPy array is kept
+            there for each content, for the first 256 of them; one that lies there already is converted in each
+            call, unless it has the dtype of the sums. Kernels on the GPU are up to 32x32, or separable (below).
+            Larger ones are left to the transforms of CuPy and PyTorch (cuFFT), and only for their arrays: these take
+            memory of some five images in float64, and an Inf or a NaN reaches the whole image.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
@@ -63,9 +68,9 @@ def filter2d(
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
-            column and a row; up to 127x127 on the GPU. None: where that is faster, of a list or an array of NumPy.
-            The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing
-            where sums are int32. True: a kernel that is no such sum is an error.
+            column and a row; on an H200 up to 290x290 of float32. None: where that is faster, of a list or an array of
+            NumPy. The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and
+            nothing where sums are int32. True: a kernel that is no such sum is an error.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
@@ -89,9 +94,10 @@ def filter2d(
     >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
     [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
     """
+    kernel = given_kernel(kernel)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     split, factors = _split(requested, image, kernel, separable, out)
-    if separable or split.factored is None or max(split.factored) > products.DIRECT:
+    if separable or split.window is None or max(split.window) > products.DIRECT:
         return run(split, image, factors, value, delta, out)
     try:
         return run(split, image, factors, value, delta, out)
@@ -140,20 +146,38 @@ def filter3d(
 
 
 def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
-    """Filter with a kernel, or with the products that ``requested.factored`` says it is."""
+    """Filter with a kernel, or with the products that ``requested.window`` says it is."""
     if type(kernel) in (np.ndarray, list, tuple):
         kernel = kernel_beside(image, kernel, requested.dtype)
     # NOTE: 0.0 and False are no int, and a launch packs the numbers of an int32 image as int32
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return lookup.run(requested, image, kernel, None, out, numbers)
+    try:
+        return lookup.run(requested, image, kernel, None, out, numbers)
+    except NoAlgorithmError:
+        arrays = arrays_of(image)
+        if arrays is None or arrays.device(image) is None:
+            raise
+        resolved = resolve(requested, image, kernel, None, out)
+        problem, operands = resolved.problem, resolved.operands
+        assert problem.kind == "filter2d"
+        if transforms.why_not(arrays, problem):
+            raise
+        numbers = filter_numbers(value, delta, problem.dtype, problem.sums, problem.result)
+        made = transforms.correlate(arrays, problem, operands.x, operands.w, *numbers, resolved.device)
+        made = made.reshape(resolved.shape)
+        if out is None:
+            return made
+        arrays.assign(out, made)
+        return out
 
 
 def requested_volume_filter(
     volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter3d`, and its kernel beside the volume."""
+    kernel = given_kernel(kernel)
     slices, *within = _volume_anchor(anchor)
     requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
     return requested, kernel_beside(volume, kernel, requested.dtype)
@@ -197,7 +221,7 @@ def _split(
         return requested, kernel
     check_weights("kernel", given.dtype.name)
     found = products.split(given, sums_of(requested, image, out, given.dtype.kind in "biu"), separable)
-    return (requested, kernel) if found is None else (requested._replace(factored=given.shape), found)
+    return (requested, kernel) if found is None else (requested._replace(window=given.shape), found)
 
 
 def sums_of(requested: FilterOptions, image: Any, out: Any, whole: bool) -> str:

@@ -19,6 +19,8 @@ from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
+from leanconv.kernels.image_filter.box import Box
+from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
@@ -62,4 +64,6 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DirectWeight(),
     RegisterCache(),
     Separable(),
+    Box(),
+    Median(),
 )

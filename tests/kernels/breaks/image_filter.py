@@ -1,4 +1,4 @@
-"""`register_cache` and `separable` broken on purpose."""
+"""`register_cache`, `separable`, `box` and `median` broken on purpose."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 
 cache = breaks_of("register_cache")
 separable = breaks_of("separable", "separable-{}", least_steps=16)
+median = breaks_of("median", "median-{}")
+box = breaks_of("box", "box-{}", warps=4, rows=8, least_steps=64)
 
 BREAKS = (
     cache("input rows and filter read before they are there", "register_cache",
@@ -113,4 +115,34 @@ BREAKS = (
     separable("a weight too many", "slide", "_ >= lead + taps {{=> + 1}}",
               WRONG | "use-after-poison", "shape-3x3", "shape-15x15"),
     separable("weights begin a place late", "separable", "from[_ + _] {{=> * T(0) + from[r]}}", WRONG, "shape-15x15"),
+    box("input rows are read before they are there", "box", "cp_async_wait_group<0>(); {{__syncthreads();}}",
+        RACE, "shape-9x23"),
+    box("input rows not waited for", "box", "{{cp_async_wait_group<0>();}}", RACE, "shape-9x23"),
+    box("columns begin before the rows are filtered", "box", "{{__syncthreads();}} if (_ + step < ...) load_step",
+        RACE, "shape-9x23"),
+    box("results are written before they are there", "box", "} } {{__syncthreads();}}", RACE, "shape-9x23"),
+    box("blocks are a row too low", "box", "if (++_ == {{r => r + 1}})", RACE | WRONG, "shape-9x23"),
+    box("the first block's sums for all", "box", "if (++_ == r) { _ = 0; {{sum_from_the_end<...>(...);}} }",
+        WRONG, "shape-9x23"),
+    box("the end of a block begins a row early", "box", "column[(_ {{+ 1}}) * Rows::width]", WRONG, "shape-9x23"),
+    box("a block goes on in the next", "box", "{{place == 0 ? some[n] :}} Op::of(running, some[n])",
+        WRONG, "shape-9x23"),
+    box("rows above the band are stored", "box", "if ({{_ < 0 ||}} _ >= _) continue", FENCE | WRONG, "shape-9x23"),
+    box("rows past the end are stored", "box", "if (_ < 0 {{|| _ >= _}}) continue", FENCE | WRONG, "border-constant"),
+    box("the weight is left out", "box", "row[_] *= {{weight => T(1)}}", WRONG, "shape-9x23"),
+    box("the next chunk is not read", "RowOfBoxes::at", "return {{... => here}}; }", WRONG, "shape-63x63", times=1),
+    box("a group too few", "RowOfBoxes", "last = (lead + taps) / 4 {{=> - 1}}", WRONG, "lead-2"),
+    box("the last whole group is left out", "RowOfBoxes::make", "{{if (_ / 4 > last) _ = Op::of(_, _);}}",
+        WRONG, "shape-9x23", "lead-1", "lead-2"),
+    box("the second group is left out", "RowOfBoxes::make", "{{if (_ / 4 == 0) _ = Op::of(_, _);}}",
+        WRONG, "shape-9x23"),
+    box("the beginning of the last group is left out", "RowOfBoxes::make", "{{if (_ % 4 > 0) ...;}}",
+        WRONG, "shape-9x23"),
+    box("a binary digit is forgotten", "RowOfBoxes::make", "begin += {{width => 1}}", WRONG, "shape-63x63"),
+    median("input rows are read before they are there", "median", "cp_async_wait_group<0>(); {{__syncthreads();}}",
+           RACE, "size-5"),
+    median("a pixel is left out", "keep_middle", "value(2 * most - size {{=> - 1}})", WRONG, "size-5", "size-7"),
+    median("the largest stays", "keep_middle", "{{exchange(kept[i], kept[size - 1]);}}", WRONG, "size-5", "size-7"),
+    median("columns are not sorted", "median", "{{exchange(window[1][v], window[2][v]);}}", WRONG, "size-3"),
+    median("the least middle", "middle_of", "{{larger => lesser}}(a, ...)", WRONG, "size-3"),
 )  # fmt: skip

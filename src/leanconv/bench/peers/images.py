@@ -45,6 +45,7 @@ class CupyPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import cupy
+        import cupyx.scipy.ndimage
         from cupyx.scipy.ndimage import correlate, correlate1d
 
         assert problem.kind == "filter2d"
@@ -65,7 +66,17 @@ class CupyPeer(Peer):
             correlate(x, kernel, output=out, mode=mode, origin=origin)
             return y
 
-        if problem.rank == 1 and problem.dtype == "float32":
+        if problem.reduction is not None:
+            names = {"sum": "uniform", "min": "minimum", "max": "maximum", "median": "median"}
+            name = f"{names[problem.reduction]}_filter"
+            size = (problem.kh, problem.kw) if single else (1, problem.kh, problem.kw)
+
+            def of_boxes() -> Any:
+                getattr(cupyx.scipy.ndimage, name)(x, size, output=out, mode=mode, origin=origin)
+                return y
+
+            yield Candidate("cupy", f"ndimage.{name}", of_boxes, workspace_bytes=None, out=y)
+        elif problem.rank == 1 and problem.dtype == "float32":
             column, row = (cupy.from_dlpack(each) for each in operands.weights[0].split((problem.kh, problem.kw)))
 
             def both() -> Any:
@@ -92,7 +103,7 @@ class ScipyPeer(Peer):
 
         assert problem.kind == "filter2d"
         problem = replace(problem, rank=0)
-        if reason := _other_shape(problem) or _too_many(problem, _SCIPY_LIMIT):
+        if reason := _other_shape(problem) or _no_weights(problem) or _too_many(problem, _SCIPY_LIMIT):
             yield Unable(self.name, reason)
             return
         x, kernel = _host(operands.image), _host(operands.kernel)[None]
@@ -126,7 +137,7 @@ class OpencvPeer(Peer):
         if problem.valid or problem.out_dtype or problem.channels > 4:
             yield Unable(self.name, "called for results of the image's size and type, and up to 4 channels")
             return
-        if reason := _too_many(problem, _OPENCV_LIMIT):
+        if (reason := _too_many(problem, _OPENCV_LIMIT)) and problem.reduction is None:
             yield Unable(self.name, reason)
             return
         x, kernel = _host(operands.image)[0], _host(operands.kernel)
@@ -143,7 +154,26 @@ class OpencvPeer(Peer):
             cv2.sepFilter2D(x, -1, row, column, dst=y, anchor=anchor, borderType=border)
             return y[None]
 
+        def of_boxes() -> Any:
+            if problem.reduction == "sum":
+                cv2.blur(x, (problem.kw, problem.kh), dst=y, anchor=anchor, borderType=border)
+            elif problem.reduction == "median":
+                cv2.medianBlur(x, problem.kw, dst=y)
+            else:
+                morph = cv2.erode if problem.reduction == "min" else cv2.dilate
+                morph(x, np.ones((problem.kh, problem.kw), np.uint8), dst=y, anchor=anchor, borderType=border)
+            return y[None]
+
         note = f"CPU, {cv2.getNumThreads()} threads"
+        if problem.reduction is not None:
+            name = {"sum": "blur", "min": "erode", "max": "dilate", "median": "medianBlur"}[problem.reduction]
+            if problem.reduction == "median" and (
+                problem.border != "replicate" or problem.kw > 5 > problem.itemsize > 1
+            ):
+                yield Unable(self.name, "its medianBlur has border replicate, and of wide types windows up to 5x5")
+                return
+            yield Candidate(self.name, name, of_boxes, workspace_bytes=None, out=y, on_gpu=False, note=note)
+            return
         name, call = ("sepFilter2D", both) if problem.rank == 1 else ("filter2D", call)
         yield Candidate(self.name, name, call, workspace_bytes=None, out=y, on_gpu=False, note=note)
 
@@ -151,6 +181,10 @@ class OpencvPeer(Peer):
 def _other_shape(problem: FilterProblem) -> str | None:
     plain = problem.channels == 1 and not problem.valid and not problem.per_image
     return None if plain else "called for planes, and results as large as the image"
+
+
+def _no_weights(problem: FilterProblem) -> str | None:
+    return None if problem.reduction is None else "called for filters with weights"
 
 
 def _too_many(problem: FilterProblem, limit: float) -> str | None:

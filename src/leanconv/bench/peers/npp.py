@@ -88,6 +88,9 @@ class NppPeer(Peer):
         if problem.dtype != "float32" or problem.out_dtype or problem.batch * problem.channels != 1 or problem.valid:
             yield Unable(self.name, "called for one float32 image, and results as large")
             return
+        if problem.reduction is not None:
+            yield self._box(problem, operands)
+            return
         if problem.rank:
             yield self._rows_and_columns(problem, operands)
             return
@@ -114,6 +117,23 @@ class NppPeer(Peer):
         place = (_Size(problem.w, problem.h), _Point(0, 0))
         call, y = _caller(f"{name}_Ctx", problem, operands, source, place, (c_int(_BORDER_REPLICATE),))
         return Candidate("npp:border", name, call, out=y)
+
+    def _box(self, problem: FilterProblem, operands: Operands) -> Candidate | Unable:
+        if problem.reduction != "sum" or problem.border != "replicate":
+            return Unable("npp:border", "called for means of boxes with border replicate")
+        name, y = "nppiFilterBoxBorder_32f_C1R_Ctx", operands.output()
+        size, pitch = _Size(problem.w, problem.h), c_int(4 * problem.w)
+        at = c_void_p(operands.image.data_ptr()), pitch, size, _Point(0, 0), c_void_p(y.data_ptr()), pitch, size
+        box = _Size(problem.kw, problem.kh), _Point(problem.anchor[1], problem.anchor[0]), c_int(_BORDER_REPLICATE)
+        entry, context = getattr(_library(), name), _context()
+
+        def call() -> Any:
+            status = entry(*at, *box, context)
+            if status:
+                raise RuntimeError(f"{name} returned NppStatus {status}")
+            return y
+
+        return Candidate("npp:border", "nppiFilterBoxBorder_32f_C1R", call, out=y)
 
     def _rows_and_columns(self, problem: FilterProblem, operands: Operands) -> Candidate | Unable:
         if problem.rank != 1 or problem.border != "replicate":

@@ -232,6 +232,6 @@ def _call(
         problem.border, problem.anchor, channels_last=problem.channels > 1, mode="valid" if problem.valid else "same",
         per_image=problem.per_image,
     )  # fmt: skip
-    if problem.rank:
-        requested = requested._replace(factored=(problem.kh, problem.kw))
+    if not problem.is_whole:
+        requested = requested._replace(window=(problem.kh, problem.kw), reduction=problem.reduction)
     return lambda: run(requested, image, weights, 0, 0, y)

@@ -45,6 +45,8 @@ def _filter(problem: FilterProblem, image: Any, kernel: Any, weights: Any) -> Ca
 
     if problem.dtype not in ("float32", "float16") or problem.out_dtype or problem.valid or problem.channels > 1:
         return f"called for planes of float32 and float16, and results alike; the image is {problem.dtype}"
+    if problem.reduction is not None:
+        return "PyTorch's pooling has no borders but zeros"
     x, w = image[:, None], kernel.to(image.dtype)[None, None]
     (y0, x0), (kh, kw) = problem.anchor, (problem.kh, problem.kw)
     sides = (x0, kw - 1 - x0, y0, kh - 1 - y0)

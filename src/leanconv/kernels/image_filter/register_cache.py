@@ -122,14 +122,16 @@ def shared_bytes(problem: FilterProblem, config: RegisterCacheConfig) -> int:
 
 
 def registers_needed(problem: FilterProblem, rows: int, columns: int) -> int:
-    """Registers that a thread needs: sums, windows, and about 14 for weights and addresses."""
+    """Registers that a thread needs: sums, windows, and some for weights and addresses."""
     return _registers(problem, rows, columns, interleaved(problem))
 
 
 def _registers(problem: FilterProblem, rows: int, columns: int, channels: int) -> int:
     """The same with so many channels side by side."""
     window = columns + (problem.kw - 1) * channels
-    return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + 14
+    # sums of volumes stay in registers while the next rows come
+    addresses = 40 if problem.is_volume else 14
+    return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + addresses
 
 
 def is_plain(problem: FilterProblem) -> bool:
@@ -149,6 +151,8 @@ class RegisterCache(GpuAlgorithm):
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
         reasons = ["the filter is given as products of a column and a row"] if problem.rank else []
+        if problem.reduction is not None:
+            reasons = ["a box has no weights"]
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
@@ -173,7 +177,7 @@ class RegisterCache(GpuAlgorithm):
             # as many blocks as registers allow, which keeps the compiler from reading windows too far ahead
             need = registers_needed(problem, rows, columns)
             fitting = target.registers_per_multiprocessor // (ceil_div(need, 8) * 8 * 32 * warps)
-            if problem.kw // 2 < problem.kh <= problem.kw:
+            if problem.kw // 2 < problem.kh <= problem.kw and not problem.is_volume:
                 fitting = max(fitting, measured)
             return RegisterCacheConfig(rows, columns, warps, max(1, min(fitting, 40 // warps)))
 

@@ -12,8 +12,8 @@ from leanconv.kernels.image_filter.register_cache import EXTENT, MOST_REGISTERS,
 from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
-#: Most rows and columns of a filter, and most products: shared memory holds the rows that they reach.
-LIMIT, RANKS = 127, 3
+#: Most rows and columns of a filter, of which shared memory holds all that an output reaches, and most products.
+LIMIT, RANKS = 511, 3
 #: Columns of a strip, and by how many words its rows in shared memory are longer than whole rows of banks.
 STRIP, SKEW = 128, 4
 
@@ -104,8 +104,8 @@ class Separable(GpuAlgorithm):
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
         if not problem.rank:
-            return ["the filter is given whole, not as products of a column and a row"]
-        reasons = []
+            return ["the filter is not given as products of a column and a row"]
+        reasons = ["it filters images, not volumes"] if problem.is_volume else []
         if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
