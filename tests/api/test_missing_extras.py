@@ -15,7 +15,19 @@ from leanconv.runtime import cache
 from tests.conftest import line_of
 
 WORDS = "conv:c4,h12,k6,r3,pad1"
-OPTIONAL = ("PIL", "matplotlib", "scipy", "torch", "cupy", "cv2", "cuda", "ml_dtypes", "dask")
+OPTIONAL = (
+    "PIL",
+    "matplotlib",
+    "scipy",
+    "torch",
+    "cupy",
+    "cv2",
+    "cuda",
+    "ml_dtypes",
+    "dask",
+    "imagecodecs",
+    "tifffile",
+)
 
 
 @pytest.fixture
@@ -38,7 +50,7 @@ def test_pictures_name_the_extra_and_arrays_do_without(run: Any, tmp_path: Path,
     without(*OPTIONAL)
     for source, target in (("in.png", "out.npy"), ("in.npy", "out.png")):
         code, _, err = run("filter", tmp_path / source, tmp_path / target, "-k", "box:3")
-        assert code == FAILED and "pip install 'leanconv[bench]'" in line_of(err), err
+        assert code == FAILED and "pip install 'leanconv[pictures]'" in line_of(err), err
     assert run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", "box:3")[0] == 0
 
 

@@ -154,8 +154,9 @@ def test_filter_absolute(run: Any, tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npy").tolist() == [[250, 255, 255, 250]]
 
 
-def test_filter_on_a_device(run: Any, tmp_path: Path, host_device: Any) -> None:
-    photo("RGB").save(tmp_path / "in.png")
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_filter_on_a_device(run: Any, tmp_path: Path, host_device: Any, mode: str) -> None:
+    photo(mode).save(tmp_path / "in.png")
     for device, name in (("cuda", "there.png"), (None, "here.png")):
         extra = ("--device", device) if device else ()
         assert run("filter", tmp_path / "in.png", tmp_path / name, "-k", "gaussian:5", *extra)[0] == 0
@@ -170,6 +171,7 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
     np.save(tmp_path / "complex.npy", np.zeros((4, 4), complex))
     np.save(tmp_path / "int.npy", np.zeros((4, 4), np.int32))
     np.save(tmp_path / "float.npy", np.zeros((4, 4), np.float32))
+    np.save(tmp_path / "empty.npy", np.zeros((4, 0), np.uint8))
     photo("RGBA").save(tmp_path / "clear.png")
     np.savez(tmp_path / "archive.npz", np.zeros(3))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
@@ -186,6 +188,8 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("in.png", "out.png", "box:3", ("--border", "round"), "border='round' is not known"),
         ("in.png", "out.png", "box:3", ("--device", "gpu"), "device='gpu' is not known"),
         ("in.png", "out.xyz", "box:3", (), "'.xyz' names no format"),
+        ("in.png", "folder", "box:3", (), "try .png or .npy, or a folder that exists"),
+        ("absent", "folder", "box:3", (), "absent: No such file"),
         ("in.png", "no/folder/out.png", "box:3", (), "No such file or directory"),
         ("text.png", "out.png", "box:3", (), "cannot identify image"),
         ("film.gif", "out.png", "box:3", (), "holds 2 pictures"),
@@ -194,13 +198,15 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("text.npy", "out.npy", "box:3", (), "is not a .npy file"),
         ("archive.npy", "out.npy", "box:3", (), "archive"),
         ("line.npy", "out.npy", "box:3", (), r"shape (4,); it must be (..., height, width)"),
-        ("complex.npy", "out.npy", "box:3", (), "complex128 cannot be filtered"),
-        ("int.npy", "out.npy", "box:3", (), "the kernel has fractions"),
+        ("empty.npy", "out.png", "box:3", (), "shape (4, 0) has no pixel to show"),
+        ("complex.npy", "out.npy", "box:3", (), "image has dtype complex128; supported are float32"),
         ("int.npy", "out.jpg", "laplacian", (), "make it uint8 or uint16 first, or write a .tif or a .npy file"),
         ("float.npy", "out.png", "laplacian", (), "make it uint8 or uint16 first, or write a .tif or a .npy file"),
         ("clear.png", "out.jpg", "box:3", (), "write a .png file, which holds it, or a picture without"),
-        ("in.png", "out.png", "box:3", ("--delta", "nan"), "delta=nan is no number that pixels of uint8 can have"),
-        ("int.npy", "out.npy", "laplacian", ("--value", "inf"), "value=inf is no number that pixels of int32 can have"),
+        ("in.png", "out.png", "box:3", ("--delta", "nan"), "delta=nan is no number, and the result has dtype uint8"),
+        ("in.png", "out.png", "box:3", ("--absolute", "--delta", "nan"), "delta=nan is no number"),
+        ("in.png", "out.png", "box:3", ("--value", "nan"), "value=nan is no uint8, the dtype of the image"),
+        ("int.npy", "out.npy", "laplacian", ("--value", "inf"), "value=inf is no int32, the dtype of the image"),
         ("in.png", "out.png", "box:3", ("--border", "99"), "border=99 is not known"),
         ("in.png", "out.png", str(tmp_path / "line.npy"), (), "a kernel is (rows, columns)"),
     ]
@@ -401,6 +407,13 @@ def test_doctor_advises(no_gpu: None, tmp_path: Path, monkeypatch: pytest.Monkey
     assert "leanconv[torch]" in found["PyTorch tensors on the CPU"].advice
     assert "leanconv[bench]" in found["pictures and plots"].advice
     assert found["GPU"].state == "absent"
+    deep = ("tifffile", "imagecodecs")
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None if name in deep else "1")
+    seen = states()["pictures and plots"]
+    assert (seen.state, seen.advice) == (
+        "ok",
+        "pip install 'leanconv[pictures]'",
+    ) and "tifffile and imagecodecs" in seen.text
 
 
 def test_doctor_on_the_compiler(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:

@@ -6,6 +6,8 @@ import io
 import os
 import stat
 import struct
+import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.cli import deep_pictures
+from leanconv.cli import filter as work
 from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
 from leanconv.images import filters
@@ -64,11 +68,21 @@ DEEP = {
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_pictures_that_pillow_would_cut_to_8_bits_are_refused(run: Any, tmp_path: Path, name: str) -> None:
+def test_pictures_that_pillow_would_cut_to_8_bits_are_refused(
+    run: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("imagecodecs", "tifffile"):
+        monkeypatch.setitem(sys.modules, library, None)
     (tmp_path / name).write_bytes(DEEP[name])
     code, _, err = run("filter", tmp_path / name, tmp_path / "out.png", "-k", "box:3")
-    bits = 10 if name == "ten.ppm" else 16
-    assert code == MISTAKE and f"{name} has {bits} bits in each channel" in line_of(err) and ".npy" in err
+    if name.endswith((".png", ".tif")):
+        library = "imagecodecs" if name.endswith(".png") else "tifffile"
+        assert code == FAILED and f"need {library}: pip install 'leanconv[pictures]'" in line_of(err).replace(
+            "needs", "need"
+        )
+    else:
+        bits = 10 if name == "ten.ppm" else 16
+        assert code == MISTAKE and f"{name} has {bits} bits in each channel" in line_of(err) and ".npy" in err
     assert not (tmp_path / "out.png").exists()
 
 
@@ -87,7 +101,7 @@ def test_pictures_of_8_bits_and_grey_ones_of_16_are_taken(run: Any, tmp_path: Pa
         (tmp_path / name).write_bytes(content)
         assert run("filter", tmp_path / name, tmp_path / "out.npy", "-k", "sharpen")[0] == 0, name
         got = np.load(tmp_path / "out.npy")
-        assert got.shape[-2:] == SHAPE and got.dtype == (np.uint16 if name == "grey.png" else np.uint8)
+        assert got.shape[:2] == SHAPE and got.dtype == (np.uint16 if name == "grey.png" else np.uint8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
@@ -125,8 +139,8 @@ def test_an_array_of_a_picture_has_its_transparency(
     pixels = rng.integers(0, 256, (9, 11, channels), np.uint8)
     Image.fromarray(pixels, mode).save(tmp_path / "in.png")
     code, out, _ = run("filter", tmp_path / "in.png", tmp_path / "out.npy", "-k", "box:1")
-    assert code == 0 and f"{channels}x9x11 uint8" in out
-    assert np.array_equal(np.load(tmp_path / "out.npy"), np.moveaxis(pixels, -1, 0))
+    assert code == 0 and f"9x11x{channels} uint8" in out
+    assert np.array_equal(np.load(tmp_path / "out.npy"), pixels)
 
 
 def test_too_many_pixels(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,12 +151,36 @@ def test_too_many_pixels(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")
     assert code == MISTAKE and "in.png: Image size (35 pixels) exceeds limit of 20 pixels" in line_of(err)
-    assert "cut it into smaller pictures" in err
+    assert "--max-pixels 0 allows any" in err
+    for most, allowed in ((34, False), (35, True), (0, True)):
+        code, _, err = run("filter", tmp_path / "in.png", tmp_path / "o.png", "-k", "box:3", "--max-pixels", most)
+        assert (code == 0) == allowed == (tmp_path / "o.png").exists() and ("limit of 34" in err) != allowed
+    assert Image.MAX_IMAGE_PIXELS == 10, "the limit is the one that it was"
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
-    """Wherever a file is cut or scratched: a result, or one line that names it."""
+def test_a_huge_picture_is_refused_by_its_header(run: Any, tmp_path: Path) -> None:
+    """60,000 x 60,000 pixels of 8 and of 16 bits: nothing is allocated, nothing is written."""
+    for bits in (8, 16):
+        huge = bytearray(png(3, bits))
+        huge[16:24] = struct.pack(">II", 60000, 60000)
+        huge[29:33] = struct.pack(">I", zlib.crc32(huge[12:29]))
+        (tmp_path / "huge.png").write_bytes(huge)
+        tracemalloc.start()
+        code, _, err = run("filter", tmp_path / "huge.png", tmp_path / "out.png", "-k", "box:3")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert code == MISTAKE and "huge.png: Image size (3600000000 pixels) exceeds limit of 178956970" in line_of(err)
+        assert peak < 64 << 20
+        huge[16:24] = struct.pack(">II", 10**6, 10**6)
+        huge[29:33] = struct.pack(">I", zlib.crc32(huge[12:29]))
+        (tmp_path / "huge.png").write_bytes(huge)
+        code, _, err = run("filter", tmp_path / "huge.png", tmp_path / "out.png", "-k", "box:3", "--max-pixels", 0)
+        assert code == FAILED and f"huge.png takes {3 * bits // 8 * 10**12} bytes, and this machine has" in line_of(err)
+        assert [path.name for path in tmp_path.iterdir()] == ["huge.png"]
+
+
+def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator, recwarn: pytest.WarningsRecorder) -> None:
+    """Wherever a file is cut or scratched: a result, or one line that names it, and no warning."""
     good = {"png": png(3, 8), "tif": tiff(8), "ppm": ppm(255), "sgi": sgi(8)}
     for suffix in ("jpg", "gif", "webp"):
         memory = io.BytesIO()
@@ -162,7 +200,30 @@ def test_damaged_pictures(run: Any, tmp_path: Path, rng: np.random.Generator) ->
             code, _, err = run("filter", path, tmp_path / "out.npy", "-k", "box:1")
             assert code == 0 or (code == MISTAKE and path.name in line_of(err)), err
             refused += code == MISTAKE
-    assert refused > 30
+    assert refused > 30 and not recwarn.list
+
+
+def test_one_grey_of_16_bits_may_be_transparent(tmp_path: Path) -> None:
+    content = bytearray(png(1))
+    transparent = b"tRNS\0\0"
+    content[33:33] = struct.pack(">I", 2) + transparent + struct.pack(">I", zlib.crc32(transparent))
+    (tmp_path / "in.png").write_bytes(content)
+    read = images.read(tmp_path / "in.png")
+    assert read.alpha and read.pixels.dtype == np.uint16 and not read.pixels.any()
+    content[41 + 1] = 7  # what is transparent is no longer black
+    content[43:47] = struct.pack(">I", zlib.crc32(bytes(content[37:43])))
+    (tmp_path / "in.png").write_bytes(content)
+    assert (images.read(tmp_path / "in.png").pixels[..., 1] == 65535).all()
+
+
+def test_what_takes_more_memory_than_there_is(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in.png").write_bytes(png(3, 8))
+    np.save(tmp_path / "in.npy", np.zeros((5, 7, 3), np.uint8))
+    (tmp_path / "in.tif").write_bytes(tiff(16))
+    monkeypatch.setattr(deep_pictures.os, "sysconf", lambda name: 2)
+    for name, needed in (("in.png", 105), ("in.npy", 105), ("in.tif", 210)):
+        code, _, err = run("filter", tmp_path / name, tmp_path / "out.png", "-k", "box:3")
+        assert code == FAILED and f"{name} takes {needed} bytes, and this machine has 4" in line_of(err)
 
 
 def npy(header: str, content: bytes = b"", version: bytes = b"\1\0") -> bytes:
@@ -228,7 +289,7 @@ def test_what_is_not_the_user_s_fault_is_one_complaint(
     def fail(*arguments: Any, **options: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(images, "filtered", fail)
+    monkeypatch.setattr(work, "filtered", fail)
     np.save(tmp_path / "in.npy", np.ones((4, 4), np.float32))
     code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.npy", "-k", "box:3")
     assert code == FAILED and err.startswith("error: ") and "Traceback" not in err

@@ -76,6 +76,8 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(0)
     image.fromarray(random.integers(0, 255, (40, 50, 3), np.uint8)).save("photo.jpg")
+    Path("photos").mkdir()
+    image.open("photo.jpg").save("photos/photo.png")
     lines = [line for block in blocks("console") for line in block.splitlines() if line.startswith("leanconv ")]
     assert len(lines) > 8
     seen = set()
@@ -87,7 +89,7 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
             main([*words, "--help"] if slow else words)
         assert not stopped.value.code, (line, capsys.readouterr().err)
     assert seen == {"doctor", "bench", "filter", "explain", "precompile", "tune", "cache", "demo"}
-    assert Path("edges.png").exists() and Path("soft.png").exists()
+    assert Path("edges.png").exists() and Path("soft.png").exists() and Path("soft/photo.png").exists()
 
 
 def test_make_knows_its_goals() -> None:
@@ -102,7 +104,7 @@ def test_extras() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     named = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
-    assert named == {"cu12", "cu13", "torch", "dask", "bench", "test"}
+    assert named == {"cu12", "cu13", "torch", "dask", "pictures", "bench", "test"}
     for extra in named:
         assert f"[{extra}]" in README or f"`{extra}`" in README
 

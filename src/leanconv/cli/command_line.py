@@ -41,19 +41,22 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     try:
         app(args=None if arguments is None else list(arguments), prog_name=name)
     except (CudaError, CompileError, ImportError, MemoryError) as error:
-        _complain(error)
+        complain(error)
         sys.exit(FAILED)
     except (ValueError, TypeError, OverflowError, OSError) as error:
-        _complain(error)
+        complain(error)
         sys.exit(MISTAKE)
 
 
-def _complain(error: Exception) -> None:
+def complain(error: Exception, about: object = None) -> None:
+    """One line on standard error. ``about`` is named in it, where the error does not."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename:
         text = f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
         text = f"memory is not enough: {error}" if text else "memory is not enough"
+    if about is not None and str(about) not in text:
+        text = f"{about}: {text}"
     print(f"error: {text}", file=sys.stderr)
 
 

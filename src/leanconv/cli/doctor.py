@@ -247,4 +247,8 @@ def _pictures() -> Finding:
         if missing == ["matplotlib"]:
             text = "matplotlib is not installed: bench --plot and the demo draw nothing"
         return Finding(name, "absent", text, "pip install 'leanconv[bench]'")
-    return Finding(name, "ok", "leanconv filter, bench --plot and the demo can read and draw them")
+    text = "leanconv filter, bench --plot and the demo can read and draw them"
+    missing = [name for name in ("tifffile", "imagecodecs") if installed_version(name) is None]
+    if missing:
+        text += f"; not colours of 16 bits nor of floats: {' and '.join(missing)} not installed"
+    return Finding(name, "ok", text, "pip install 'leanconv[pictures]'" if missing else "")

@@ -143,15 +143,22 @@ def bench(
 
 
 @app.command("filter")
-def filter_file(
-    source: Annotated[
-        Path,
+def filter_files(
+    sources: Annotated[
+        list[Path],
         typer.Argument(
             metavar="IN",
-            help="A picture, or a .npy file of shape (…, height, width) or (height, width, 3 or 4), channels last.",
+            help="A picture (PNG, JPEG, TIFF, …), a .npy file of shape (…, height, width) or (height, width, 3 or 4), "
+            "several of them, or a folder of them.",
         ),
     ],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="The suffix names the format; .npy for numbers.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="A file, whose suffix names the format (.npy for numbers); or a folder, which is made if need be.",
+        ),
+    ],
     kernel: Annotated[
         str,
         typer.Option(
@@ -163,36 +170,37 @@ def filter_file(
     border: Annotated[
         str, typer.Option(help=f"One of {_BORDERS}, or a name or number of SciPy's or OpenCV's.")
     ] = "reflect101",
-    value: Annotated[float, typer.Option(help="The constant border's pixel.")] = 0,
+    value: Annotated[float, typer.Option(help="The constant border's pixel, one that the picture can hold.")] = 0,
     delta: Annotated[float, typer.Option(help="Added to every pixel; 128 shows both signs of a sobel.")] = 0,
     absolute: Annotated[bool, typer.Option("--absolute", help="Take absolute values, before adding delta.")] = False,
     device: Annotated[str | None, typer.Option(help="cuda or cuda:N; by default the CPU.")] = None,
+    max_pixels: Annotated[
+        int | None,
+        typer.Option(min=0, help="Refuse pictures of more pixels; 0 takes all. By default Pillow's limit, 178956970."),
+    ] = None,
 ) -> None:
-    """Filter a picture, channel by channel, or an array.
+    """Filter pictures, channel by channel, or arrays.
 
-    The result has the type of the input: 8 and 16 bits are rounded and clipped. Transparency is kept as it is.
+    The result keeps the input's bit depth, colours, transparency and ICC profile. Integers are rounded, halves to the
+    even one, and saturate. Transparency is not filtered. The pixels are turned as the Exif orientation says; other Exif
+    data are not kept. Palettes and CMYK become RGB.
 
-    An array of 3 axes, the last of length 3 or 4, is a picture with its channels last, a fourth being transparency; the
-    result has the same axes. Any other array is filtered along its last two axes. A picture that is written to a .npy
-    file has its channels first, transparency after them.
+    A folder or several files go into the folder OUT, under their own names. A file that fails is named, the next one
+    follows, and the exit code is 1. Folders inside a folder are not entered.
+
+    An array of 3 axes, the last of length 3 or 4, is a picture with its channels last, a fourth being transparency. Any
+    other array is filtered along its last two axes. A picture that is written to a .npy file has its channels last.
+
+    The extra "pictures" installs what reads all of these: Pillow, and for more than 8 bits tifffile and imagecodecs.
     """
-    from leanconv.cli import pictures as images
-    from leanconv.images import filters
+    from leanconv.cli import filter as work
 
-    if kernel.endswith(".npy"):
-        weights = images.read_array(Path(kernel))
-        if weights.ndim != 2 or weights.dtype.kind not in "biuf":
-            raise ValueError(f"{kernel} holds {weights.dtype} of shape {weights.shape}; a kernel is (rows, columns)")
-    else:
-        weights = filters.from_words(kernel)
-    picture = images.read(source)
-    named = int(border) if border.isdecimal() else border
-    done = images.filtered(
-        picture, weights, border=named, value=value, delta=delta, absolute=absolute, device=device
-    )  # fmt: skip
-    images.write(target, done)
-    shape = "x".join(map(str, done.array().shape))
-    print(f"{target}: {shape} {done.planes.dtype}")
+    wanted = work.settings(kernel, border, value, delta, absolute, device, max_pixels)
+    try:
+        if not work.run(sources, target, wanted):
+            raise typer.Exit(FAILED)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()

@@ -1,152 +1,142 @@
-"""Pictures and .npy files in and out, and one filter over them: what ``leanconv filter`` does.
+"""Pictures and .npy files in and out.
 
-Pictures are read and written by Pillow, which is imported only for them.
+Pillow reads and writes pictures of 8 bits, and grey ones of more; `deep_pictures` the others. Libraries are imported
+when a file needs them.
 """
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import struct
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from leanconv.dtypes import FILTERS
-from leanconv.images.api import filter2d
-from leanconv.options import border_name
+from leanconv.cli import deep_pictures as deep
 from leanconv.runtime.files import open_regular, whole
 
-#: Integers of at most 16 bits are exact in float32; they are filtered in it, then rounded and clipped to their range.
-_NARROW = ("uint8", "int8", "uint16", "int16")
+_ORIENTATION = 0x0112
+#: What Pillow calls pictures whose channels it reads with 8 bits.
+_8_BITS = ("L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+#: Of these Pillow knows the suffix, and reads and writes nothing by itself.
+_STUBS = ("BUFR", "GRIB", "HDF5")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Planes (…, height, width) and what else a file held. ``alpha`` (height, width) is carried along unfiltered.
+    """Pixels (…, height, width), or (height, width, channels) where ``channels_last``; and what else a file held.
 
-    ``channels_last`` says that it came as an array (height, width, channels), and becomes one again.
+    With ``alpha`` the last channel is transparency.
     """
 
-    planes: np.ndarray
-    alpha: np.ndarray | None = None
-    icc_profile: bytes | None = None
+    pixels: np.ndarray
     channels_last: bool = False
-
-    def array(self) -> np.ndarray:
-        """All of it as one array: the planes, then the transparency; or these as channels, where they came so."""
-        planes = self.planes
-        if self.alpha is not None:
-            planes = np.concatenate([planes.reshape(-1, *self.alpha.shape), self.alpha[None]])
-        return np.ascontiguousarray(np.moveaxis(planes, 0, -1)) if self.channels_last else planes
+    alpha: bool = False
+    icc_profile: bytes | None = None
 
 
-def filtered(
-    picture: Picture,
-    kernel: np.ndarray,
-    *,
-    border: str | int = "reflect101",
-    value: float = 0,
-    delta: float = 0,
-    absolute: bool = False,
-    device: str | None = None,
-) -> Picture:
-    """Every plane filtered by `leanconv.filter2d`; the planes keep their dtype.
-
-    ``absolute`` takes absolute values, after which ``delta`` is added. Raises ValueError for a dtype that cannot be
-    filtered, or an int32 picture with a kernel that has fractions, and whatever filter2d raises.
-    """
-    planes = picture.planes
-    dtype = planes.dtype
-    narrow = dtype.name in _NARROW
-    if not narrow and dtype.name not in FILTERS:
-        *most, last = FILTERS
-        raise ValueError(f"dtype {dtype} cannot be filtered; it must be {', '.join((*_NARROW, *most))} or {last}")
-    for name, number in (("delta", delta), ("value", value)):
-        if dtype.kind in "iu" and not math.isfinite(number):
-            raise ValueError(f"{name}={number} is no number that pixels of {dtype} can have; give a finite one")
-    work = planes.astype(np.float32) if narrow else planes.astype(dtype.newbyteorder("="), copy=False)
-    weights = kernel.astype(work.dtype)
-    if work.dtype == np.int32 and not np.array_equal(weights, kernel):
-        raise ValueError("the image is int32 and the kernel has fractions; convert the image to float32 first")
-    shift = 0 if absolute else delta
-    result = filter2d(work, weights, border=border_name(border), value=value, delta=shift, device=device)
-    if absolute:
-        result = np.abs(result) + result.dtype.type(delta)
-    if narrow:
-        limits = np.iinfo(dtype)
-        result = np.clip(np.rint(result), limits.min, limits.max).astype(dtype)
-    return replace(picture, planes=result)
-
-
-def read(path: Path) -> Picture:
+def read(path: Path, max_pixels: int | None = None) -> Picture:
     """A picture, or the array in a .npy file: (…, height, width), or (height, width, 3 or 4) with its channels last.
 
-    Grey pictures give one plane of 8 or 16 bits, colour ones three of 8 bits (palettes and CMYK become RGB); pictures
-    of 32-bit numbers keep them. A fourth channel is transparency. Raises ValueError for an unknown format, a damaged
-    file, and one that Pillow would read with fewer bits than it has; OSError for an unreadable file, ImportError where
-    Pillow is missing.
+    A picture is turned as its orientation (Exif, TIFF) says. Palettes and CMYK become RGB of 8 bits, single bits become
+    8; others keep their bits. ``max_pixels`` is the most that a picture may have, 0 is any number; by default it is
+    Pillow's limit, 178,956,970.
+
+    Raises ValueError for an unknown format, a damaged file, a larger picture, and one that would be read with fewer
+    bits than it has; OSError for an unreadable file; ImportError, with what installs it, where a library is missing.
     """
     if path.suffix == ".npy":
         array = read_array(path)
         if array.ndim < 2:
             raise ValueError(f"{path} holds an array of shape {array.shape}; it must be (..., height, width)")
-        if array.ndim == 3 and array.shape[-1] in (3, 4):
-            planes = np.ascontiguousarray(np.moveaxis(array, -1, 0))
-            return Picture(planes[:3], planes[3] if len(planes) == 4 else None, channels_last=True)
-        return Picture(array)
-    image, kind, icc_profile = _decoded(path)
-    if image.mode.startswith("I;16") or (image.mode == "I" and kind == "PNG"):
-        # older releases of Pillow open PNG of 16 bits in 32
-        return Picture(np.asarray(image).astype(np.uint16), icc_profile=icc_profile)
-    if image.mode in ("I", "F"):
-        return Picture(np.array(image), icc_profile=icc_profile)
-    transparent = image.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info
-    grey = image.mode in ("1", "L", "LA", "La")
-    if image.mode == "CMYK":
-        icc_profile = None  # it describes inks
-    pixels = np.asarray(image.convert(("LA" if grey else "RGBA") if transparent else ("L" if grey else "RGB")))
-    if pixels.ndim == 2:
-        return Picture(pixels, None, icc_profile)
-    planes = np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
-    alpha = planes[-1] if transparent else None
-    planes = planes[:-1] if transparent else planes
-    return Picture(planes[0] if grey else planes, alpha, icc_profile)
-
-
-def _decoded(path: Path) -> tuple[Any, str, bytes | None]:
-    """Pillow's image, upright, its format and its colour profile. Raises ValueError for what `read` refuses."""
-    pillow, operations = _pillow()
+        channels_last = array.ndim == 3 and array.shape[-1] in (3, 4)
+        return Picture(array, channels_last, channels_last and array.shape[-1] == 4)
+    pillow, _ = _pillow()
     file = open_regular(path)
     try:
-        # the user has named this file, and Pillow refuses twice as many pixels as it warns of
-        with file, warnings.catch_warnings():
-            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+        # NOTE: Pillow warns of many pixels, and refuses twice as many
+        with file, warnings.catch_warnings(), _pixels_allowed(pillow, max_pixels):
+            warnings.filterwarnings("ignore", module="PIL")  # of damage an error tells, or a result
+            if file.read(4) in deep.TIFF_MAGIC and deep.has_tifffile():
+                half = pillow.MAX_IMAGE_PIXELS
+                found = deep.read_tiff(path, None if half is None else 2 * half)
+                if found is not None:
+                    pixels, alpha, icc_profile = found
+                    return Picture(pixels, pixels.ndim == 3, alpha, icc_profile)
+            file.seek(0)
             with pillow.open(file) as image:
-                frames, kind, icc_profile = getattr(image, "n_frames", 1), image.format, image.info.get("icc_profile")
-                bits, mode = _bits(file, image), image.mode
-                if frames == 1:
-                    image = operations.exif_transpose(image)
+                return _decoded(file, image, path)
     except pillow.DecompressionBombError as error:
-        raise ValueError(f"{path}: {error}; cut it into smaller pictures, or convert it to a .npy file") from error
-    except MemoryError:
+        size = str(error).partition(",")[0]
+        raise ValueError(f"{path}: {size}; --max-pixels 0 allows any, or cut it into smaller pictures") from error
+    except deep.Refused as error:
+        raise ValueError(f"{path} {error}") from error
+    except (MemoryError, ImportError):
         raise
     except Exception as error:
         # NOTE: damaged files make Pillow raise almost anything: SyntaxError, struct.error, EOFError, IndexError, ...
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from error
+        raise ValueError(f"{path} cannot be read as a picture: {' '.join(str(error).split())}") from error
+
+
+def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
+    """What Pillow has opened. Raises Refused and ImportError for what `read` refuses."""
+    kind, mode, icc_profile = image.format, image.mode, image.info.get("icc_profile")
+    # a MPO is a JPEG of a camera, with previews behind the picture
+    frames = 1 if kind == "MPO" else getattr(image, "n_frames", 1)
     if frames > 1:
-        raise ValueError(f"{path} holds {frames} pictures, and only one can be filtered")
-    if bits > 8 and mode in ("L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"):
-        raise ValueError(
-            f"{path} has {bits} bits in each channel, of which Pillow reads 8 ({mode}); convert it to 8 bits, or to a "
-            ".npy file of uint16 (height, width, channels), which keeps 16"
+        raise deep.Refused(f"holds {frames} pictures, and only one can be filtered")
+    bits = _bits(file, image)
+    deep.check_memory(path, image.width * image.height * max(8, bits) // 8 * len(image.getbands()))
+    if bits > 8 and mode in _8_BITS:
+        if kind == "PNG":
+            pixels = deep.upright(deep.read_png(file, path), image.getexif().get(_ORIENTATION, 1))
+            return Picture(pixels, True, pixels.shape[2] in (2, 4), icc_profile)
+        if kind == "TIFF":
+            raise ImportError(f"{path}: {bits} bits in a channel need tifffile: pip install 'leanconv[pictures]'")
+        raise deep.Refused(
+            f"has {bits} bits in each channel, of which Pillow reads 8 ({mode}); convert it to a .png, "
+            ".tif or .npy file, which keep 16"
         )
-    return image, kind, icc_profile
+    if kind == "TIFF" and mode == "I" and bits < 32:
+        raise ImportError(f"{path}: signed integers of {bits} bits need tifffile: pip install 'leanconv[pictures]'")
+    _, operations = _pillow()
+    image = operations.exif_transpose(image)
+    if mode.startswith("I;16") or (mode == "I" and kind == "PNG"):
+        # older releases of Pillow open PNG of 16 bits in 32
+        pixels = np.asarray(image).astype(np.uint16)
+        if "transparency" in image.info:  # one grey that is transparent
+            visible = np.where(pixels == image.info["transparency"], 0, 65535).astype(np.uint16)
+            return Picture(np.stack((pixels, visible), axis=-1), True, True, icc_profile)
+        return Picture(pixels, icc_profile=icc_profile)
+    if mode in ("I", "F"):
+        return Picture(np.array(image), icc_profile=icc_profile)
+    transparent = mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info
+    grey = mode in ("1", "L", "LA", "La")
+    if mode == "CMYK":
+        icc_profile = None  # it describes inks
+    pixels = np.asarray(image.convert(("LA" if grey else "RGBA") if transparent else ("L" if grey else "RGB")))
+    return Picture(pixels, pixels.ndim == 3, transparent, icc_profile)
+
+
+@contextmanager
+def _pixels_allowed(pillow: Any, most: int | None) -> Iterator[None]:
+    """Pillow's limit, for the block; it refuses a picture of more than twice that number."""
+    before = pillow.MAX_IMAGE_PIXELS
+    if most is not None:
+        pillow.MAX_IMAGE_PIXELS = (most + 1) // 2 or None
+    try:
+        yield
+    finally:
+        pillow.MAX_IMAGE_PIXELS = before
 
 
 def _bits(file: BinaryIO, image: Any) -> int:
@@ -172,40 +162,81 @@ def _bits(file: BinaryIO, image: Any) -> int:
     return 8
 
 
+def suffixes() -> set[str]:
+    """Of files that can be both read and written. Raises ImportError where Pillow is missing."""
+    pillow, _ = _pillow()
+    known = pillow.registered_extensions().items()
+    return {".npy"} | {
+        suffix for suffix, kind in known if kind in pillow.OPEN and kind in pillow.SAVE and kind not in _STUBS
+    }
+
+
+def check_target(path: Path) -> None:
+    """Raise ValueError unless the suffix names a format that can be written, OSError where the folder is missing,
+    ImportError where Pillow is."""
+    if not path.parent.exists():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if path.suffix == ".npy":
+        return
+    pillow, _ = _pillow()
+    kind = pillow.registered_extensions().get(path.suffix.lower())
+    if kind not in pillow.SAVE or kind in _STUBS:
+        folder = "" if path.suffix else ", or a folder that exists"
+        raise ValueError(
+            f"{path}: the suffix {path.suffix!r} names no format that can be written; try .png or .npy{folder}"
+        )
+
+
 def write(path: Path, picture: Picture) -> None:
     """Write a picture in the format that the suffix names, or as the array that it is. It appears whole or not at all.
 
-    Raises ValueError where the format cannot hold it, OSError where the file cannot be written.
+    An array (3, height, width) is written as RGB. Raises ValueError where the format cannot hold the picture, OSError
+    where the file cannot be written, ImportError, with what installs it, where a library is missing.
     """
-    if path.suffix == ".npy":
+    check_target(path)
+    pixels, suffix = picture.pixels, path.suffix.lower()
+    if suffix == ".npy":
         with whole(path) as temporary:
-            np.save(temporary, picture.array())
+            np.save(temporary, pixels)
         return
+    if pixels.ndim == 3 and len(pixels) == 3 and not picture.channels_last:
+        pixels = np.moveaxis(pixels, 0, -1)
+    elif pixels.ndim != 2 and not picture.channels_last:
+        raise ValueError(f"{path}: {pixels.dtype} of shape {pixels.shape} makes no picture; write it to a .npy file")
+    if not pixels.size:
+        raise ValueError(f"{path}: an array of shape {pixels.shape} has no pixel to show; write it to a .npy file")
+    dtype = pixels.dtype.name
+    by_pillow = dtype == "uint8" or (pixels.ndim == 2 and dtype in ("uint16", "int32", "float32"))
+    tiff = suffix in (".tif", ".tiff")
+    if not by_pillow and not tiff and (suffix, dtype) != (".png", "uint16"):
+        takers = ".png, .tif or .npy" if dtype == "uint16" else ".tif or .npy"
+        raise ValueError(f"{path}: {suffix} may not hold {dtype} of shape {pixels.shape}; write a {takers} file")
+    with whole(path) as temporary:
+        if by_pillow:
+            _save(temporary, pixels, picture, path)
+        elif tiff:
+            deep.write_tiff(temporary, pixels, picture.alpha, picture.icc_profile)
+        else:
+            deep.write_png(temporary, pixels, picture.icc_profile)
+
+
+def _save(temporary: Path, pixels: np.ndarray, picture: Picture, path: Path) -> None:
+    """Let Pillow write; errors are about ``path``."""
     pillow, _ = _pillow()
-    if path.suffix.lower() not in pillow.registered_extensions():
-        raise ValueError(f"{path}: the suffix {path.suffix!r} names no format that can be written; try .png or .npy")
-    planes = picture.planes
-    if not (planes.ndim == 2 or (planes.ndim == 3 and len(planes) == 3 and planes.dtype == np.uint8)):
-        raise ValueError(f"{path}: {planes.dtype} of shape {planes.shape} makes no picture; write it to a .npy file")
-    if planes.dtype.name not in ("uint8", "uint16", "int32", "float32"):
-        raise ValueError(f"{path}: pixels of dtype {planes.dtype} make no picture; write them to a .npy file")
-    stack = [*(planes if planes.ndim == 3 else [planes])] + ([] if picture.alpha is None else [picture.alpha])
-    image = pillow.fromarray(stack[0] if len(stack) == 1 else np.ascontiguousarray(np.stack(stack, axis=-1)))
     options: dict[str, Any] = {"icc_profile": picture.icc_profile} if picture.icc_profile else {}
     if path.suffix.lower() in (".jpg", ".jpeg"):
         options |= {"quality": 95}
-    with whole(path) as temporary:
-        try:
-            image.save(temporary, **options)
-        except (OSError, KeyError, ValueError, struct.error, OverflowError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            advice = f"{path.suffix} may not hold {planes.dtype}"
-            if picture.alpha is not None:
-                advice += " with transparency; write a .png file, which holds it, or a picture without"
-            else:
-                advice += "; make it uint8 or uint16 first, or write a .tif or a .npy file"
-            raise ValueError(f"{path}: {error.args[0] if error.args else error}: {advice}") from error
+    try:
+        pillow.fromarray(np.ascontiguousarray(pixels)).save(temporary, **options)
+    except (OSError, KeyError, ValueError, TypeError, SystemError, struct.error, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        advice = f"{path.suffix} may not hold {pixels.dtype}"
+        if picture.alpha:
+            advice += " with transparency; write a .png file, which holds it, or a picture without"
+        else:
+            advice += "; make it uint8 or uint16 first, or write a .tif or a .npy file"
+        raise ValueError(f"{path}: {error.args[0] if error.args else error}: {advice}") from error
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -225,6 +256,7 @@ def read_array(path: Path) -> np.ndarray:
             if min(shape, default=0) < 0 or needed > there:
                 claim = f"{dtype} of shape {shape}, {needed} bytes"
                 raise ValueError(f"its header claims {claim}, and {there} follow; the file is damaged or cut off")
+            deep.check_memory(path, needed)
             file.seek(0)
             array: np.ndarray = np.load(file, allow_pickle=False)
     except (OSError, MemoryError):
@@ -240,5 +272,5 @@ def _pillow() -> tuple[Any, Any]:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise ImportError("pictures need Pillow: pip install 'leanconv[bench]' (.npy files do without it)") from error
+        raise ImportError("pictures need Pillow: pip install 'leanconv[pictures]' (.npy files do without)") from error
     return Image, ImageOps

@@ -1,0 +1,224 @@
+"""What a picture keeps in ``leanconv filter``: orientation, profile, palette, transparency; 16 bits and floats."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv.cli import deep_pictures, pictures
+from leanconv.cli.command_line import FAILED, MISTAKE
+from leanconv.cli.pictures import Picture
+from leanconv.images import filters
+from tests.cli.test_filter import correct, names
+from tests.conftest import line_of
+
+Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
+ImageOps = pytest.importorskip("PIL.ImageOps")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif"])
+def test_pictures_are_turned_as_pillow_turns_them(
+    run: Any, tmp_path: Path, rng: np.random.Generator, orientation: int, suffix: str
+) -> None:
+    source, target = tmp_path / f"in{suffix}", tmp_path / "out.png"
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).save(source, exif=exif)
+    assert run("filter", source, target, "-k", "box:1")[0] == 0
+    made = Image.open(target)
+    assert made.getexif().get(0x0112) is None, "it is turned once"
+    assert np.array_equal(np.array(made), np.array(ImageOps.exif_transpose(Image.open(source))))
+    pixels = rng.integers(0, 9, (3, 4, 2))
+    turned = np.array(ImageOps.exif_transpose(_oriented(pixels[..., 0].astype(np.uint8), orientation)))
+    assert np.array_equal(deep_pictures.upright(pixels, orientation)[..., 0], turned)
+
+
+def _oriented(pixels: np.ndarray, orientation: int) -> Any:
+    image = Image.fromarray(pixels)
+    image.getexif()[0x0112] = orientation
+    return image
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_the_colour_profile_stays(run: Any, tmp_path: Path, suffix: str) -> None:
+    cms = pytest.importorskip("PIL.ImageCms")
+    profile = cms.ImageCmsProfile(cms.createProfile("sRGB")).tobytes()
+    Image.new("RGB", (9, 8), (200, 100, 0)).save(tmp_path / f"in{suffix}", icc_profile=profile)
+    assert run("filter", tmp_path / f"in{suffix}", tmp_path / f"out{suffix}", "-k", "box:3")[0] == 0
+    assert Image.open(tmp_path / f"out{suffix}").info["icc_profile"] == profile
+
+
+def test_palettes_become_colours_with_their_transparency(run: Any, tmp_path: Path) -> None:
+    picture = Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4)
+    picture.info["transparency"] = 1
+    for extra, mode in (({"transparency": 0}, "RGBA"), ({}, "RGB")):
+        Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4).save(tmp_path / "in.png", **extra)
+        assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")[0] == 0
+        made = Image.open(tmp_path / "out.png")
+        assert made.mode == mode and made.getpixel((3, 3)) == ((250, 0, 0, 0) if extra else (250, 0, 0))
+
+
+def test_the_photograph_of_a_camera_with_its_preview(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    photo, preview = (Image.fromarray(rng.integers(0, 256, (n, n, 3), np.uint8)) for n in (16, 8))
+    photo.save(tmp_path / "in.jpg", format="MPO", save_all=True, append_images=[preview])
+    assert Image.open(tmp_path / "in.jpg").n_frames == 2
+    assert run("filter", tmp_path / "in.jpg", tmp_path / "out.png", "-k", "box:1")[0] == 0
+    assert np.array_equal(np.array(Image.open(tmp_path / "out.png")), np.array(Image.open(tmp_path / "in.jpg")))
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_png_of_16_bits(run: Any, tmp_path: Path, rng: np.random.Generator, channels: int) -> None:
+    codecs = pytest.importorskip("imagecodecs", reason="it reads 16 bits of several channels")
+    cms = pytest.importorskip("PIL.ImageCms")
+    profile = cms.ImageCmsProfile(cms.createProfile("sRGB")).tobytes()
+    pixels = rng.integers(0, 65536, (9, 11, channels)).astype(np.uint16)
+    alpha = channels in (2, 4)
+    pictures.write(tmp_path / "in.png", Picture(pixels, True, alpha, profile))
+    assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "gaussian:5")[0] == 0
+    got = codecs.png_decode((tmp_path / "out.png").read_bytes())
+    assert got.dtype == np.uint16 and Image.open(tmp_path / "out.png").info["icc_profile"] == profile
+    wanted = correct(pixels, filters.gaussian(5))
+    colours = slice(None, -1 if alpha else None)
+    assert np.abs(got[..., colours].astype(int) - wanted[..., colours]).max() <= 1  # sums in float32
+    assert not alpha or np.array_equal(got[..., -1], pixels[..., -1])
+    orientation = b"eXIfMM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    chunk = struct.pack(">I", len(orientation) - 4) + orientation + struct.pack(">I", zlib.crc32(orientation))
+    content = (tmp_path / "in.png").read_bytes()
+    (tmp_path / "in.png").write_bytes(content[:-12] + chunk + content[-12:])
+    assert np.array_equal(pictures.read(tmp_path / "in.png").pixels, np.rot90(pixels, -1))
+    (tmp_path / "in.png").write_bytes(content[:-40])
+    code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out2.png", "-k", "box:3")
+    assert code == MISTAKE and "in.png cannot be read as a picture" in line_of(err)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "float32", "float64"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_tiff_of_16_bits_and_of_floats(
+    run: Any, tmp_path: Path, rng: np.random.Generator, dtype: str, channels: int
+) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="it reads 16 bits of several channels")
+    pixels = (rng.random((9, 11, channels)) * 3e4).astype(dtype).squeeze()
+    extra = {"extrasamples": ["unassalpha"]} if channels == 4 else {}
+    colour = "minisblack" if channels == 1 else "rgb"
+    turned = [(274, 3, 1, 6, True)]
+    for planar in ("contig", "separate")[: 2 if channels > 1 else 1]:
+        data = np.moveaxis(pixels, -1, 0) if planar == "separate" else pixels
+        tifffile.imwrite(
+            tmp_path / "in.tif", data, photometric=colour, planarconfig=planar, iccprofile=b"profile", metadata=None,
+            extratags=turned, compression="zlib", **extra,
+        )  # fmt: skip
+        assert run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "sharpen")[0] == 0
+        with tifffile.TiffFile(tmp_path / "out.tif") as made:
+            got, tags = made.asarray(), made.pages[0].tags
+            assert tuple(made.pages[0].extrasamples) == ((2,) if channels == 4 else ())
+            profile, orientation = tags.valueof(34675), tags.valueof(274, 1)
+        upright = np.rot90(pixels, -1)
+        wanted = correct(upright, filters.sharpen())
+        if channels == 4:
+            wanted[..., 3] = upright[..., 3]
+        assert got.dtype == pixels.dtype and np.allclose(got, wanted, rtol=1e-5, atol=1e-2)
+        assert profile == b"profile" and int(orientation) == 1
+
+
+def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="it reads what is refused")
+    zeros = np.zeros((6, 7, 4), np.uint16)
+    rgba = {"photometric": "rgb", "planarconfig": "contig"}
+    for data, options, message in (
+        (zeros, {**rgba, "extrasamples": ["assocalpha"]}, "multiplied by their transparency"),
+        (
+            zeros,
+            {"photometric": "separated", "planarconfig": "contig"},
+            "16 bits in 4 channels of kind SEPARATED",
+        ),
+        (zeros[..., 0], {"photometric": "miniswhite"}, "channels of kind MINISWHITE"),
+        (np.zeros((3, 6, 7), np.float32), {"photometric": "minisblack"}, "holds 3 pictures"),
+        (np.zeros((6, 7, 5), np.uint16), {**rgba, "extrasamples": [2, 0]}, "16 bits in 5 channels of kind RGB"),
+        (zeros[..., :3].astype(np.uint32), {**rgba}, "image has dtype uint32"),
+    ):
+        tifffile.imwrite(tmp_path / "in.tif", data, metadata=None, **options)
+        code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
+        assert code == MISTAKE and message in line_of(err), err
+    tifffile.imwrite(tmp_path / "in.tif", zeros[..., :3], photometric="rgb", metadata=None)
+    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "o.tif", "-k", "box:3", "--max-pixels", 40)
+    assert code == MISTAKE and "in.tif has 7 x 6 pixels, more than 40; --max-pixels 0" in line_of(err)
+    tifffile.imwrite(tmp_path / "in.tif", zeros[..., 0], photometric="minisblack", metadata=None)
+    content = (tmp_path / "in.tif").read_bytes()
+    bits = [struct.pack("<HHIH", 258, 3, 1, number) for number in (16, 12)]
+    assert bits[0] in content
+    (tmp_path / "in.tif").write_bytes(content.replace(*bits))
+    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
+    assert code == MISTAKE and "12 bits in each channel; convert it to 8" in line_of(err)
+    (tmp_path / "in.tif").write_bytes(content[:-100])
+    code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
+    assert code == MISTAKE and "in.tif" in line_of(err)
+    assert names(tmp_path) == ["in.tif"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_damaged_pictures_of_16_bits(
+    run: Any, tmp_path: Path, rng: np.random.Generator, suffix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever a file is cut or scratched: a result, or one line that names it."""
+    pytest.importorskip("imagecodecs", reason="it reads 16 bits of several channels")
+    pytest.importorskip("tifffile")
+    path = tmp_path / f"in{suffix}"
+    pictures.write(path, Picture(rng.integers(0, 65536, (5, 7, 3)).astype(np.uint16), True))
+    content, refused = path.read_bytes(), 0
+    for trial in range(40):
+        damaged = bytearray(content)
+        if trial % 2:
+            del damaged[int(rng.integers(len(damaged))) :]
+        for _ in range(trial // 4):
+            if damaged:
+                damaged[int(rng.integers(len(damaged)))] = int(rng.integers(256))
+        path.write_bytes(damaged)
+        code, _, err = run("filter", path, tmp_path / "out.npy", "-k", "box:1")
+        assert code == 0 or (code in (MISTAKE, FAILED) and path.name in line_of(err)), err
+        refused += code != 0
+    assert refused > 15 and not caplog.records
+
+
+def test_shapes_that_could_be_planes(tmp_path: Path, rng: np.random.Generator) -> None:
+    pytest.importorskip("tifffile")
+    for shape in ((3, 4, 3), (3, 9, 4), (4, 5, 4)):
+        pixels = rng.random(shape).astype(np.float32)
+        pictures.write(tmp_path / "a.tif", Picture(pixels, True, shape[2] == 4))
+        assert np.array_equal(pictures.read(tmp_path / "a.tif").pixels, pixels)
+
+
+def test_signed_tiff_of_16_bits_without_tifffile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow would read it as int32."""
+    pytest.importorskip("tifffile")
+    pictures.write(tmp_path / "in.tif", Picture(np.zeros((4, 5), np.int16)))
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    with pytest.raises(ImportError, match="16 bits need tifffile"):
+        pictures.read(tmp_path / "in.tif")
+
+
+@pytest.mark.parametrize("suffix, library", [(".png", "imagecodecs"), (".tif", "tifffile")])
+def test_a_missing_library_is_named_when_writing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    np.save(tmp_path / "in.npy", np.zeros((4, 5, 3), np.uint16))
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / f"out{suffix}", "-k", "box:3")
+    assert code == FAILED and f"needs {library}: pip install 'leanconv[pictures]'" in line_of(err)
+    code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "out.jpg", "-k", "box:3")
+    assert code == MISTAKE and ".jpg may not hold uint16" in line_of(err) and "write a .png, .tif or .npy file" in err
+    assert names(tmp_path) == ["in.npy"]
+
+
+def test_jpeg_is_written_with_little_loss(run: Any, tmp_path: Path) -> None:
+    y, x = np.mgrid[0:64, 0:64]
+    Image.fromarray((127 + 60 * np.sin(x / 5) * np.cos(y / 7)).astype(np.uint8)).save(tmp_path / "in.png")
+    assert run("filter", tmp_path / "in.png", tmp_path / "out.jpg", "-k", "box:1")[0] == 0
+    before, after = (np.array(Image.open(tmp_path / name)).astype(int) for name in ("in.png", "out.jpg"))
+    assert np.abs(before - after).max() <= 3
