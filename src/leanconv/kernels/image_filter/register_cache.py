@@ -59,7 +59,8 @@ class PartialSumsConfig(WarpsConfig):
 #: how many blocks fit on a multiprocessor without spills when the filter is about square: more than `registers_needed`
 #: tells, because its code is unrolled as a whole and keeps no window longer than it is used.
 FASTEST: tuple[tuple[int, tuple[int, ...]], ...] = (
-    (5, (4, 4, 4)),
+    (3, (4, 4, 4)),
+    (5, (8, 4, 4)),
     (6, (8, 4, 2)),
     (7, (8, 4, 2, 10)),
     (8, (8, 4, 2)),
@@ -69,8 +70,27 @@ FASTEST: tuple[tuple[int, tuple[int, ...]], ...] = (
     (20, (3, 4, 4)),
     (LIMIT, (2, 8, 4)),
 )
+#: The same for elements that are converted on their way (of 8 and 16 bits), and for float64. Explored (H200, 2026-11-24,
+#: 28c602c): 0.85 of the time for uint8 3x3, 0.91 for float16, 0.89 for uint8 5x5, 0.84 for float64.
+NARROW: tuple[tuple[int, tuple[int, ...]], ...] = ((3, (12, 4, 2)), (5, (8, 8, 2)), *FASTEST)
+WIDE: tuple[tuple[int, tuple[int, ...]], ...] = ((3, (6, 4, 2)), *FASTEST)
 #: What else is worth timing, and what keeps a machine busy with a small image: few rows a block.
-OTHERS = ((2, 4, 2), (2, 4, 4), (3, 4, 4), (4, 4, 4), (4, 4, 8), (5, 4, 4), (6, 4, 4), (8, 4, 2), (2, 8, 4), (3, 8, 4))
+OTHERS = (
+    (2, 4, 2),
+    (2, 4, 4),
+    (3, 4, 4),
+    (4, 4, 4),
+    (4, 4, 8),
+    (5, 4, 4),
+    (6, 4, 4),
+    (6, 4, 2),
+    (8, 4, 2),
+    (8, 4, 4),
+    (12, 4, 2),
+    (2, 8, 4),
+    (3, 8, 4),
+    (8, 8, 2),
+)
 
 
 #: Registers that a thread may need; with more a configuration is not tried.
@@ -185,7 +205,9 @@ class RegisterCache(GpuAlgorithm):
             strips = ceil_div(problem.out_w * interleaved(problem), 32 * config.columns)
             return problem.batch * problem.out_d * planes(problem) * strips * ceil_div(problem.out_h, config.block_rows)
 
-        fastest = next(shape for width, shape in FASTEST if problem.kw <= width)
+        itemsize = item_bytes(problem.dtype)
+        table = NARROW if itemsize < 4 else FASTEST if itemsize == 4 else WIDE
+        fastest = next(shape for width, shape in table if problem.kw <= width)
         # windows of several channels or of float64 are larger than those that were timed: as many rows as they allow
         shapes = dict.fromkeys((fastest, *((rows, 4, 4) for rows in (4, 3, 2)), *OTHERS, (1, 4, 4)))
         if registers_needed(problem, *fastest[:2]) <= MOST_REGISTERS:

@@ -41,7 +41,7 @@ class SeparableConfig(Config):
 
 
 #: (warps, outputs, least_steps) in the order in which they are tried.
-SHAPES = ((8, 8, 1), (4, 8, 1), (4, 16, 1), (8, 16, 1), (6, 16, 1), (16, 8, 1), (4, 8, 16))
+SHAPES = ((4, 8, 1), (12, 8, 1), (8, 8, 1), (4, 16, 1), (8, 16, 1), (6, 16, 1), (16, 8, 1), (4, 8, 16))
 
 
 #: Widest filter for which pixels of 2 to 4 channels are filtered as they lie: its code is unrolled.
