@@ -228,7 +228,7 @@ def measure_filter(words: str, photo: np.ndarray, gpu: bool, budget_s: float) ->
     result = photo
     what = f"{words}, {problem.batch}×{problem.h}×{problem.w}"
     for where, device, target in _places(gpu):
-        call = partial(filter2d, photo, kernel, device=device)
+        call = partial(filter2d, photo, kernel, separable=False, device=device)
         about = what, choose(problem, target).algorithm.name, where, True
         result, line = _measured(call, problem, {"x": photo, "w": kernel}, right, about, budget_s)
         lines.append(line)
