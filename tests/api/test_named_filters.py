@@ -228,7 +228,7 @@ def test_products_keep_the_error_of_the_whole_kernel(name, kind):
 
 
 def test_products_by_rank():
-    assert separable.products(filters.sobel_x()).tolist() == [[1, 2, 1, -1, 0, 1]]
+    assert separable.products(filters.sobel_x()).tolist() == [[2, 4, 2, -0.5, 0, 0.5]]
     for rank, kernel in (
         (1, KERNELS["box"]),
         (2, KERNELS["difference"]),
@@ -290,6 +290,14 @@ def test_filters_that_no_kernel_takes_go_to_the_library(torch_on_device, monkeyp
     agree(out.numpy(), expected.astype(np.float32))
     with pytest.raises(leanconv.NoAlgorithmError, match="35x40"):
         leanconv.filter2d(x, kernel, device="cuda")
+
+
+def test_products_overflow_only_where_the_result_does():
+    x = np.full((40, 50), 1.6e38, np.float32)
+    for kernel in (filters.gaussian(15), filters.box(16), np.multiply.outer(np.full(11, 1e-30), np.full(11, 8e27))):
+        got = leanconv.filter2d(x, kernel.astype(np.float32), separable=True)
+        np.testing.assert_allclose(got, np.float32(1.6e38 * kernel.sum()), rtol=1e-5)
+    assert np.isfinite(leanconv.sep_filter2d(x, [2.0] * 9, [2.0**-9 / 9] * 9)).all()
 
 
 def test_separable_switches():

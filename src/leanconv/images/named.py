@@ -16,7 +16,7 @@ import numpy as np
 from leanconv.arrays import arrays_of
 from leanconv.images.api import run, sums_of
 from leanconv.images.filters import gaussian_line
-from leanconv.images.separable import worth_it
+from leanconv.images.separable import balanced, worth_it
 from leanconv.options import Border, FilterOptions, filter_options, integer, number, pair
 
 Array = TypeVar("Array")
@@ -274,8 +274,10 @@ def run_products(image: Any, factors: Products, requested: FilterOptions, value:
         requested = requested._replace(window=(kh, kw))
     else:
         kernel = sum(np.multiply.outer(*each) for each in factors)  # type: ignore[assignment]
-    whole = kernel.dtype.kind == "i"
-    return run(requested, image, kernel.astype(sums_of(requested, image, out, whole)), value, delta, out)
+    sums = sums_of(requested, image, out, kernel.dtype.kind == "i")
+    if requested.window is not None and sums != "int32":
+        kernel = balanced(kernel.astype(np.float64), kh)
+    return run(requested, image, kernel.astype(sums), value, delta, out)
 
 
 def _line(name: str, weights: Any) -> np.ndarray:

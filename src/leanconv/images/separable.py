@@ -33,7 +33,7 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
     For ``dtype="int32"`` there are exact products or none; for ``"float64"`` 2⁻⁵² is left out at most.
 
     >>> products(np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])).tolist()
-    [[1.0, 2.0, 1.0, 1.0, 2.0, 1.0]]
+    [[4.0, 8.0, 4.0, 0.25, 0.5, 0.25]]
     >>> products(np.eye(5)) is None
     True
     """
@@ -44,10 +44,10 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
     if not given.any():
         return np.zeros((1, kh + kw), dtype)
     exact = _exact_product(given)
-    if exact is not None:
-        return np.concatenate(exact)[None].astype(dtype)
     if dtype == "int32":
-        return None
+        return None if exact is None else np.concatenate(exact)[None].astype(dtype)
+    if exact is not None:
+        return balanced(np.concatenate(exact)[None], kh).astype(dtype)
     largest = np.abs(given).max()
     columns, sizes, rows = np.linalg.svd(given / largest, full_matrices=False)
     left_out = np.sqrt(np.cumsum(sizes[::-1] ** 2))[::-1] / np.linalg.norm(sizes)
@@ -56,7 +56,17 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
     if rank > most:
         return None
     scale = np.sqrt(sizes[:rank, None]) * np.sqrt(largest)
-    return np.concatenate([columns.T[:rank] * scale, rows[:rank] * scale], axis=1).astype(dtype)
+    return balanced(np.concatenate([columns.T[:rank] * scale, rows[:rank] * scale], axis=1), kh).astype(dtype)
+
+
+def balanced(products: np.ndarray, kh: int) -> np.ndarray:
+    """The same products with rows whose sizes add up to 1/2 at least and to 1 at most: what a row makes of pixels is no
+    larger than they are, and overflows only where the result does. Powers of two go to the columns, which is exact."""
+    size = np.abs(products[:, kh:]).sum(axis=1, keepdims=True)
+    # a Gaussian's weights add up to 1 but for their rounding
+    exponent = np.ceil(np.log2(size, where=size > 0, out=np.zeros_like(size)) - 2.0**-20).astype(int)
+    shift = np.concatenate([np.repeat(exponent, kh, 1), np.repeat(-exponent, products.shape[1] - kh, 1)], axis=1)
+    return np.ldexp(products, shift)
 
 
 def _exact_product(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

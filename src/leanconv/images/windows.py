@@ -17,6 +17,8 @@ from leanconv.options import Border, FilterOptions, Reduction, filter_options, i
 
 #: Rows and columns together of boxes that are filtered as products of a column and a row.
 FEW_TAPS = 24
+#: The same for pixels of several channels, which boxes filter one by one.
+FEW_OF_CHANNELS = 126
 
 
 def box_blur(
@@ -54,7 +56,8 @@ def box_blur(
     rows, columns = pair("size", size, 1)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode)
     weight = np.array([1 / (rows * columns)]) if normalize else np.ones(1, np.int64)
-    if rows + columns > FEW_TAPS:
+    few = FEW_TAPS if not channels_last else FEW_OF_CHANNELS
+    if rows + columns > few:
         return _box(image, (rows, columns), "sum", weight, requested, value, out)
     ones = np.ones(columns, weight.dtype)
     return run_products(image, [(np.repeat(weight, rows), ones)], requested, value, 0, out)

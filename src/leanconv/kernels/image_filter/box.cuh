@@ -4,7 +4,7 @@
 //   y[i, j] = delta + w * op over u of h[i + u - anchor_y, j]                                    the column pass
 //
 // Requires   types as for register_cache; planes.
-// Numerics   no difference of sums is taken: a sum of r x s pixels has an error of at most (r + s + 8) / 2 roundings of its
+// Numerics   no difference of sums is taken: a sum of r x s pixels is off by at most r + 2 log2(s) + 8 roundings of its
 //            type relative to the sum of their sizes, wherever it lies in the image, and an Inf or a NaN reaches the
 //            outputs whose boxes hold it. Sums of integers are exact up to 2^24 in float32, 2^53 in float64.
 // CTA tile   a strip of 128 columns, which it marches down, `rows` rows in a step. The column pass is made by four warps,
