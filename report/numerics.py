@@ -63,7 +63,9 @@ def sample(shape: Sequence[int], kind: str, random: np.random.Generator) -> np.n
 
 
 def _problems(layers: Sequence[tuple[int, int]], filters: Sequence[int]) -> list[Problem]:
-    return [*(layer(*each) for each in layers), *(dense_filter(1, 96, 128, size, size) for size in filters)]
+    kinds: tuple[dict[str, Any], ...] = {"reduction": "median"}, {"reduction": "sum"}, {"rank": 1}, {}
+    filtered = (dense_filter(1, 96, 128, size, size, **kind) for kind in kinds for size in filters)
+    return [*(layer(*each) for each in layers), *filtered]
 
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:

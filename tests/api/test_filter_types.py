@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy import ndimage
 
 import leanconv
@@ -18,7 +20,7 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.dtypes import FILTERS, filter_sum, is_integer
 from leanconv.images.borders import BORDERS
 from tests.cases import filter_problem
-from tests.conftest import HostDevice
+from tests.conftest import HostDevice, oracle_filter
 
 torch = pytest.importorskip("torch")
 cv2 = pytest.importorskip("cv2")
@@ -164,6 +166,53 @@ def _valid(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     return np.einsum("ijuv,uv->ij", windows, kernel)
 
 
+@st.composite
+def calls(draw: Any) -> dict[str, Any]:
+    """Any call of filter2d: crops of a batch of images, kernels larger than they are, whole windows alone."""
+    size = st.integers(1, 12)
+    batch, h, w, kh, kw = (draw(size) for _ in range(5))
+    channels = draw(st.sampled_from([0, 1, 2, 3, 4, 6]))
+    valid = draw(st.booleans()) and kh <= h and kw <= w
+    return {
+        "shape": (min(batch, 3), h + draw(size), w + draw(size), *((channels,) * bool(channels))),
+        "crop": (slice(None), slice(draw(st.integers(0, 1)), None), slice(draw(st.integers(0, 1)), None)),
+        "kernel": (*draw(st.sampled_from([(), (1,), (3,)])), kh, kw),
+        "channels_last": channels > 0,
+        "mode": "valid" if valid else "same",
+        "anchor": (draw(st.integers(-1, kh - 1)), draw(st.integers(-1, kw - 1))),
+        "border": draw(st.sampled_from(tuple(BORDERS))),
+        "types": draw(st.tuples(st.sampled_from(FILTERS), st.sampled_from([None, *FILTERS]))),
+        "per_image": draw(st.booleans()),
+    }
+
+
+@given(call=calls())
+@settings(
+    max_examples=150, derandomize=True, deadline=None, database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_drawn_calls(device: Any, host_device: HostDevice, call: dict[str, Any]) -> None:
+    rng = np.random.default_rng(len(repr(call)))
+    (dtype, result), kernel_shape = call.pop("types"), call.pop("kernel")
+    image = picture(rng, dtype, *call.pop("shape"))[call.pop("crop")]
+    last = call["channels_last"]
+    if call["mode"] == "valid" and (image.shape[1] < kernel_shape[-2] or image.shape[2] < kernel_shape[-1]):
+        call["mode"] = "same"
+    kernel = weights(rng, *(image.shape[:1] if call["per_image"] else ()), *kernel_shape)
+    y = filter2d(image, kernel, value=1, delta=2, dtype=result, device=device, **call)
+    kh, kw = kernel_shape[-2:]
+    anchor = tuple(size // 2 if at == -1 else at for at, size in zip(call["anchor"], (kh, kw), strict=True))
+    problem = FilterProblem(
+        *image.shape[:3], kh, kw, anchor, call["border"], per_image=call["per_image"], valid=call["mode"] == "valid",
+        channels=image.shape[3] if last else 1,
+    )  # fmt: skip
+    # one channel is no axis of the definition's images
+    x = image[..., 0] if last and problem.channels == 1 else image
+    sums = oracle_filter(problem, x, kernel, value=1, delta=2)
+    near(y, sums.reshape(y.shape), call)
+
+
 @pytest.mark.parametrize("device", [None, "cuda"])
 def test_a_kernel_for_each_image(device: Any, rng: np.random.Generator, host_device: HostDevice) -> None:
     image, kernels = picture(rng, "uint8", 2, 3, 8, 9), weights(rng, 2, 3, 3, 2)
@@ -247,9 +296,15 @@ def test_every_cpu_algorithm_on_every_type(algorithm: Any, rng: np.random.Genera
         y = algorithm.run(problem, x, w, delta=1)
         assert y.shape == problem.y_shape and y.dtype == np.dtype(result)
         if problem.sums != "int32":
-            from tests.conftest import oracle_filter
-
             near(y, oracle_filter(problem, x, w, delta=1), (dtype, result))
+
+
+def test_tensors_that_require_a_gradient_are_refused_in_every_type() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        image, kernel = torch.ones(4, 5, dtype=dtype), torch.ones(3, 3, dtype=dtype)
+        for pair in ((image.requires_grad_(), kernel), (image.detach(), kernel.requires_grad_())):
+            with pytest.raises(ValueError, match="requires a gradient"):
+                filter2d(*pair)
 
 
 def test_not_a_number_becomes_0_in_an_integer() -> None:

@@ -27,10 +27,14 @@ Span = tuple[int, int]
 
 def draw_problem(rng: np.random.Generator) -> Problem:
     """A problem of any kind: sizes of one and windows that read only padding are as likely as large ones."""
-    if rng.random() < 0.03:
+    if rng.random() < 0.05:
         size, kernel = rng.integers(1, 3000, 2), rng.integers(1, 32, 2)
         filters, channels = (int(rng.integers(1, most)) for most in (4, 7))
         dtype, result = (tuple(DTYPES)[rng.integers(len(DTYPES))] for _ in range(2))
+        if rng.random() < 0.6:  # products, or windows without weights
+            given = ({"rank": 2}, {"reduction": "sum"}, {"reduction": "median"})[rng.integers(3)]
+            kernel = [5, 5] if given.get("reduction") == "median" else kernel
+            return filter_problem(1, *map(int, size), *map(int, kernel), channels=channels, **given)
         return filter_problem(
             1, *map(int, size), *map(int, kernel), filters=filters, channels=channels, dtype=dtype, out_dtype=result
         )

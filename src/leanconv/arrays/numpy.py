@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Hashable
 
 import numpy as np
@@ -61,6 +62,14 @@ class NumpyArrays(Arrays):
 
 
 NUMPY = NumpyArrays()
+
+
+def learn_bfloat16() -> None:
+    """Teach NumPy bfloat16. Raises TypeError where ml_dtypes, which has it, is not installed."""
+    try:
+        importlib.import_module("ml_dtypes")
+    except ImportError as error:
+        raise TypeError("dtype='bfloat16': NumPy has it by ml_dtypes alone; pip install ml_dtypes") from error
 
 
 def plain(array: np.ndarray) -> np.ndarray:

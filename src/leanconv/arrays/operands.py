@@ -9,6 +9,7 @@ from typing import Any
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carried
 from leanconv.arrays.memory import lies_channels_last, overlaps_itself, row_pitched
+from leanconv.arrays.numpy import NUMPY, learn_bfloat16
 from leanconv.dtypes import DtypeName
 from leanconv.options import device_index
 from leanconv.plan import ALIGNMENT
@@ -183,6 +184,8 @@ def filter_operands(
     dtypes.check_weights("kernel", given_type)
     if result is None:
         result = dtype if out is None else dtypes.one_of("out", arrays.dtype(out), dtypes.FILTERS)
+    if arrays is NUMPY and result == "bfloat16":
+        learn_bfloat16()
     sums = dtypes.filter_sum(dtype, result, not given_type.startswith(("float", "bfloat", "longdouble")))
     x_pitch = y_pitch = None
     if device is not None:

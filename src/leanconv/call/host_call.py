@@ -101,8 +101,10 @@ class CpuCall(_HostCall):
             to_numpy = arrays.to_numpy
             given = None if bias is None else to_numpy(bias)
             if self.types[0] != problem.dtype:
+                arrays.refuse_gradient(x)
                 x = arrays.cast(x, problem.dtype)
             if arrays is not NUMPY and arrays.dtype(w) == "bfloat16":
+                arrays.refuse_gradient(w)
                 w = arrays.cast(w, self._w_dtype)
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
             x, w = x.reshape(self._read[0]), w.reshape(self._read[1]).astype(self._w_dtype, copy=False)

@@ -218,6 +218,28 @@ _kernels: dict[Hashable, Any] = {}
 _MAX_KERNELS = 256
 
 
+#: Most bytes of a filter's weights.
+_MOST_BYTES = 2**31
+
+
+def given_kernel(kernel: Any) -> Any:
+    """The kernel of a filter, a list as an array of NumPy.
+
+    Raises ValueError for a list that is no array, and for an array of NumPy that is too large: a view may repeat a
+    number, and what copies it would ask for all of it.
+    """
+    if type(kernel) in (list, tuple):
+        try:
+            kernel = np.asarray(kernel)
+        except ValueError as error:
+            raise ValueError(f"kernel is a list whose rows are not alike: {error}") from None
+    if type(kernel) is np.ndarray and 8 * kernel.size > _MOST_BYTES:
+        raise ValueError(
+            f"kernel has shape {kernel.shape}, {8 * kernel.size} bytes of float64; the limit is {_MOST_BYTES}"
+        )
+    return kernel
+
+
 def kernel_beside(image: Any, kernel: Any, result: str | None = None) -> Any:
     """A list or a NumPy array of a `filter2d` kernel on the image's device, in the type of the sums: one copy is kept
     for each content. Any other kernel as it is. ``result`` is the result's type, where the caller says so."""

@@ -15,7 +15,9 @@ class Median(PlaneFilter):
     paper = "quickselect (Hoare 1961)"
 
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
-        return [] if problem.reduction == "median" else ["no median is asked for"]
+        if problem.reduction != "median":
+            return ["no median is asked for"]
+        return [] if problem.kh * problem.kw % 2 else [f"a window of {problem.kh}x{problem.kw} has no middle pixel"]
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

@@ -10,10 +10,12 @@ import numpy as np
 from leanconv.arrays import arrays_of
 from leanconv.call import lookup
 from leanconv.call.choose import NoAlgorithmError
-from leanconv.call.weights import kernel_beside
+from leanconv.call.resolve import resolve
+from leanconv.call.weights import given_kernel, kernel_beside
 from leanconv.dtypes import check_weights, filter_sum
 from leanconv.images import separable as products
-from leanconv.options import Border, FilterOptions, filter_options, integer, yes_or_no
+from leanconv.images import transforms
+from leanconv.options import Border, FilterOptions, filter_numbers, filter_options, integer, yes_or_no
 
 Array = TypeVar("Array")
 
@@ -42,10 +44,12 @@ def filter2d(
     Args:
         image: array (..., height, width) of uint8, int8, uint16, int16, int32, float16, bfloat16, float32 or float64;
             leading axes are a batch. Rows may be any distance apart: a crop of a larger image is read in place.
-        kernel: numbers (kh, kw), up to 32x32 on the GPU, or (f, kh, kw): f kernels of one size. A list, an array of
-            NumPy, or one of the image's library; of any real dtype. With an image on the GPU a copy of a list or of a
-            NumPy array is kept there for each content, for the first 256 of them. One that lies there already is
-            converted in each call, unless it has the dtype of the sums.
+        kernel: numbers (kh, kw), or (f, kh, kw): f kernels of one size. A list, an array of NumPy, or one of the
+            image's library; of any real dtype. With an image on the GPU a copy of a list or of a NumPy array is kept
+            there for each content, for the first 256 of them; one that lies there already is converted in each
+            call, unless it has the dtype of the sums. Kernels on the GPU are up to 32x32, or separable (below).
+            Larger ones are left to the transforms of CuPy and PyTorch (cuFFT), and only for their arrays: these take
+            memory of some five images in float64, and an Inf or a NaN reaches the whole image.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
@@ -90,6 +94,7 @@ def filter2d(
     >>> filter2d(np.arange(4, dtype=np.float32)[None], kernels, border="wrap").tolist()
     [[[3.0, 0.0, 1.0, 2.0]], [[1.0, 2.0, 3.0, 0.0]]]
     """
+    kernel = given_kernel(kernel)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     split, factors = _split(requested, image, kernel, separable, out)
     if separable or split.window is None or max(split.window) > products.DIRECT:
@@ -148,13 +153,31 @@ def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: An
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    return lookup.run(requested, image, kernel, None, out, numbers)
+    try:
+        return lookup.run(requested, image, kernel, None, out, numbers)
+    except NoAlgorithmError:
+        arrays = arrays_of(image)
+        if arrays is None or arrays.device(image) is None:
+            raise
+        resolved = resolve(requested, image, kernel, None, out)
+        problem, operands = resolved.problem, resolved.operands
+        assert problem.kind == "filter2d"
+        if transforms.why_not(arrays, problem):
+            raise
+        numbers = filter_numbers(value, delta, problem.dtype, problem.sums, problem.result)
+        made = transforms.correlate(arrays, problem, operands.x, operands.w, *numbers, resolved.device)
+        made = made.reshape(resolved.shape)
+        if out is None:
+            return made
+        arrays.assign(out, made)
+        return out
 
 
 def requested_volume_filter(
     volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter3d`, and its kernel beside the volume."""
+    kernel = given_kernel(kernel)
     slices, *within = _volume_anchor(anchor)
     requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
     return requested, kernel_beside(volume, kernel, requested.dtype)

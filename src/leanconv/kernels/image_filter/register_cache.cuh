@@ -11,8 +11,9 @@
 // One step   (a filter row) read one more window; rows * columns * s FMAs, for which each weight is read once. 4 x 4
 //            outputs and a 9x9 filter make 1296 FMAs on 36 + 27 shared loads of 128 bits.
 // Types      shared memory, windows and sums have the type of the sums: image_rows.cuh converts on the way in and out.
+// Volumes    a block makes a tile of one slice of the result and goes over the slices of the filter; sums stay in registers.
 // Registers  rows * columns sums, (rows + 1) windows, 14 for weights and addresses.
-// Work       2 * R * S flops for 8 bytes an output: the memory copy bandwidth bounds filters up to about 7x7, FMA
+// Work       2 * R * S flops for 8 bytes an output of float32, 2 of uint8: the memory copy bandwidth bounds filters up to about 7x7, FMA
 //            issue larger ones.
 // Measured   figure: filters register_cache/npp mean = 4.40
 //            figure: filters register_cache/npp least = 1.19

@@ -16,11 +16,11 @@
 // Lanes      of the row pass: eight rows by four groups of columns. Rows lie 4 words off a multiple of 32, so that the
 //            eight lanes that load 128 bits in a cycle of the banks read all of them.
 // Work       r + s FMAs an output, for 8 bytes. Four inputs take 5 shared loads of 128 bits for 16 * outputs FMAs: with
-//            8 outputs 62 % of the time of the FMAs, with 16 a third.
-// Predicted  on an H200 for 8192x8192 float32, of which a copy takes 131 us: FMAs 60 us for 15x15, 125 us for 31x31,
-//            253 us for 63x63, at the full rate; shared memory 45, 90 and 170 us beside them with 8 outputs. Input is
-//            read 1 + (s + 6) / 128 times by neighbours at one time, which L2 serves, and the row pass is done again for
-//            r - 1 rows of each band.
+//            8 outputs five cycles of the shared memory for eight of the FMAs, with 16 for sixteen.
+// Predicted  in units of a copy of the image, float32 on an H200: FMAs 0.46 for 15x15, 0.95 for 31x31, 1.93 for 63x63, at
+//            their full rate; shared memory 0.34, 0.7 and 1.3 beside them, with 8 outputs. Input is read
+//            1 + (s + 6) / 128 times by neighbours at one time, which L2 serves, and the row pass is done again for r - 1
+//            rows of each band.
 #pragma once
 
 #include <kernels/image_filter/image_rows.cuh>
