@@ -82,7 +82,7 @@ def test_small_layers_and_one_thread_are_left_whole(monkeypatch: pytest.MonkeyPa
 def test_every_size_of_tiles(layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fourier, "BUDGET", 1 << 14)
     for problem in (
-        ConvProblem(2, 3, 30, 41, 4, 5, 4, padding=(2, 1, 0, 3), stride=(2, 3), dilation=(1, 2), layout=layout),
+        ConvProblem(2, 3, 30, 41, 4, 5, 4, padding=(2, 1, 0, 3), stride=(2, 3), layout=layout),
         ConvProblem(1, 4, 1, 900, 4, 1, 40, padding=(0, 0, 30, 9), layout=layout, groups=2),
         ConvProblem(2, 4, 50, 9, 4, 20, 1, layout=layout, groups=4),
     ):
@@ -92,6 +92,13 @@ def test_every_size_of_tiles(layout: Any, monkeypatch: pytest.MonkeyPatch) -> No
             monkeypatch.setattr(fourier, "best", lambda problem, tiles=tiles: tiles)
             got = Fourier().run(problem, x, w)
             assert np.linalg.norm(got - expected) <= 1e-7 * np.linalg.norm(expected)
+
+
+def test_what_transforms_cannot_do() -> None:
+    wide = ConvProblem(1, 2, 9, 90, 2, 1, 3, dilation=(7, 1), stride=(1, 4))
+    assert not Fourier().why_not(wide)
+    assert "dilation 3 along" in Fourier().why_not(replace(wide, dilation=(1, 3)))[0]
+    assert "stride 5" in Fourier().why_not(replace(wide, stride=(5, 1)))[0]
 
 
 def test_a_nan_reaches_its_windows_only() -> None:

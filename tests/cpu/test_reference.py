@@ -375,7 +375,7 @@ def test_reasons_name_what_cannot_be_done(algorithm: CpuAlgorithm) -> None:
         assert refused != (algorithm.name == "im2col")
     else:
         reasons = algorithm.reasons(FilterProblem(1, 9, 9, 3, 3, (1, 1), dtype="int32"), None)
-        assert [algorithm.name in ("banded", "fourier")] == ["int32" in reason for reason in reasons or [""]]
+        assert [algorithm.name in ("banded", "transforms")] == ["int32" in reason for reason in reasons or [""]]
 
 
 # --- the papers' statements -----------------------------------------------------------------------------------------

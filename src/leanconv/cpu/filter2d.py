@@ -185,7 +185,7 @@ class Banded(BlockFilter):
 class Transforms(BlockFilter):
     """A filter as a product of Fourier transforms of blocks, in float64: for many taps."""
 
-    name = "fourier"
+    name = "transforms"
     paper = "T. G. Stockham, High-speed convolution and correlation (1966)"
 
     def plane(self, *arguments: Any, **options: Any) -> np.ndarray:

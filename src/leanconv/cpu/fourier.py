@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from leanconv.cpu.im2col import Im2col
-from leanconv.cpu.layers import LayerAlgorithm, finish, inside, shared_limits
+from leanconv.cpu.layers import FAR, LayerAlgorithm, finish, inside, shared_limits
 from leanconv.cpu.planes import transform_length
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
@@ -54,7 +54,13 @@ class Fourier(LayerAlgorithm):
     call_cost = 7e6
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
-        return shared_limits(problem, transforms=True)
+        reasons = shared_limits(problem, transforms=True)
+        for extent, dilation, what in zip((problem.r, problem.s), problem.dilation, ("down", "along"), strict=True):
+            if extent > 1 and dilation > 1:
+                reasons.append(f"dilation {dilation} {what} the rows spreads the filters: their transforms grow by it")
+        if max(problem.stride) > FAR:
+            reasons.append(f"stride {max(problem.stride)} is more than {FAR}: most of what transforms give is left out")
+        return reasons
 
     def compute_cost(self, problem: ConvProblem) -> float:
         return min(_cost(problem, tiles) for tiles in _sizes(problem))
@@ -80,14 +86,9 @@ def _dense(problem: ConvProblem) -> tuple[int, int]:
     return (problem.p - 1) * problem.stride[0] + 1, (problem.q - 1) * problem.stride[1] + 1
 
 
-def _extents(problem: ConvProblem) -> tuple[int, int]:
-    """Rows and columns that a filter covers."""
-    return (problem.r - 1) * problem.dilation[0] + 1, (problem.s - 1) * problem.dilation[1] + 1
-
-
 def _sizes(problem: ConvProblem) -> Iterator[Tiles]:
     """Tiles of the whole image, and of some multiples of the filter's extents."""
-    (p, q), (r, s) = _dense(problem), _extents(problem)
+    (p, q), (r, s) = _dense(problem), (problem.r, problem.s)
     whole = transform_length(p + r - 1) if r > 1 else 1, transform_length(q + s - 1) if s > 1 else 1
     for factor in (1.5, 2, 3, 4, 6, 8, 16):
         height, width = (
@@ -141,9 +142,7 @@ def _groups(problem: ConvProblem, tiles: Tiles) -> Iterator[list[tuple[int, int,
 
 def transform_filters(problem: ConvProblem, w: np.ndarray, tiles: Tiles) -> np.ndarray:
     """The conjugate transforms of filters (K, C/groups, R, S): (height, frequencies, groups, C/groups, K/groups)."""
-    spread = np.zeros((problem.k, problem.group_c, *_extents(problem)))
-    spread[:, :, :: problem.dilation[0], :: problem.dilation[1]] = w
-    transformed = np.conj(np.fft.rfft2(spread, (tiles.height, tiles.width)))
+    transformed = np.conj(np.fft.rfft2(w.astype(np.float64), (tiles.height, tiles.width)))
     grouped = transformed.reshape(problem.groups, problem.group_k, problem.group_c, *transformed.shape[2:])
     if problem.group_c == 1 or problem.group_k == 1:
         return grouped
