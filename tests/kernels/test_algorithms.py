@@ -235,7 +235,8 @@ def test_what_nothing_solves_is_refused_by_every_algorithm_by_name(problem, word
         choose(problem, TARGETS[0], "auto")
     lines = str(refusal.value).splitlines()
     for algorithm in ALGORITHMS:
-        if problem.kind == algorithm.solves:
+        # the others take filters that are given otherwise, and say that
+        if problem.kind == algorithm.solves and (problem.kind != "filter2d" or algorithm.stem == "register_cache"):
             assert any(line.strip().startswith(f"{algorithm.stem}:") and word in line for line in lines[1:])
 
 

@@ -101,6 +101,8 @@ def _sizes(problem: ConvProblem) -> Iterator[Tiles]:
 
 def _cost(problem: ConvProblem, tiles: Tiles) -> float:
     count, points = problem.n * tiles.count(problem), tiles.height * tiles.width
+    if not count:
+        return 0.0
     frequencies = tiles.height * (tiles.width // 2 + 1)
     both = int(tiles.height > 1)
     transform = _TRANSFORM[both] + _DOUBLED * log2(max(1.0, points / _LARGE))
