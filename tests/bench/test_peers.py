@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from leanconv.bench import run_suite
-from leanconv.bench.operands import Check, Operands
+from leanconv.bench.operands import Check, Operands, _picked
 from leanconv.bench.peers import PEERS, Candidate, Unable, cudnn_graph
 from leanconv.bench.peers.others import CausalPeer, CompilePeer, FourierPeer
 from leanconv.bench.suites import Case
@@ -231,3 +231,9 @@ def test_16_bit_graphs_may_use_tensor_cores_and_a_refusal_is_listed(
     monkeypatch.setattr(FakeGraph, "get_execution_plan_count", lambda self: 1 // 0)
     found = list(cudnn_graph.CudnnGraphPeer().candidates(problem, Tensors(problem), gpu=True))  # type: ignore[arg-type]
     assert [type(each) for each in found] == [Unable, Unable] and "ZeroDivisionError" in found[0].reason
+
+
+def test_images_of_uint16_are_picked_where_pytorch_cannot() -> None:
+    """On a GPU PyTorch indexes no uint16: the values come as int32, and none becomes negative."""
+    images = torch.tensor([[1, 65535], [40000, 7]], dtype=torch.uint16)
+    assert _picked(images, np.array([1, 0])).tolist() == [[40000, 7], [1, 65535]]

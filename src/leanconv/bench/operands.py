@@ -163,7 +163,7 @@ class Check:
         problem = self._operands.problem
         layer = problem.kind == "conv2d"
         for block, answer in zip(self._blocks, self._answers, strict=True):
-            part = y[block.images]
+            part = _picked(y, block.images)
             part = part[..., block.begin : block.end, :] if layer else part[:, block.begin : block.end]
             if frame:
                 rows = slice(max(frame - block.begin, 0), min(height - frame, block.end) - block.begin)
@@ -232,6 +232,15 @@ def _layer_block(operands: Operands, block: _Block) -> Any:
     return _direct_torch(part, x.double(), w.double(), bias) if operands.gpu else oracle.conv2d(part, x, w, bias)
 
 
+def _picked(array: Any, images: np.ndarray) -> Any:
+    """``array[images]``. PyTorch indexes no uint16 on a GPU: those come as int32."""
+    if str(array.dtype) != "torch.uint16":
+        return array[images]
+    import torch
+
+    return array.view(torch.int16)[images].to(torch.int32) & 0xFFFF
+
+
 def _direct_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
     """The direct convolution, or a gradient, in float64 on the GPU: one matrix product for each filter element."""
     import torch
@@ -288,7 +297,7 @@ def _filter_block(operands: Operands, block: _Block) -> Any:
     (anchor_y, anchor_x), height = problem.anchor, block.end - block.begin
     rows = np.arange(block.begin, block.end + problem.kh - 1) - anchor_y
     columns = np.arange(problem.out_w + problem.kw - 1) - anchor_x
-    window = with_border(problem, operands.image[block.images], rows, columns)
+    window = with_border(problem, _picked(operands.image, block.images), rows, columns)
     window = window.double() if operands.gpu else window.astype(np.float64)
     kernel = operands.kernel.tolist()
     if problem.reduction == "median":

@@ -52,6 +52,9 @@ class CupyPeer(Peer):
         if reason := _other_shape(problem):
             yield Unable("cupy", reason)
             return
+        if "bfloat16" in (problem.dtype, problem.result):
+            yield Unable("cupy", "its filters do not compile for bfloat16")
+            return
         y = operands.output()
         single = problem.batch == 1
         x, kernel, out = (cupy.from_dlpack(array) for array in (operands.image, operands.kernel, y))
