@@ -8,9 +8,9 @@ from math import log
 from leanconv.kernels.contract import ceil_div
 from leanconv.plan import Target
 
-#: Warps that keep a multiprocessor's cores busy. Explored (H200, 2026-11-24, 28c602c; 26 images, up to 40 configurations
-#: each): fewer lose little, but blocks beside each other gain, since one computes while another waits at its barrier. With
-#: the powers of `March._time` the first configuration is within 5 % of the fastest in all ten cases of both kernels.
+#: Warps that keep a multiprocessor's cores busy. Fewer lose little, but blocks beside each other gain, since one
+#: computes while another waits at its barrier. Explored (H200, 2026-11-24, 28c602c; ten filters, 6 to 15 configurations
+#: each): with the powers of `March._time` the first configuration takes at most 5 % longer than the fastest.
 BUSY_WARPS = 12
 #: Costs that differ by less than this share count as equal.
 ALIKE = 0.1
