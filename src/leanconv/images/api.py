@@ -155,15 +155,15 @@ def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: An
         numbers = value, delta
     try:
         return lookup.run(requested, image, kernel, None, out, numbers)
-    except NoAlgorithmError:
+    except NoAlgorithmError as error:
         arrays = arrays_of(image)
         if arrays is None or arrays.device(image) is None:
             raise
         resolved = resolve(requested, image, kernel, None, out)
         problem, operands = resolved.problem, resolved.operands
         assert problem.kind == "filter2d"
-        if transforms.why_not(arrays, problem):
-            raise
+        if why := transforms.why_not(arrays, problem):
+            raise NoAlgorithmError(f"{error}\n  transforms: {why}") from None
         numbers = filter_numbers(value, delta, problem.dtype, problem.sums, problem.result)
         made = transforms.correlate(arrays, problem, operands.x, operands.w, *numbers, resolved.device)
         made = made.reshape(resolved.shape)

@@ -1,7 +1,8 @@
 """Filters that are too large for a kernel, by Fourier transforms of the array's library: cuFFT, for arrays on a GPU.
 
 An image is extended by its border, transformed, multiplied by the filter's spectrum, and transformed back. That takes
-memory from the library's allocator: some five times that of the extended image, in the type of the transforms.
+memory from the library's allocator: some five times that of the extended image, in the type of the transforms, and no
+more than LEANCONV_WORKSPACE_LIMIT.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 from leanconv.arrays import Arrays
 from leanconv.cpu.lines import line_indices
-from leanconv.dtypes import DTYPES, is_integer
+from leanconv.dtypes import DTYPES, is_integer, item_bytes
+from leanconv.options import limit_of
 from leanconv.problem import FilterProblem
 
 #: Types that are transformed in float32: they are rounded by more than its error, or have no sign, so that an error
@@ -25,7 +27,29 @@ def why_not(arrays: Arrays, problem: FilterProblem) -> str | None:
         return f"arrays of {arrays.name} have no transforms"
     if problem.reduction is not None or problem.is_volume or problem.per_image:
         return "transforms are for filters of images, and each for all images"
-    return "sums in int32 wrap around" if problem.sums == "int32" else None
+    if problem.sums == "int32":
+        return "sums in int32 wrap around"
+    limit, needed = limit_of(None), memory(problem)
+    if limit is not None and needed > limit:
+        return f"they take some {needed} bytes of memory, and LEANCONV_WORKSPACE_LIMIT is {limit}"
+    return None
+
+
+def memory(problem: FilterProblem) -> int:
+    """Bytes that transforms take: of an extended image, its spectrum, a product and its sums; and of the filters."""
+    rows, columns = _sizes(problem)
+    return (4 + problem.filters) * rows * columns * item_bytes(_kind(problem))
+
+
+def _kind(problem: FilterProblem) -> str:
+    """The type of the transforms."""
+    return "float32" if problem.dtype in _IN_FLOAT32 and problem.sums == "float32" else "float64"
+
+
+def _sizes(problem: FilterProblem) -> tuple[int, int]:
+    """Rows and columns of the transforms."""
+    more = (0, 0) if problem.valid else (problem.kh - 1, problem.kw - 1)
+    return _fast_length(problem.h + more[0]), _fast_length(problem.w + more[1])
 
 
 def correlate(
@@ -37,9 +61,7 @@ def correlate(
     in float64 unless the image is of 8 or 16 bits; an Inf or a NaN reaches the whole image.
     """
     fft = importlib.import_module({"CuPy": "cupy.fft", "PyTorch": "torch.fft", "NumPy": "numpy.fft"}[arrays.name])
-    kind = "float32" if problem.dtype in _IN_FLOAT32 and problem.sums == "float32" else "float64"
-    sizes = (problem.h, problem.w) if problem.valid else (problem.h + problem.kh - 1, problem.w + problem.kw - 1)
-    sizes = (_fast_length(sizes[0]), _fast_length(sizes[1]))
+    kind, sizes = _kind(problem), _sizes(problem)
     spectra = _spectra(arrays, fft, problem, w, sizes, kind, device)
     out_h, out_w = problem.out_h, problem.out_w
     y = arrays.empty(problem.y_shape, problem.result, device)
