@@ -291,7 +291,9 @@ def test_filters_that_no_kernel_takes_go_to_the_library(torch_on_device, monkeyp
     with pytest.raises(leanconv.NoAlgorithmError, match="35x40"):
         leanconv.filter2d(x, kernel, device="cuda")
     monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", "64KiB")
-    with pytest.raises(leanconv.NoAlgorithmError, match=r"transforms: they take some 604800 bytes of memory, and .* is 65536"):
+    with pytest.raises(
+        leanconv.NoAlgorithmError, match=r"transforms: they take some 604800 bytes of memory, and .* is 65536"
+    ):
         leanconv.filter2d(torch.from_numpy(x), kernel)
 
 
