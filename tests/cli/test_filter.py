@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,9 @@ def test_ctrl_c_says_what_was_written(run: Any, folder: Path, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("error", [TypeError("expected str, bytes or os.PathLike object"), None])
-def test_ctrl_c_that_a_library_loses(run: Any, folder: Path, tmp_path: Path, monkeypatch: Any, error: Any) -> None:
+def test_ctrl_c_that_a_library_loses(
+    run: Any, folder: Path, tmp_path: Path, monkeypatch: Any, error: Any, request: pytest.FixtureRequest
+) -> None:
     """np.fromfile does: a TypeError, or nothing, is all that is left of it."""
     honest = pictures.read
 
@@ -190,6 +193,8 @@ def test_ctrl_c_that_a_library_loses(run: Any, folder: Path, tmp_path: Path, mon
         return honest(path, *arguments)
 
     monkeypatch.setattr(pictures, "read", losing)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     code, _, err = run("filter", folder, tmp_path / "out", "-k", "box:3")
     assert (code, err) == (INTERRUPTED, f"interrupted: 2 of 5 files are written to {tmp_path}/out\n")
     code, _, err = run("filter", folder / "c.tif", tmp_path / "one.npy", "-k", "box:3")
@@ -206,7 +211,10 @@ def test_a_signal_ends_a_long_run(tmp_path: Path) -> None:
         np.save(tmp_path / "in" / f"{name:03}.npy", np.zeros((300, 300), np.float32))
     command = [sys.executable, "-m", "leanconv.cli.main", "filter", "in", "out", "-k", "gaussian:31"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell has its jobs in the background ignore it
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
         until = time.monotonic() + 60
         while not (tmp_path / "out" / "000.npy").exists() and time.monotonic() < until:
             time.sleep(0.01)

@@ -49,7 +49,8 @@ def filter2d(
             there for each content, for the first 256 of them; one that lies there already is converted in each
             call, unless it has the dtype of the sums. Kernels on the GPU are up to 32x32, or separable (below).
             Larger ones are left to the transforms of CuPy and PyTorch (cuFFT), and only for their arrays: these take
-            memory of some five images in float64, and an Inf or a NaN reaches the whole image.
+            memory of some five images (in float64; in float32 for images of 8 and 16 bits), and an Inf or a NaN
+            reaches the whole image.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
@@ -68,7 +69,7 @@ def filter2d(
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
-            column and a row; on an H200 up to 290x290 of float32. None: where that is faster, of a list or an array of
+            column and a row; on an H200 up to 289x289 of float32. None: where that is faster, of a list or an array of
             NumPy. The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and
             nothing where sums are int32. True: a kernel that is no such sum is an error.
         out: array for the result; must not share memory with the inputs.

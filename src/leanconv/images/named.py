@@ -48,7 +48,7 @@ def sep_filter2d(
     Args:
         image: as in `filter2d`.
         kernel_x, kernel_y: weights along a row and down a column: lists, or one-dimensional arrays of real numbers, up
-            to 290 each on an H200, whose shared memory holds the rows that they reach.
+            to 289 each on an H200, whose shared memory holds the rows that they reach.
         border, value, anchor, delta, dtype, channels_last, mode, out, device: as in `filter2d`.
 
     Returns:

@@ -3,7 +3,7 @@
 //   h[i, j] = op over v of x[i, j + v - anchor_x]                                                the row pass
 //   y[i, j] = delta + w * op over u of h[i + u - anchor_y, j]                                    the column pass
 //
-// Requires   types as for register_cache; planes.
+// Requires   types as for register_cache; the rows of a box fit into shared memory. Channels are filtered one by one.
 // Numerics   no difference of sums is taken: a sum of r x s pixels is off by at most r + 2 log2(s) + 8 roundings of its
 //            type relative to the sum of their sizes, wherever it lies in the image, and an Inf or a NaN reaches the
 //            outputs whose boxes hold it. Sums of integers are exact up to 2^24 in float32, 2^53 in float64.

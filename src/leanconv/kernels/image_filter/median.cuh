@@ -2,7 +2,7 @@
 //
 //   y[i, j] = delta + median over u, v of x[i + u - r / 2, j + v - r / 2]                    borders by rule, no padded copy
 //
-// Requires   windows of 3x3, 5x5 and 7x7; types as for register_cache; planes.
+// Requires   windows of 3x3, 5x5 and 7x7; types as for register_cache. Channels are filtered one by one.
 // Numerics   none without delta: a result is one of the pixels. Where a window holds a NaN it may be any.
 // CTA tile   `warps` strips, one below the other, of `rows` rows of 128 outputs. They share the input rows.
 // Thread     four neighbours in a row at a time. Of 3x3 it sorts the columns of three, which the four share, and takes the
