@@ -393,6 +393,8 @@ def _bordered(
     if border == "constant":
         if np.iscomplexobj(value) and dtype.kind != "c":
             raise ValueError(f"fillvalue={value!r} is complex, and the result is {dtype}")
+        if isinstance(extended, np.ndarray):  # of the result's type, which the value has too
+            extended = extended.astype(dtype, copy=False)
         for axis, each in enumerate(places):
             extended[tuple([slice(None)] * axis + [np.flatnonzero(each < 0).tolist()])] = value
     compute = _on_cpu if isinstance(x, np.ndarray) else _on_device

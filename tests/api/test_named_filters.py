@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import cv2
 import numpy as np
 import pytest
@@ -352,3 +354,20 @@ def test_separable_switches():
 def test_mistakes_are_named(call, error, words):
     with pytest.raises(error, match=words):
         call(IMAGES["float32"])
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: leanconv.erode(x, 10**8), lambda x: leanconv.box_blur(x, 2**31 - 1),
+    lambda x: leanconv.box_blur(x, (3, 10**8)),
+    lambda x: leanconv.gaussian_blur(x, 1e7), lambda x: leanconv.gaussian_blur(x, 1e300),
+    lambda x: leanconv.gaussian_blur(x, size=2**31 - 1), lambda x: leanconv.median_blur(x, 10**8),
+])  # fmt: skip
+def test_windows_of_millions_of_pixels_are_refused_by_name(call):
+    with pytest.raises(ValueError, match=r"^(size|sigma)="):
+        call(np.ones((8, 8), np.float32))
+
+
+def test_a_kernel_beyond_float32_gives_no_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isinf(leanconv.filter2d(np.ones((20, 20), np.float32), np.full((9, 9), 1e300))).all()

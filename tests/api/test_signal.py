@@ -148,3 +148,13 @@ def test_mistakes_are_named(words: str, name: str, arguments: Any, keywords: Any
     with pytest.raises(ValueError, match=words):
         getattr(signal, name)(*arguments, **keywords)
     assert signal.fftconvolve(np.zeros(0), np.ones(3)).shape == (0,)
+
+
+@pytest.mark.parametrize("kind", [bool, np.int16])
+@pytest.mark.parametrize("function", ["correlate2d", "convolve2d"])
+def test_a_fill_value_has_the_results_type(function: str, kind: Any) -> None:
+    """Not that of the first array: 2 is no bool, and 0.5 no integer."""
+    random = np.random.default_rng(5)
+    x, y = random.integers(0, 2, (3, 4)).astype(kind), random.standard_normal((2, 3))
+    got = getattr(signal, function)(x, y, "same", fillvalue=2.5)
+    np.testing.assert_allclose(got, getattr(scipy.signal, function)(x.astype(float), y, "same", fillvalue=2.5))

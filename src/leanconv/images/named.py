@@ -308,16 +308,22 @@ def _bells(image: Any, sigma: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
     if len(both) != 2:
         raise ValueError(f"sigma={sigma!r} must be a number or two: (vertical, horizontal)")
     if size is not None:
-        sizes = [_odd("size", each, 2**31 - 1) for each in pair("size", size, 1)]
+        sizes = [_odd("size", each, MOST) for each in pair("size", size, 1)]
     else:
         for each in both:
             if not 0 < number("sigma", each) < np.inf:
                 raise ValueError(f"sigma={sigma!r} must be a positive, finite number of pixels")
         arrays = arrays_of(image)
         reach = 3 if arrays is not None and arrays.dtype(image) == "uint8" else 4
+        if max(both) > MOST / (2 * reach) - 1:
+            raise ValueError(f"sigma={sigma!r} reaches over more than {MOST} pixels; give size= too, or a smaller one")
         sizes = [round(2 * reach * float(each) + 1) | 1 for each in both]
     column, row = (_bell(each, None if s is None else number("sigma", s)) for each, s in zip(sizes, both, strict=True))
     return column, row
+
+
+#: Most rows and columns of a window: more are a slip of the finger, and gigabytes.
+MOST = 2**20
 
 
 @lru_cache(maxsize=64)

@@ -12,13 +12,21 @@ from typing import Any
 import numpy as np
 
 from leanconv.images.api import run, sums_of
-from leanconv.images.named import Array, Mode, run_products
+from leanconv.images.named import MOST, Array, Mode, run_products
 from leanconv.options import Border, FilterOptions, Reduction, filter_options, integer, pair
 
 #: Rows and columns together of boxes that are filtered as products of a column and a row.
 FEW_TAPS = 24
 #: The same for pixels of several channels, which boxes filter one by one.
 FEW_OF_CHANNELS = 126
+
+
+def _window(size: Any) -> tuple[int, int]:
+    """Rows and columns. Raises ValueError for less than 1 and more than `MOST`."""
+    rows, columns = pair("size", size, 1)
+    if max(rows, columns) > MOST:
+        raise ValueError(f"size={size!r} must be at most {MOST} pixels")
+    return rows, columns
 
 
 def box_blur(
@@ -53,7 +61,7 @@ def box_blur(
     >>> box_blur(np.array([[0, 0, 9, 0, 0]], np.float32), (1, 3)).tolist()
     [[0.0, 3.0, 3.0, 3.0, 0.0]]
     """
-    rows, columns = pair("size", size, 1)
+    rows, columns = _window(size)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode)
     weight = np.array([1 / (rows * columns)]) if normalize else np.ones(1, np.int64)
     few = FEW_TAPS if not channels_last else FEW_OF_CHANNELS
@@ -95,7 +103,7 @@ def erode(
     [[3, 3, 4, 4, 8]]
     """
     requested = filter_options(border, anchor, device, None, channels_last, mode)
-    return _box(image, pair("size", size, 1), "min", np.ones(1), requested, value, out)
+    return _box(image, _window(size), "min", np.ones(1), requested, value, out)
 
 
 def dilate(
@@ -118,7 +126,7 @@ def dilate(
     [[5, 5, 9, 9, 9]]
     """
     requested = filter_options(border, anchor, device, None, channels_last, mode)
-    return _box(image, pair("size", size, 1), "max", np.ones(1), requested, value, out)
+    return _box(image, _window(size), "max", np.ones(1), requested, value, out)
 
 
 def median_blur(
