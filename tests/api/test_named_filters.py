@@ -14,7 +14,7 @@ from leanconv import arrays
 from leanconv.arrays import arrays_of
 from leanconv.arrays.numpy import NUMPY
 from leanconv.call.explain import explain_problem
-from leanconv.cpu import oracle
+from leanconv.cpu import median, oracle
 from leanconv.images import filters, separable, transforms
 from leanconv.images.borders import BORDERS
 from leanconv.words import dense_filter
@@ -371,3 +371,13 @@ def test_a_kernel_beyond_float32_gives_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isinf(leanconv.filter2d(np.ones((20, 20), np.float32), np.full((9, 9), 1e300))).all()
+
+
+@pytest.mark.parametrize("border", ["constant", "replicate", "reflect", "reflect101", "wrap"])
+@pytest.mark.parametrize("size", [3, 5, 7])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_medians_are_the_same_without_opencv(border, size, dtype, monkeypatch):
+    x = (np.random.default_rng(size).random((300, 23, 3)) * 250).astype(dtype)
+    found = leanconv.median_blur(x, size, border=border, value=9, channels_last=True)
+    monkeypatch.setattr(median, "opencv", lambda: None)
+    np.testing.assert_array_equal(found, leanconv.median_blur(x, size, border=border, value=9, channels_last=True))
