@@ -177,7 +177,7 @@ def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: An
 def requested_volume_filter(
     volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
-    """The options of a call of `filter3d`, and its kernel beside the volume."""
+    """The options of a call of `filter3d`, and its kernel on the volume's device."""
     kernel = given_kernel(kernel)
     slices, *within = _volume_anchor(anchor)
     requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
@@ -197,7 +197,7 @@ def requested_filter(
     image: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, channels_last: Any, mode: Any,
     per_image: Any, separable: Any, out: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
-    """The options of a call of `filter2d`, and its kernel beside the image."""
+    """The options of a call of `filter2d`, and its kernel on the image's device."""
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     requested, kernel = _split(requested, image, kernel, separable, out)
     return requested, kernel_beside(image, kernel, requested.dtype)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.dtypes import DTYPES
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.image_filter.arguments import arguments, constants
 from leanconv.kernels.image_filter.marching import March
 from leanconv.kernels.image_filter.register_cache import EXTENT, sum_bytes
-from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
+from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
 
 #: Columns of a strip: one of each thread of a block.
@@ -94,25 +93,9 @@ class Box(GpuAlgorithm):
     def plan(self, problem: FilterProblem, config: BoxConfig, target: Target) -> Plan:
         assert problem.reduction is not None
         strips, bands = ceil_div(problem.out_w, STRIP), march_of(problem, config).bands(target)
-        element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
-        sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
-        types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
-        pixels = ("channels", 1), ("planes", problem.channels), ("valid", problem.valid)
         what = ("op", OPERATIONS[problem.reduction]), ("weighted", problem.reduction == "sum")
-        constants: Constants = (*types, *sizes, *pixels, *what)
-        pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
-        arguments: tuple[Argument, ...] = (
-            Pointer("x", element),
-            Pointer("w", sums),
-            Pointer("y", result, written=True),
-            Number(sums, "value"),
-            Number(sums, "delta"),
-            Number("int", "height", problem.h),
-            Number("int", "width", problem.w),
-            *(Number("long long", name, value) for name, value in pitches),
-            Number("int", "strips", strips),
-            Number("int", "bands", bands),
-            Number("int", "band_rows", ceil_div(problem.out_h, bands)),
-        )
+        compiled: Constants = (*constants(problem, 1, problem.channels), *what)
+        band_rows = Number("int", "band_rows", ceil_div(problem.out_h, bands))
         grid = strips * bands * problem.batch * problem.channels
-        return Plan((self.launch(config, constants, arguments, grid, shared_bytes(problem, config)),))
+        given = (*arguments(problem, strips, bands), band_rows)
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.dtypes import DTYPES
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.image_filter.arguments import arguments, constants
 from leanconv.kernels.image_filter.register_cache import EXTENT, sum_bytes
-from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
+from leanconv.plan import Plan, Target
 from leanconv.problem import FilterProblem
 
 #: Rows and columns of windows.
@@ -77,22 +76,6 @@ class Median(GpuAlgorithm):
     def plan(self, problem: FilterProblem, config: MedianConfig, target: Target) -> Plan:
         strips = ceil_div(problem.out_w, STRIP)
         bands = ceil_div(problem.out_h, config.rows * config.warps)
-        element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
-        sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
-        types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
-        pixels = ("channels", 1), ("planes", problem.channels), ("valid", problem.valid)
-        constants: Constants = (*types, *sizes, *pixels)
-        pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
-        arguments: tuple[Argument, ...] = (
-            Pointer("x", element),
-            Pointer("y", result, written=True),
-            Number(sums, "value"),
-            Number(sums, "delta"),
-            Number("int", "height", problem.h),
-            Number("int", "width", problem.w),
-            *(Number("long long", name, value) for name, value in pitches),
-            Number("int", "strips", strips),
-            Number("int", "bands", bands),
-        )
         grid = strips * bands * problem.batch * problem.channels
-        return Plan((self.launch(config, constants, arguments, grid, shared_bytes(problem, config)),))
+        compiled, given = constants(problem, 1, problem.channels), arguments(problem, strips, bands, weights=False)
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))

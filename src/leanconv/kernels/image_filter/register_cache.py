@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.images.borders import BORDERS
+from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
-from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
+from leanconv.kernels.image_filter.arguments import arguments, constants
+from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
 
 #: Largest filter height and width.
@@ -228,29 +228,12 @@ class RegisterCache(GpuAlgorithm):
         strips = ceil_div(problem.out_w * channels, columns)
         bands = ceil_div(problem.out_h, config.block_rows)
         filters = filters_in_block(problem)
-        element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
-        sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
-        types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
-        pixels = ("channels", channels), ("planes", apart), ("valid", problem.valid)
         counts = ("filters", filters), ("all_filters", problem.filters), ("per_image", problem.per_image)
         volume = ("volumes", problem.is_volume), ("depth", problem.kd), ("anchor_z", problem.anchor_z)
-        constants: Constants = (*types, *sizes, *pixels, *counts, *volume)
-        pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
-        arguments: tuple[Argument, ...] = (
-            Pointer("x", element),
-            Pointer("w", sums),
-            Pointer("y", result, written=True),
-            Number(sums, "value"),
-            Number(sums, "delta"),
-            Number("int", "height", problem.h),
-            Number("int", "width", problem.w),
-            *(Number("long long", name, value) for name, value in pitches),
-            Number("int", "strips", strips),
-            Number("int", "bands", bands),
-            *((Number("int", "slices", problem.d),) if problem.is_volume else ()),
-        )
+        compiled: Constants = (*constants(problem, channels, apart), *counts, *volume)
+        slices = (Number("int", "slices", problem.d),) if problem.is_volume else ()
         grid = strips * bands * problem.batch * problem.out_d * apart * ceil_div(problem.filters, filters)
-        launch = self.launch(config, constants, arguments, grid, shared)
+        launch = self.launch(config, compiled, (*arguments(problem, strips, bands), *slices), grid, shared)
         if isinstance(config, PartialSumsConfig):
             launch = replace(launch, function=f"{launch.function}_partial_sums")
         return Plan((launch,))

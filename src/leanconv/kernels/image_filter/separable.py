@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.dtypes import DTYPES
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.image_filter.arguments import arguments, constants
 from leanconv.kernels.image_filter.marching import March
 from leanconv.kernels.image_filter.register_cache import EXTENT, MOST_REGISTERS, sum_bytes
-from leanconv.plan import Argument, Constants, Number, Plan, Pointer, Target
+from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
 
 #: Most rows and columns of a filter, of which shared memory holds all that an output reaches, and most products.
@@ -135,24 +134,8 @@ class Separable(GpuAlgorithm):
 
     def plan(self, problem: FilterProblem, config: SeparableConfig, target: Target) -> Plan:
         strips, bands = strips_of(problem), march_of(problem, config).bands(target)
-        element, sums, result = (DTYPES[each].ctype for each in (problem.dtype, problem.sums, problem.result))
-        sizes = zip(("r", "s", "anchor_y", "anchor_x"), (problem.kh, problem.kw, *problem.anchor), strict=True)
-        types = ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel)
-        pixels = ("channels", interleaved(problem)), ("planes", planes(problem)), ("valid", problem.valid)
-        constants: Constants = (*types, *sizes, *pixels, ("rank", problem.rank))
-        pitches = ((name, getattr(problem, name)) for name in ("x_pitch", "x_step", "y_pitch", "y_step"))
-        arguments: tuple[Argument, ...] = (
-            Pointer("x", element),
-            Pointer("w", sums),
-            Pointer("y", result, written=True),
-            Number(sums, "value"),
-            Number(sums, "delta"),
-            Number("int", "height", problem.h),
-            Number("int", "width", problem.w),
-            *(Number("long long", name, value) for name, value in pitches),
-            Number("int", "strips", strips),
-            Number("int", "bands", bands),
-            Number("int", "band_rows", ceil_div(problem.out_h, bands)),
-        )
+        compiled: Constants = (*constants(problem, interleaved(problem), planes(problem)), ("rank", problem.rank))
+        band_rows = Number("int", "band_rows", ceil_div(problem.out_h, bands))
         grid = strips * bands * problem.batch * planes(problem)
-        return Plan((self.launch(config, constants, arguments, grid, shared_bytes(problem, config)),))
+        given = (*arguments(problem, strips, bands), band_rows)
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))
