@@ -16,7 +16,7 @@
 // Work       2 * R * S flops for 8 bytes an output pixel: reading both tensors once bounds filters up to about 8x8, FMA
 //            issue larger ones.
 // Measured   figure: depthwise-wgrad depthwise_weight/pytorch mean = 1.89
-//            figure: depthwise-nchw-wgrad depthwise_weight/pytorch mean = 2.02
+//            figure: depthwise-nchw-wgrad depthwise_weight/pytorch mean = 1.97
 #pragma once
 
 #include <device/ptx/sync.cuh>

@@ -15,8 +15,8 @@
 // Registers  thread_k * thread_pixels sums, one segment of pixels or two, 2 * thread_k weights, 10 to 26 for addresses.
 // Work       2 * C/g * R * S flops an output, bound by FMA issue. 8 filters x 8 pixels of 3x3 filters take 3 + 6 loads of
 //            128 bits for 192 FMAs, where a tiled matrix product takes 12.
-// Measured   figure: general-direct direct_tiled/pytorch mean = 1.05
-//            figure: general-direct direct_tiled tflops-most = 49.0
+// Measured   figure: general-direct direct_tiled/pytorch mean = 1.04
+//            figure: general-direct direct_tiled tflops-most = 49.8
 //            figure: first-layers direct_tiled/pytorch mean = 1.52
 #pragma once
 

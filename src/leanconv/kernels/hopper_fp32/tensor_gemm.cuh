@@ -18,7 +18,7 @@
 // Registers  128 acc + 64 partial + 32 operand of 240, for 128 pixels x 256 filters.
 // Work       2 flops a product, 3 wgmma for one: peak 989 / 3 = 330 TFLOP/s at 1.83 GHz, 233 at the power limit. Per stage of
 //            128 x 256 the tensor core works 3072 cycles; the four schedulers issue some 620 for both warpgroups.
-// Measured   figure: opencnn-nhwc tensor_gemm/pytorch mean = 3.44
+// Measured   figure: opencnn-nhwc tensor_gemm/pytorch mean = 3.46
 //            figure: opencnn-nhwc tensor_gemm tflops-most = 210
 //            figure: opencnn tensor_gemm/pytorch mean = 2.99
 #pragma once

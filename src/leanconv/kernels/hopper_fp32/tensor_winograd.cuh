@@ -25,11 +25,11 @@
 // Work       2 * 3 / 1.5 flops a product: peak 989 / 2 = 495 TFLOP/s of direct convolution at 1.83 GHz. Per stage and 128
 //            filters the tensor core works 3072 cycles; conversion is 420 of the loop's 800 instructions. 163 KB
 //            come from the L2 cache, 98 KB with multicast, 99 KB with two rows.
-// Measured   figure: opencnn-nhwc tensor_winograd/pytorch mean = 4.17
-//            figure: opencnn-nhwc tensor_winograd tflops-most = 250
+// Measured   figure: opencnn-nhwc tensor_winograd/pytorch mean = 4.21
+//            figure: opencnn-nhwc tensor_winograd tflops-most = 253
 //            figure: opencnn tensor_winograd/pytorch mean = 3.03
 //            figure: opencnn-nhwc-tf32 tensor_winograd/tf32 mean = 1.17
-//            figure: wide-filters-tensor-part tensor_winograd/tensor_gemm mean = 1.40
+//            figure: wide-filters tensor_winograd/tensor_gemm mean = 1.43
 #pragma once
 
 #include <device/ptx/mma.cuh>

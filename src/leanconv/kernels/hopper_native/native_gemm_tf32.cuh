@@ -9,8 +9,8 @@
 //            the wgmma; release the stage.
 // Work       2 C/g R S flops an output; peak 2048 flops a cycle and multiprocessor, 495 TFLOP/s at 1.83 GHz. A wgmma of 64 pixels x
 //            n filters x 8 takes n / 2 cycles and reads as many bytes as one of 16 elements of 2 bytes.
-// Measured   figure: opencnn-nhwc-tf32 native_gemm_tf32/tf32 mean = 1.02
-//            figure: opencnn-nhwc-tf32 native_gemm_tf32 tflops-most = 356
+// Measured   figure: opencnn-nhwc-tf32 native_gemm_tf32/tf32 mean = 1.01
+//            figure: opencnn-nhwc-tf32 native_gemm_tf32 tflops-most = 358
 //            figure: opencnn-nhwc-tf32 native_gemm_tf32 error-most = 2.9e-04
 #pragma once
 

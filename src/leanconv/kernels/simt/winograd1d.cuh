@@ -20,7 +20,7 @@
 // Measured   figure: winograd1d winograd1d/pytorch mean only=g8* = 1.43
 //            figure: winograd1d winograd1d/implicit_gemm mean = 2.08
 //            figure: winograd1d winograd1d tflops-most = 132
-//            figure: wide-filters-part winograd1d/implicit_gemm mean = 2.00
+//            figure: wide-filters winograd1d/implicit_gemm mean = 2.07
 #pragma once
 
 #include <kernels/simt/winograd_convolution.cuh>

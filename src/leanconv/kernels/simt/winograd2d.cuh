@@ -14,7 +14,7 @@
 // Measured   figure: opencnn winograd2d/pytorch mean = 1.31
 //            figure: opencnn winograd2d/lean mean = 2.05
 //            figure: opencnn winograd2d tflops-most = 72.6
-//            figure: opencnn-chwn winograd2d tflops-most = 78.1
+//            figure: opencnn-chwn winograd2d tflops-most = 83.0
 #pragma once
 
 #include <kernels/simt/winograd_convolution.cuh>
