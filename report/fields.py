@@ -42,7 +42,7 @@ SIDES = {
     "16-bit": "PyTorch, 16 bits", "16-bit-same": "PyTorch, 16 bits, same layout", "compile": "torch.compile",
     "compile-tf32": "torch.compile, TF32", "compile-16-bit": "torch.compile, 16 bits", "lean": "lean", "cudnn": "best",
     "cufft": "cuFFT", "causal_conv1d": "causal_conv1d", "im2col": "im2col", "torch": "torch", "npp": "NPP",
-    "cupy": "CuPy", "opencv": "OpenCV",
+    "cupy": "CuPy", "opencv": "OpenCV", "cutlass": "CUTLASS", "cutlass-tf32": "CUTLASS, TF32",
 }  # fmt: skip
 _GROUPS = {group.name: group for group in GROUPS}
 #: What a row of a suite says, by the name that fields give it, and how it is written.
