@@ -43,6 +43,7 @@ SIDES = {
     "compile-tf32": "torch.compile, TF32", "compile-16-bit": "torch.compile, 16 bits", "lean": "lean", "cudnn": "best",
     "cufft": "cuFFT", "causal_conv1d": "causal_conv1d", "im2col": "im2col", "torch": "torch", "npp": "NPP",
     "cupy": "CuPy", "opencv": "OpenCV", "cutlass": "CUTLASS", "cutlass-tf32": "CUTLASS, TF32",
+    "cvcuda": "CV-CUDA", "cucim": "cuCIM",
 }  # fmt: skip
 _GROUPS = {group.name: group for group in GROUPS}
 #: What a row of a suite says, by the name that fields give it, and how it is written.

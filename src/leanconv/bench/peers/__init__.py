@@ -4,7 +4,8 @@ from leanconv.bench.peers.base import Candidate, Peer, Unable
 from leanconv.bench.peers.cudnn import CudnnPeer
 from leanconv.bench.peers.cudnn_graph import CudnnGraphPeer
 from leanconv.bench.peers.cutlass import CutlassPeer
-from leanconv.bench.peers.images import CupyPeer, OpencvPeer, ScipyPeer
+from leanconv.bench.peers.cvcuda import CvcudaPeer
+from leanconv.bench.peers.images import CucimPeer, CupyPeer, OpencvPeer, ScipyPeer
 from leanconv.bench.peers.npp import NppPeer
 from leanconv.bench.peers.others import CausalPeer, CompilePeer, FourierPeer, UnmeasuredPeer
 from leanconv.bench.peers.own import LeanconvPeer
@@ -27,7 +28,9 @@ PEERS: tuple[Peer, ...] = (
     ),
     Im2colPeer(),
     NppPeer(),
+    CvcudaPeer(),
     CupyPeer(),
+    CucimPeer(),
     TorchCpuPeer(),
     OpencvPeer(),
     ScipyPeer(),

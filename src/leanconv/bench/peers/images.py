@@ -1,10 +1,11 @@
-"""Image filters that people use from Python: CuPy's ndimage on the GPU, OpenCV and SciPy on the CPU."""
+"""Image filters that people use from Python: CuPy's ndimage and cuCIM's on the GPU, OpenCV and SciPy on the CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,9 +32,11 @@ class CupyPeer(Peer):
     solves = ("filter2d",)
     needs_gpu = True
     module = "cupy"
+    #: where the filters are, with SciPy's names and arguments
+    ndimage: ClassVar[str] = "cupyx.scipy.ndimage"
 
     def absent(self) -> str | None:
-        if reason := super().absent() or missing_module("cupyx.scipy.ndimage"):
+        if reason := super().absent() or missing_module(self.ndimage):
             return reason
         import cupy
 
@@ -45,16 +48,15 @@ class CupyPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import cupy
-        import cupyx.scipy.ndimage
-        from cupyx.scipy.ndimage import correlate, correlate1d
 
         assert problem.kind == "filter2d"
         if reason := _other_shape(problem):
-            yield Unable("cupy", reason)
+            yield Unable(self.name, reason)
             return
         if "bfloat16" in (problem.dtype, problem.result):
-            yield Unable("cupy", "its filters do not compile for bfloat16")
+            yield Unable(self.name, "its filters do not compile for bfloat16")
             return
+        ndimage: Any = import_module(self.ndimage)
         y = operands.output()
         single = problem.batch == 1
         x, kernel, out = (cupy.from_dlpack(array) for array in (operands.image, operands.kernel, y))
@@ -66,7 +68,7 @@ class CupyPeer(Peer):
         mode = BORDERS[problem.border].scipy[0]
 
         def call() -> Any:
-            correlate(x, kernel, output=out, mode=mode, origin=origin)
+            ndimage.correlate(x, kernel, output=out, mode=mode, origin=origin)
             return y
 
         if problem.reduction is not None:
@@ -75,21 +77,30 @@ class CupyPeer(Peer):
             size = (problem.kh, problem.kw) if single else (1, problem.kh, problem.kw)
 
             def of_boxes() -> Any:
-                getattr(cupyx.scipy.ndimage, name)(x, size, output=out, mode=mode, origin=origin)
+                getattr(ndimage, name)(x, size, output=out, mode=mode, origin=origin)
                 return y
 
-            yield Candidate("cupy", f"ndimage.{name}", of_boxes, workspace_bytes=None, out=y)
+            yield Candidate(self.name, f"ndimage.{name}", of_boxes, workspace_bytes=None, out=y)
         elif problem.rank == 1 and problem.dtype == "float32":
             column, row = (cupy.from_dlpack(each) for each in operands.weights[0].split((problem.kh, problem.kw)))
 
             def both() -> Any:
-                rows = correlate1d(x, row, mode=mode, origin=origin[-1])
-                correlate1d(rows, column, axis=-2, output=out, mode=mode, origin=origin[-2])
+                rows = ndimage.correlate1d(x, row, mode=mode, origin=origin[-1])
+                ndimage.correlate1d(rows, column, axis=-2, output=out, mode=mode, origin=origin[-2])
                 return y
 
-            yield Candidate("cupy", "ndimage.correlate1d, twice", both, workspace_bytes=None, out=y)
+            yield Candidate(self.name, "ndimage.correlate1d, twice", both, workspace_bytes=None, out=y)
         else:
-            yield Candidate("cupy", "ndimage.correlate", call, workspace_bytes=None, out=y)
+            yield Candidate(self.name, "ndimage.correlate", call, workspace_bytes=None, out=y)
+
+
+class CucimPeer(CupyPeer):
+    """The same functions as cuCIM has them below its skimage, with kernels of its own for one axis."""
+
+    name = "cucim"
+    engines = ("cucim",)
+    module = "cucim"
+    ndimage = "cucim.skimage._vendored.ndimage"
 
 
 class ScipyPeer(Peer):
