@@ -17,9 +17,9 @@
 //            (6,3), 2.5 for (5,4) and (4,5), 4.5 for (9,8) and (8,9). Per filter row, channel and tile, for each tile_k
 //            filters, (rows + R - 1) / (rows * R) input transforms of about 27 (alpha 8) or 120 (alpha 16) operations.
 // Floor      FMA issue, as implicit_gemm.
-// Measured   figure: winograd1d winograd1d/pytorch mean only=g8* = 1.43
-//            figure: winograd1d winograd1d/implicit_gemm mean = 2.08
-//            figure: winograd1d winograd1d tflops-most = 132
+// Measured   figure: winograd1d winograd1d/pytorch mean only=g8* = 1.51
+//            figure: winograd1d winograd1d/implicit_gemm mean = 2.13
+//            figure: winograd1d winograd1d tflops-most = 122
 //            figure: wide-filters winograd1d/implicit_gemm mean = 2.07
 #pragma once
 
