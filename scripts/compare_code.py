@@ -2,8 +2,10 @@
 
 ``python scripts/compare_code.py REVISION`` collects the launches of that revision, in a worktree of its own and by its
 own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
-``--write FILE`` only collects, ``--like FILE`` the sample of another one, ``--family NAME`` the code of one family;
-``--files BEFORE AFTER`` only compares.
+``--write FILE`` only collects, ``--like FILE`` the sample of another one, ``--family NAME`` the code of one family,
+``--most N`` a smaller sample; ``--files BEFORE AFTER`` only compares. ``--record`` adds the versions of sources whose
+code is equal wherever it was compared to benchmarks/results/same_code.json, and puts the new ones into the shipped
+tables, so that figures and tables hold for the new sources.
 
 Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
 and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
@@ -59,15 +61,19 @@ def shape(launch: Any) -> list[int]:
     return [launch.grid, launch.block, launch.shared_bytes, launch.cluster]
 
 
-def collect(file: Path, like: Path | None = None, family: str | None = None) -> None:
+def collect(
+    file: Path, like: Path | None = None, family: str | None = None, most_launches: int = MOST_LAUNCHES
+) -> None:
     """Write what this checkout launches; with ``like`` the code of the problems that another one has sampled, with
-    ``family`` only that of its kernels.
+    ``family`` only that of its kernels, with ``most_launches`` so many for each way of asking.
     """
     os.environ["LEANCONV_TUNING"] = "off"
     from leanconv import words
+    from leanconv.bench.provenance import kernels
     from leanconv.call.choose import NoAlgorithmError, choose, consider
     from leanconv.call.explain import NOMINAL
     from leanconv.kernels import ALGORITHMS
+    from leanconv.perf.tables import source_version
     from leanconv.runtime import cache
     from leanconv.runtime.threads import cores
 
@@ -75,10 +81,11 @@ def collect(file: Path, like: Path | None = None, family: str | None = None) -> 
     choices: dict[str, Any] = {}
     code: dict[str, dict[str, list[Any]]] = {}
     every_launch: dict[str, Any] = {}
+    headers: dict[str, dict[str, str]] = {}  # of each algorithm, with their versions
     for way, found in problems():
         for limit in LIMITS if "wgrad" in way else LIMITS[:1]:
             last: Counter[str] = Counter()
-            most = len(every_launch) + MOST_LAUNCHES
+            most = len(every_launch) + most_launches
             for problem in found:
                 key = f"{words.format_problem(problem)} limit {limit}"
                 try:
@@ -110,6 +117,8 @@ def collect(file: Path, like: Path | None = None, family: str | None = None) -> 
                     launches = candidate.plan(problem, NOMINAL).all_launches
                     names = [cache.key(each, NOMINAL.arch) for each in launches]
                     every_launch.update(zip(names, launches, strict=True))
+                    mine = headers.setdefault(candidate.algorithm.stem, {})
+                    mine |= {each.header: source_version(each.header) for each in launches}
                     code[key][name] = [[*shape(e), n] for e, n in zip(launches, names, strict=True)]
     print(f"{file}: {len(choices)} choices; compiling {len(every_launch)} launches", file=sys.stderr)
     with ThreadPoolExecutor(cores()) as pool:
@@ -122,7 +131,8 @@ def collect(file: Path, like: Path | None = None, family: str | None = None) -> 
         for launches in by_name.values():
             for each in launches:
                 each[-1] = hashes[each[-1]]
-    file.write_text(json.dumps({"choices": choices, "code": code}, indent=0))
+    found = {"kernels": kernels(), "headers": headers, "choices": choices, "code": code}
+    file.write_text(json.dumps(found, indent=0))
 
 
 def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
@@ -148,6 +158,40 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
     return len(lines)
 
 
+def equal_code(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    """The version before and the one after of sources that changed and whose machine code did not.
+
+    Those of an algorithm and of each of its kernels, where all launches that both samples have are equal.
+    """
+    differ, compared = set(), set()
+    for key, by_name in before["code"].items():
+        for name, launches in by_name.items():
+            now = after["code"].get(key, {}).get(name)
+            stem = name.removesuffix(" without workspace")
+            if stem != "auto" and now is not None:
+                (compared if launches == now else differ).add(stem)
+    found = {}
+    for stem in sorted(compared - differ):
+        found[before["kernels"][stem]] = after["kernels"].get(stem, "")
+        for header, version in before["headers"][stem].items():
+            if not any(header in before["headers"][other] for other in differ):
+                found[version] = after["headers"].get(stem, {}).get(header, "")
+    return {old: new for old, new in found.items() if new not in ("", old)}
+
+
+def record(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Add what is equal to the list that pages go by, and carry the shipped tables over."""
+    found = equal_code(before, after)
+    path = ROOT / "benchmarks/results/same_code.json"
+    path.write_text(json.dumps([*(json.loads(path.read_text()) if path.is_file() else []), found], indent=1) + "\n")
+    for table in (ROOT / "src/leanconv/perf").glob("*/winners.json"):
+        text = table.read_text()
+        for old, new in found.items():
+            text = text.replace(f'"{old}"', f'"{new}"')
+        table.write_text(text)
+    print(f"{path}: {len(found)} versions of sources whose code is equal")
+
+
 def of_revision(revision: str, file: Path) -> None:
     """Collect in a worktree of a revision, by its own copy of this file."""
     with tempfile.TemporaryDirectory() as folder:
@@ -166,10 +210,12 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="FILE")
     parser.add_argument("--like", type=Path, metavar="FILE", help="sample what this file has sampled")
     parser.add_argument("--family", help="compile only the kernels of this family (all choices are compared)")
+    parser.add_argument("--most", type=int, default=MOST_LAUNCHES, help="launches for each way of asking")
     parser.add_argument("--files", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--record", action="store_true", help="note the sources of equal code")
     given = parser.parse_args()
     if given.write:
-        collect(given.write, given.like, given.family)
+        collect(given.write, given.like, given.family, given.most)
         return 0
     if given.files:
         before, after = given.files
@@ -180,7 +226,10 @@ def main() -> int:
         collect(after, before)
     else:
         parser.error("give a revision, --write or --files")
-    return int(compare(json.loads(before.read_text()), json.loads(after.read_text())) > 0)
+    both = json.loads(before.read_text()), json.loads(after.read_text())
+    if given.record:
+        record(*both)
+    return int(compare(*both) > 0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +160,18 @@ def test_what_cannot_be_traced_is_refused_by_name(changes: dict[str, Any], rule:
     else:
         with pytest.raises(ValueError, match=rule):
             provenance.committed(path, listed)
+
+
+def test_sources_of_equal_code_are_followed(tmp_path: Path) -> None:
+    path = written(tmp_path, kernels={"im2win_fused": "a", "implicit_gemm": "x"})
+    today = provenance.kernels(("im2win_fused", "implicit_gemm"))
+    listed = path.parent.parent / provenance.SAME_CODE
+    listed.write_text(json.dumps([{"a": "b", "x": today["implicit_gemm"]}, {"b": today["im2win_fused"]}]))
+    assert provenance.committed(path).rows
+    # in the order of time
+    listed.write_text(json.dumps([{"b": today["im2win_fused"]}, {"a": "b", "x": today["implicit_gemm"]}]))
+    with pytest.raises(ValueError, match="of earlier kernels: im2win_fused changed since"):
+        provenance.committed(path)
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:

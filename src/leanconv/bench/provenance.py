@@ -25,6 +25,9 @@ from leanconv.runtime.files import read_bytes, read_json
 
 #: The file below the results that lists those of earlier kernels which pages may still use, each with the reason.
 OLDER = "older.json"
+#: The file below the results that lists, for each comparison by scripts/compare_code.py, the versions before and after
+#: of sources that changed and whose machine code did not.
+SAME_CODE = "same_code.json"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _IMPORT = re.compile(r"^from (leanconv\.kernels[\w.]*) import \(?([\w, \n]+)", re.MULTILINE)
@@ -123,6 +126,12 @@ def older(results: Path) -> dict[str, str]:
     return dict(read_json(read_bytes(path))) if path.is_file() else {}
 
 
+def same_code(results: Path) -> list[dict[str, str]]:
+    """What the list of sources of equal machine code says, in the order of time; nothing where there is no list."""
+    path = results / SAME_CODE
+    return list(read_json(read_bytes(path))) if path.is_file() else []
+
+
 def committed(path: Path, older: Mapping[str, str] = {}) -> Results:
     """The results of a suite, for a page. Raises ValueError, as `refuse` does, and for a file that is damaged."""
     results = Results.read(path)
@@ -143,7 +152,8 @@ def refuse(
     """Raise ValueError where the record ``about`` of a machine, in the file ``path``, cannot be traced.
 
     That is one of another schema; of a revision that is unknown, or that the git history at hand does not have; with
-    files that differ from it; or of kernels that have changed since, unless ``older`` lists ``<machine>/<name>.json``.
+    files that differ from it; or of kernels that have changed since, unless only their sources did (`same_code`) or
+    ``older`` lists ``<machine>/<name>.json``.
     A suite that ``measured`` nothing is refused, too.
     """
     commit, dirty = about.get("git_revision"), about.get("git_dirty")
@@ -162,8 +172,10 @@ def refuse(
         raise ValueError(f"{path} is damaged: it has no problem")
     if not isinstance(about.get("kernels"), Mapping):
         raise ValueError(f"{path} is damaged: it does not say with which kernels it was measured")
-    today = kernels()
-    changed = [stem for stem, version in about["kernels"].items() if today.get(stem) != version]
+    versions, today = dict(about["kernels"]), kernels()
+    for equal in same_code(path.parent.parent):
+        versions = {stem: equal.get(version, version) for stem, version in versions.items()}
+    changed = [stem for stem, version in versions.items() if today.get(stem) != version]
     if changed and f"{path.parent.name}/{path.name}" not in older:
         raise ValueError(
             f"{path} is of earlier kernels: {', '.join(changed)} changed since; measure it anew, or list it in {OLDER} "
