@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def sample(shape: Sequence[int], kind: str, random: np.random.Generator) -> np.n
 def _problems(layers: Sequence[tuple[int, int]], filters: Sequence[int]) -> list[Problem]:
     kinds: tuple[dict[str, Any], ...] = {"reduction": "median"}, {"reduction": "sum"}, {"rank": 1}, {}
     filtered = (dense_filter(1, 96, 128, size, size, **kind) for kind in kinds for size in filters)
-    return [*(layer(*each) for each in layers), *filtered]
+    # a layer of volumes for what computes no other
+    volume = replace(layer(3, 20), h=8, w=8, d=6, t=3, padding_d=(1, 1))
+    return [*(layer(*each) for each in layers), volume, *filtered]
 
 
 def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Callable[..., Any]]]:
@@ -110,7 +113,8 @@ def measured(
     entries: list[Entry] = []
     for problem in _problems(layers, filters):
         if problem.kind == "conv2d":
-            name, reduction = f"layer {problem.r}×{problem.s}×{problem.c}", problem.r * problem.s * problem.c
+            taps = (problem.t,) * problem.is_volume + (problem.r, problem.s, problem.c)
+            name, reduction = f"layer {'×'.join(map(str, taps))}", prod(taps)
         else:
             name, reduction = f"filter {problem.kh}×{problem.kw}", problem.kh * problem.kw
         for data in DATA:

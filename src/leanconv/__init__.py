@@ -32,6 +32,7 @@ from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError, CudaUnavailableError, OutOfMemoryError
 from leanconv.runtime.errors import LeanconvError
 from leanconv.tuning.search import TuningResult, WrongResultError, record_tuning, tune
+from leanconv.volumes.api import conv3d, conv3d_input, conv3d_weight, conv_transpose3d
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,10 @@ __all__ = [
     "conv2d",
     "conv2d_input",
     "conv2d_weight",
+    "conv3d",
+    "conv3d_input",
+    "conv3d_weight",
+    "conv_transpose3d",
     "dilate",
     "erode",
     "explain",

@@ -12,6 +12,7 @@ from leanconv.call.resolve import Resolved, resolve
 from leanconv.images.api import filter2d, filter3d, requested_filter, requested_volume_filter
 from leanconv.options import FUNCTIONS, Activation, Layout, Layout1d, Padding, Precision, layer_options
 from leanconv.problem import is_problem
+from leanconv.volumes.api import conv3d, conv3d_input, conv3d_weight
 
 Array = TypeVar("Array")
 
@@ -358,7 +359,7 @@ def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
     """Say what a call would run for these arguments, and why not the others. Runs nothing.
 
     Give a function and the arguments of its call: ``explain(conv2d, x, w, padding=1)``; any of `conv2d`, `conv1d`,
-    their gradients, `filter2d` and `filter3d`. Or give a ConvProblem or FilterProblem with, if wanted,
+    `conv3d`, their gradients, `filter2d` and `filter3d`. Or give a ConvProblem or FilterProblem with, if wanted,
     ``device="cuda"`` (the CPU is the default), ``algorithm=`` and ``workspace_limit=``. Registers and spills are given
     for what this process has compiled already, or with ``compile=True``. Where no GPU can be opened, the choice is the
     one for an H200.
@@ -402,5 +403,8 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     return resolve(requested, first, second, given.get("bias"), out)
 
 
-_EXPLAINED = conv2d, conv1d, conv2d_input, conv1d_input, conv2d_weight, conv1d_weight, filter2d, filter3d
+_EXPLAINED = (
+    conv2d, conv1d, conv3d, conv2d_input, conv1d_input, conv3d_input, conv2d_weight, conv1d_weight, conv3d_weight,
+    filter2d, filter3d,
+)  # fmt: skip
 _LAYER_OPTIONS = inspect.signature(layer_options).parameters

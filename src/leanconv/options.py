@@ -28,8 +28,9 @@ from leanconv.runtime.env import raw_workspace_limit
 Op = Literal["fprop", "dgrad", "wgrad"]
 #: The order of the axes in memory, slowest first. Of filters N is the filter, C its channels.
 Layout = Literal["NCHW", "NHWC", "CHWN"]
-#: The same of signals, the layouts of images of one row.
+#: The same of signals, the layouts of images of one row; and of volumes, which have slices before the rows.
 Layout1d = Literal["NCW", "NWC", "CWN"]
+Layout3d = Literal["NCDHW", "NDHWC"]
 Activation = Literal["relu"] | None
 #: Precision levels, strictest first. An algorithm may serve its own level and every looser one.
 Precision = Literal["ieee", "fp32", "relaxed", "tf32"]
@@ -39,7 +40,8 @@ Border = BorderName | ScipyMode | OpencvName | int
 
 OPS: tuple[Op, ...] = get_args(Op)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
-LAYOUTS_1D: tuple[Layout1d, ...] = get_args(Layout1d)
+#: By the number of axes: what a function calls the layouts of the same place in `LAYOUTS`.
+LAYOUTS_OF: dict[int, tuple[str, ...]] = {1: get_args(Layout1d), 2: LAYOUTS, 3: get_args(Layout3d)}
 ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
 #: What the pixels of a window make.
 Reduction = Literal["sum", "min", "max", "median"]
@@ -59,7 +61,7 @@ class Function(NamedTuple):
     """A public function on layers."""
 
     op: Op
-    #: 2 for images, 1 for signals
+    #: 2 for images, 1 for signals, 3 for volumes
     axes: int
     #: what it calls its two arrays
     names: tuple[str, str]
@@ -70,10 +72,13 @@ class Function(NamedTuple):
 FUNCTIONS = {
     "conv2d": Function("fprop", 2, ("x", "w")),
     "conv1d": Function("fprop", 1, ("x", "w")),
+    "conv3d": Function("fprop", 3, ("x", "w")),
     "conv2d_input": Function("dgrad", 2, ("grad", "w"), "input_shape"),
     "conv1d_input": Function("dgrad", 1, ("grad", "w"), "input_shape"),
+    "conv3d_input": Function("dgrad", 3, ("grad", "w"), "input_shape"),
     "conv2d_weight": Function("wgrad", 2, ("x", "grad"), "weight_shape"),
     "conv1d_weight": Function("wgrad", 1, ("x", "grad"), "weight_shape"),
+    "conv3d_weight": Function("wgrad", 3, ("x", "grad"), "weight_shape"),
 }
 #: What they call the first array that an operation reads.
 FIRST: dict[Op, str] = {function.op: function.names[0] for function in FUNCTIONS.values()}
@@ -88,10 +93,11 @@ class LayerOptions(NamedTuple):
 
     #: one of `FUNCTIONS`
     function: str
-    stride: tuple[int, int]
+    #: of rows and columns; of volumes that of slices comes first, as in padding and dilation
+    stride: tuple[int, ...]
     #: top, bottom, left, right; or "same" or "valid"
-    padding: tuple[int, int, int, int] | str
-    dilation: tuple[int, int]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
     groups: int
     layout: Any = None
     algorithm: str = "auto"
@@ -176,19 +182,19 @@ def layer_options(
 
 #: For each number of axes, by identity, the strides (dilations) and the paddings that were checked, and what they mean.
 _Known = dict[int, tuple[object, Any]]
-_STORES: dict[int, tuple[_Known, _Known]] = {1: ({}, {}), 2: ({}, {})}
+_STORES: dict[int, tuple[_Known, _Known]] = {1: ({}, {}), 2: ({}, {}), 3: ({}, {})}
 _CHECKED = {name: _STORES[function.axes] for name, function in FUNCTIONS.items()}
 _MOST_CHECKED = 1024
 
 
 def _checked(function: str, name: str, value: Any) -> Any:
     """What an option means, kept if it can never change. The object is kept too, so that no other has its identity."""
-    (strides, paddings), signals = _CHECKED[function], FUNCTIONS[function].axes == 1
+    (strides, paddings), axes = _CHECKED[function], FUNCTIONS[function].axes
     store = paddings if name == "padding" else strides
     if name == "padding":
-        result: Any = _sides_1d(value) if signals else sides_of(value)
+        result: Any = _sides_1d(value) if axes == 1 else sides_of(value) if axes == 2 else _sides_3d(value)
     else:
-        result = (1, single(name, value, 1)) if signals else pair(name, value, 1)
+        result = (1, single(name, value, 1)) if axes == 1 else each_axis(name, value, 1, axes)
     if type(value) in (int, str) or (type(value) is tuple and all([type(each) is int for each in value])):
         if len(store) >= _MOST_CHECKED:
             store.clear()
@@ -263,16 +269,25 @@ def integer(name: str, value: object, least: float, most: float = MOST) -> int:
     return index
 
 
+#: What the axes of images and volumes are called in messages.
+_AXES = {2: "(vertical, horizontal)", 3: "(depth, vertical, horizontal)"}
+
+
 def pair(name: str, value: object, least: int) -> tuple[int, int]:
     """An int for both axes, or (vertical, horizontal)."""
+    down, across = each_axis(name, value, least)
+    return down, across
+
+
+def each_axis(name: str, value: object, least: int, axes: int = 2) -> tuple[int, ...]:
+    """An int for all axes of images, or volumes, or one for each."""
     if isinstance(value, (tuple, list)):
         if len(value) == 1:
-            value = (*value, *value)
-        if len(value) != 2:
-            raise ValueError(f"{name}={value!r} must be an integer or two: (vertical, horizontal)")
-        return integer(name, value[0], least), integer(name, value[1], least)
-    number = integer(name, value, least)
-    return number, number
+            value = (*value,) * axes
+        if len(value) != axes:
+            raise ValueError(f"{name}={value!r} must be an integer or {('two', 'three')[axes - 2]}: {_AXES[axes]}")
+        return tuple([integer(name, each, least) for each in value])
+    return (integer(name, value, least),) * axes
 
 
 def single(name: str, value: object, least: int) -> int:
@@ -316,26 +331,39 @@ def _sides_1d(padding: object) -> tuple[int, int, int, int] | str:
     return 0, 0, integer("padding", sides[0], 0), integer("padding", sides[-1], 0)
 
 
+def _sides_3d(padding: object) -> tuple[int, ...] | str:
+    """Padding of volumes as (front, back, top, bottom, left, right), or the word that it is."""
+    if isinstance(padding, str):
+        return padding_word(padding)
+    if isinstance(padding, (tuple, list)) and len(padding) == 6:
+        return tuple([integer("padding", side, 0) for side in padding])
+    if isinstance(padding, (tuple, list)) and len(padding) not in (1, 3):
+        raise ValueError(
+            f"padding={padding!r} must be an integer, (depth, vertical, horizontal), (front, back, top, bottom, left, "
+            "right), 'same' or 'valid'"
+        )
+    return tuple([side for side in each_axis("padding", padding, 0, 3) for _ in range(2)])
+
+
 def padding_word(padding: str) -> str:
     if padding not in ("same", "valid"):
         raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
     return str.__str__(padding)
 
 
-def four_sides(
-    padding: tuple[int, int, int, int] | str, window: tuple[int, int], stride: tuple[int, int],
-    dilation: tuple[int, int],
-) -> tuple[int, int, int, int]:  # fmt: skip
-    """Padding as (top, bottom, left, right) for a filter of ``window`` rows and columns."""
+def sides_for(
+    padding: tuple[int, ...] | str, window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Padding before and after each axis, as (top, bottom, left, right), for a filter of ``window`` taps along each."""
     if not isinstance(padding, str):
         return padding
     if padding == "valid":
-        return 0, 0, 0, 0
-    if stride != (1, 1):
+        return (0, 0) * len(window)
+    if any(step != 1 for step in stride):
         raise ValueError(f"padding='same' needs stride=1, got stride={stride}")
-    down, across = (step * max(0, taps - 1) for step, taps in zip(dilation, window, strict=True))
+    covered = [step * max(0, taps - 1) for step, taps in zip(dilation, window, strict=True)]
     # the odd one goes to the end, as in PyTorch
-    return down // 2, down - down // 2, across // 2, across - across // 2
+    return tuple([side for both in covered for side in (both // 2, both - both // 2)])
 
 
 def one_of(name: str, value: object, known: Sequence[Word]) -> Word:

@@ -39,13 +39,14 @@ def _are_steps(value: Any) -> bool:
     return _are_ints(value, 2) and 1 <= value[0] <= options.MOST and 1 <= value[1] <= options.MOST
 
 
-def lay_out(layout: Layout, first: int, channels: int, height: int, width: int) -> tuple[int, int, int, int]:
-    """The shape, in memory order, of ``first`` images, or filters, of so many channels, rows and columns."""
+def lay_out(layout: Layout, first: int, channels: int, *extent: int) -> tuple[int, ...]:
+    """The shape, in memory order, of ``first`` images, or filters, of so many channels, and rows and columns; of
+    volumes with the slices before these."""
     if layout == "NHWC":
-        return first, height, width, channels
+        return first, *extent, channels
     if layout == "CHWN":
-        return channels, height, width, first
-    return first, channels, height, width
+        return channels, *extent, first
+    return first, channels, *extent
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class ConvProblem:
 
     ``stride``, ``padding`` and ``dilation`` are as in `leanconv.conv2d`, and kept as pairs and four sides.
 
+    A layer of volumes has ``d`` slices, filters of ``t`` slices, and ``z`` slices of output; the sums are over t too:
+    ``y[n,k,z,p,q] = bias[k] + sum over c,t,r,s of w[k,c,t,r,s] * x[n, c, z*stride_d - front + t*dilation_d, ...]``.
+    The slices come before the rows in all arrays: ``NCHW`` means N·C·D·H·W, ``NHWC`` N·D·H·W·C, and there is no other
+    layout. ``padding_d`` is front and back. Images are volumes of one slice, with filters of one.
+
     Raises ValueError and TypeError as `leanconv.conv2d` does for these options, and TypeError for sizes that are not
     integers. Whether a layer can have these sizes, `leanconv.explain` says.
     """
@@ -106,9 +112,14 @@ class ConvProblem:
     op: Op = "fprop"
     accumulate: bool = False
     batch_invariant: bool = False
+    d: int = 1
+    t: int = 1
+    stride_d: int = 1
+    padding_d: tuple[int, int] = (0, 0)
+    dilation_d: int = 1
 
     def __post_init__(self) -> None:
-        _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups"))
+        _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups", "d", "t", "stride_d", "dilation_d"))
         plain = {type(self.dtype), type(self.layout), type(self.precision), type(self.op)} == {str}
         plain = plain and {type(self.bias), type(self.accumulate), type(self.batch_invariant)} == {bool}
         plain = plain and self.dtype in LAYERS and self.layout in options.LAYOUTS and self.op in options.OPS
@@ -120,8 +131,25 @@ class ConvProblem:
                 object.__setattr__(self, name, options.pair(name, getattr(self, name), 1))
         if not _are_ints(self.padding, 4):
             padding = options.sides_of(self.padding)
-            sides = options.four_sides(padding, (self.r, self.s), self.stride, self.dilation)
+            sides = options.sides_for(padding, (self.r, self.s), self.stride, self.dilation)
             object.__setattr__(self, "padding", sides)
+        if not _are_ints(self.padding_d, 2):
+            object.__setattr__(self, "padding_d", options.pair("padding_d", self.padding_d, 0))
+        if not self.is_volume:
+            object.__setattr__(self, "stride_d", 1)
+            object.__setattr__(self, "dilation_d", 1)
+        elif self.layout == "CHWN":
+            raise ValueError("layout='CHWN' is of images; volumes are 'NCHW' or 'NHWC', with the slices before H")
+
+    @cached_property
+    def is_volume(self) -> bool:
+        """Whether there is an axis of slices, of input, filters or output."""
+        return (self.d, self.t, self.padding_d) != (1, 1, (0, 0))
+
+    @cached_property
+    def z(self) -> int:
+        """Output slices; zero or negative when the dilated filter does not fit the padded input."""
+        return (self.d + sum(self.padding_d) - self.dilation_d * (self.t - 1) - 1) // self.stride_d + 1
 
     def _check_words(self) -> None:
         options.integer("groups", self.groups, 1)
@@ -179,29 +207,32 @@ class ConvProblem:
         return (Operand(first, self.x_shape, self.dtype), Operand(second, beside, weights), *bias, y)
 
     @property
-    def x_shape(self) -> tuple[int, int, int, int]:
+    def x_shape(self) -> tuple[int, ...]:
         """Shape, in memory order, of the first array that the operation reads: x, or dy for the input's gradient."""
         return self._layer_output if self.op == "dgrad" else self._layer_input
 
     @property
-    def w_shape(self) -> tuple[int, int, int, int]:
+    def w_shape(self) -> tuple[int, ...]:
         """Shape of the layer's filters, axes in memory order."""
-        return lay_out(self.layout, self.k, self.group_c, self.r, self.s)
+        return self._lay_out(self.k, self.group_c, self.t, self.r, self.s)
 
     @cached_property
-    def y_shape(self) -> tuple[int, int, int, int]:
+    def y_shape(self) -> tuple[int, ...]:
         """Shape, in memory order, of the array that the operation writes."""
         if self.op == "wgrad":
             return self.w_shape
         return self._layer_input if self.op == "dgrad" else self._layer_output
 
     @property
-    def _layer_input(self) -> tuple[int, int, int, int]:
-        return lay_out(self.layout, self.n, self.c, self.h, self.w)
+    def _layer_input(self) -> tuple[int, ...]:
+        return self._lay_out(self.n, self.c, self.d, self.h, self.w)
 
     @property
-    def _layer_output(self) -> tuple[int, int, int, int]:
-        return lay_out(self.layout, self.n, self.k, self.p, self.q)
+    def _layer_output(self) -> tuple[int, ...]:
+        return self._lay_out(self.n, self.k, self.z, self.p, self.q)
+
+    def _lay_out(self, first: int, channels: int, slices: int, *extent: int) -> tuple[int, ...]:
+        return lay_out(self.layout, first, channels, *((slices,) * self.is_volume), *extent)
 
     def as_forward(self) -> ConvProblem:
         """The forward convolution that computes this gradient of a layer of unit stride.
@@ -209,14 +240,17 @@ class ConvProblem:
         Its input is the gradient of the layer's output, its output the gradient of the layer's input; its filters are
         the layer's with input and output channels of a group exchanged and rows and columns reversed. Padding is
         ``dilation * (r - 1) - top``, and so on: negative where the layer pads by more than its filter reaches, which
-        means that windows begin inside the image. Raises ValueError unless this is ``dgrad`` with stride (1, 1).
+        means that windows begin inside the image. Raises ValueError unless this is ``dgrad`` with unit strides.
         """
-        if self.op != "dgrad" or self.stride != (1, 1):
+        if self.op != "dgrad" or (self.stride_d, *self.stride) != (1, 1, 1):
             raise ValueError(f"op={self.op!r} with stride={self.stride} is no forward convolution")
         reach = [d * (extent - 1) for d, extent in zip(self.dilation, (self.r, self.s), strict=True)]
         top, bottom, left, right = self.padding
         padding = (reach[0] - top, reach[0] - bottom, reach[1] - left, reach[1] - right)
-        return replace(self, op="fprop", c=self.k, h=self.p, w=self.q, k=self.c, padding=padding)
+        slices = self.dilation_d * (self.t - 1)
+        padding_d = slices - self.padding_d[0], slices - self.padding_d[1]
+        size = {"c": self.k, "d": self.z, "h": self.p, "w": self.q, "k": self.c}
+        return replace(self, op="fprop", padding=padding, padding_d=padding_d, **size)
 
     @cached_property
     def flops(self) -> int:
@@ -224,7 +258,7 @@ class ConvProblem:
 
         A gradient takes each product of the forward layer once, so its count is the same.
         """
-        return 2 * self.n * self.k * self.p * self.q * self.group_c * self.r * self.s
+        return 2 * self.n * self.k * self.z * self.p * self.q * self.group_c * self.t * self.r * self.s
 
     @cached_property
     def bytes(self) -> int:
@@ -236,13 +270,20 @@ class ConvProblem:
     def terms(self) -> int:
         """Products that an element of the result sums, padding included."""
         if self.op == "wgrad":
-            return self.n * self.p * self.q
-        return (self.group_k if self.op == "dgrad" else self.group_c) * self.r * self.s
+            return self.n * self.z * self.p * self.q
+        return (self.group_k if self.op == "dgrad" else self.group_c) * self.t * self.r * self.s
 
     def __str__(self) -> str:
-        text = f"{self.op} {self.layout} {self.dtype} {self.n}x{self.c}x{self.h}x{self.w} k{self.k} {self.r}x{self.s}"
-        text += f" stride {self.stride[0]},{self.stride[1]} padding {','.join(map(str, self.padding))}"
-        text += f" dilation {self.dilation[0]},{self.dilation[1]} groups {self.groups} precision {self.precision}"
+        layout, size, taps = self.layout, (self.n, self.c, self.h, self.w), (self.r, self.s)
+        stride, padding, dilation = self.stride, self.padding, self.dilation
+        if self.is_volume:
+            layout, size, taps = layout.replace("H", "DH"), (*size[:2], self.d, *size[2:]), (self.t, *taps)
+            stride, padding = (self.stride_d, *stride), self.padding_d + padding
+            dilation = self.dilation_d, *dilation
+        shape, window = "x".join(map(str, size)), "x".join(map(str, taps))
+        text = f"{self.op} {layout} {self.dtype} {shape} k{self.k} {window}"
+        text += f" stride {','.join(map(str, stride))} padding {','.join(map(str, padding))}"
+        text += f" dilation {','.join(map(str, dilation))} groups {self.groups} precision {self.precision}"
         text += " bias" * self.bias + (f" {self.activation}" if self.activation else "")
         return text + " accumulate" * self.accumulate + " batch_invariant" * self.batch_invariant
 

@@ -4,6 +4,7 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
 
     conv:n128,c64,h56,w56,k64,r3,s3,stride1,pad1,NHWC
     conv:n1,c32,h112,k32,r3,stride2x1,pad0x1x0x1,dil2,groups32,bias,relu
+    conv:n8,c64,d16,h56,k64,t3,r3,stride1x2x2,pad1,NDHWC
     filter:8192x8192,7x7
     filter:480x640,5x1,batch16,anchor0x0,replicate,int32
     filter:1080x1920,3x3,channels3,uint8,int16
@@ -12,7 +13,9 @@ A problem in words is ``conv:`` or ``filter:`` and a list of settings between co
 
 For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r where they are left out). ``stride``,
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
-Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
+Layers of volumes have ``d`` slices and filters of ``t``, and their numbers are one for all axes, three as
+``depth x rows x columns``, or six of ``pad``, front and back before the others; their layouts are ``NCDHW`` and
+``NDHWC``. Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
 ``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where it is not
 the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
 For ``filter``: the image's height x width and the filter's height x width, in this order, with the slices of volumes
@@ -32,7 +35,7 @@ from typing import Any, get_args
 
 from leanconv.dtypes import FILTERS, LAYERS
 from leanconv.images.borders import BORDERS
-from leanconv.options import LAYOUTS, PRECISIONS, Op, Reduction
+from leanconv.options import LAYOUTS, LAYOUTS_OF, PRECISIONS, Op, Reduction
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
@@ -72,14 +75,17 @@ def format_problem(problem: Problem) -> str:
     """``problem`` in the words that parse_problem reads, defaults left out."""
     if problem.kind == "filter2d":
         return _format_filter(problem)
-    words = [f"{letter}{getattr(problem, letter)}" for letter in "nchwkrs"]
-    words += ["stride" + _numbers(problem.stride)] if problem.stride != (1, 1) else []
-    top, bottom, left, right = problem.padding
-    sides = (top, left) if (top, left) == (bottom, right) else problem.padding
-    words += ["pad" + _numbers(sides)] if any(problem.padding) else []
-    words += ["dil" + _numbers(problem.dilation)] if problem.dilation != (1, 1) else []
+    deep, stride, padding, dilation = problem.is_volume, problem.stride, problem.padding, problem.dilation
+    if deep:
+        stride, dilation = (problem.stride_d, *stride), (problem.dilation_d, *dilation)
+        padding = problem.padding_d + padding
+    words = [f"{letter}{getattr(problem, letter)}" for letter in ("ncdhwktrs" if deep else "nchwkrs")]
+    words += ["stride" + _numbers(stride)] if set(stride) != {1} else []
+    sides = padding[::2] if padding[::2] == padding[1::2] else padding
+    words += ["pad" + _numbers(sides)] if any(padding) else []
+    words += ["dil" + _numbers(dilation)] if set(dilation) != {1} else []
     words += [f"groups{problem.groups}"] if problem.groups != 1 else []
-    words.append(problem.layout)
+    words.append(LAYOUTS_OF[3][LAYOUTS.index(problem.layout)] if deep else problem.layout)
     words += [word for word in (problem.precision, problem.dtype) if word not in ("fp32", "float32")]
     words += ["bias"] if problem.bias else []
     words += [problem.activation] if problem.activation else []
@@ -94,8 +100,8 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 #: What a problem in words may hold, for those who wrote something else.
 _CONV_WORDS = (
-    "n, c, h, w, k, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, bias, "
-    "relu, accumulate, dgrad or wgrad"
+    "n, c, d, h, w, k, t, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, "
+    "bias, relu, accumulate, dgrad or wgrad"
 )
 #: Windows without weights, and what their pixels make.
 BOXES: dict[str, Reduction] = {"box": "sum", "erode": "min", "dilate": "max", "median": "median"}
@@ -123,37 +129,47 @@ def _split(text: str, token: str, counts: tuple[int, ...]) -> tuple[str, tuple[i
 
 def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     sizes: dict[str, Any] = {"n": 1, "groups": 1}
-    pairs: dict[str, Any] = {}
+    steps: dict[str, tuple[int, ...]] = {}
     settings: dict[str, Any] = {}
     choices = {"layout": LAYOUTS, "precision": PRECISIONS, "dtype": LAYERS, "op": get_args(Op), "activation": ("relu",)}
     words: dict[str, tuple[str, Any]] = {word: (key, word) for key, known in choices.items() for word in known}
     words |= {"bias": ("bias", True), "accumulate": ("accumulate", True)}
+    words |= {deep: ("layout", plain) for deep, plain in zip(LAYOUTS_OF[3], LAYOUTS, strict=False)}
+    # volumes say so by their slices, or by their layout
+    axes = 3 if any(re.fullmatch(r"[dt]\d+", token) or token in LAYOUTS_OF[3] for token in tokens) else 2
     for token in tokens:
         if token in words:
             key, value = words[token]
             settings[key] = value
             continue
-        word, numbers = _split(text, token, (1, 2, 4))
-        if word in (*"nchwkrs", "groups") and len(numbers) == 1:
+        word, numbers = _split(text, token, (1, axes, 2 * axes))
+        if word in (*"ncdhwktrs", "groups") and len(numbers) == 1:
             sizes[word] = numbers[0]
-        elif word in ("stride", "dil") and len(numbers) < 4:
-            pairs[{"dil": "dilation"}.get(word, word)] = (numbers[0], numbers[-1])
-        elif word == "pad":
-            up, side = numbers[0], numbers[-1]
-            settings["padding"] = numbers if len(numbers) == 4 else (up, up, side, side)
+        elif word in ("stride", "dil", "pad") and len(numbers) <= (2 * axes if word == "pad" else axes):
+            steps[word] = numbers if len(numbers) > 1 else numbers * axes
         else:
             raise _not_understood(text, token)
+    for word, name in (("stride", "stride"), ("dil", "dilation")):
+        if word in steps:
+            settings[name] = steps[word][-2:]
+            settings |= {f"{name}_d": steps[word][0]} if axes == 3 else {}
+    if "pad" in steps:
+        sides = steps["pad"]
+        sides = sides if len(sides) == 2 * axes else tuple(side for side in sides for _ in range(2))
+        settings["padding"] = sides[-4:]
+        settings |= {"padding_d": sides[:2]} if axes == 3 else {}
     sizes.setdefault("w", sizes.get("h", 0))
     sizes.setdefault("s", sizes.get("r", 0))
     missing = [letter for letter in "chkr" if letter not in sizes]
     if missing:
         raise ValueError(f"problem={text!r}: {', '.join(missing)} must be given")
-    problem = ConvProblem(**sizes, **pairs, **settings)
-    if min(problem.c, problem.k, problem.r, problem.s, problem.groups, *problem.stride, *problem.dilation) < 1:
+    problem = ConvProblem(**sizes, **settings)
+    counts = [getattr(problem, name) for name in (*"cdktrs", "groups", "stride_d", "dilation_d")]
+    if min(*counts, *problem.stride, *problem.dilation) < 1:
         raise ValueError(f"problem={text!r}: every size, stride, dilation and group count must be at least 1")
     if problem.c % problem.groups or problem.k % problem.groups:
         raise ValueError(f"problem={text!r}: c={problem.c} and k={problem.k} must be divisible by {problem.groups}")
-    if problem.p < 1 or problem.q < 1:
+    if min(problem.z, problem.p, problem.q) < 1:
         raise ValueError(f"problem={text!r}: the filter does not fit the padded image")
     return problem
 

@@ -14,7 +14,7 @@ import leanconv
 from leanconv import ConvProblem, FilterProblem, conv2d, filter2d, prepare_weights
 from leanconv.arrays import TorchArrays
 from leanconv.call import weights
-from leanconv.call.choose import choose
+from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.images.borders import BORDERS
 from leanconv.kernels import ALGORITHMS
 from leanconv.options import PRECISIONS, Layout
@@ -60,6 +60,10 @@ def test_every_cpu_algorithm_by_name(name: str, layout: Layout, rng: np.random.G
     problem = ConvProblem(n=2, c=8, h=8, w=9, k=16, r=3, s=3, layout=layout)
     if name == "single_channel":
         problem = replace(problem, groups=8)
+    if name == "slices":
+        with pytest.raises(NoAlgorithmError, match="one of images, which have no slices"):
+            conv2d(*conv_arrays(rng, problem)[:2], layout=layout, algorithm=name)
+        return
     x, w, _ = conv_arrays(rng, problem)
     y = conv2d(x, w, groups=problem.groups, layout=layout, algorithm=name)
     assert relative_error(y, oracle_conv(problem, x, w, None)) < TOLERANCE

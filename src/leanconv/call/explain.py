@@ -15,6 +15,7 @@ from leanconv.kernels import ALGORITHMS
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
+from leanconv.volumes.images import as_images
 from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
 
@@ -103,6 +104,7 @@ def explain_problem(
 ) -> Explanation:
     """What would run for a problem that a caller has written; on the CPU unless ``device`` names a GPU."""
     check_problem(problem)
+    problem = as_images(problem) if problem.kind == "conv2d" else problem
     limit = options.limit_of(limit)
     if device is None or str(device) == "cpu":
         return _on_cpu(problem, algorithm, limit)

@@ -146,8 +146,9 @@ def left_to_the_library(resolved: Resolved) -> bool:
 
 def torch_function(problem: ConvProblem) -> str:
     """PyTorch's own function for a layer."""
-    gradients = {"dgrad": "torch.nn.grad.conv2d_input", "wgrad": "torch.nn.grad.conv2d_weight"}
-    return gradients.get(problem.op, "torch.nn.functional.conv2d")
+    name = "conv3d" if problem.is_volume else "conv2d"
+    gradients = {"dgrad": f"torch.nn.grad.{name}_input", "wgrad": f"torch.nn.grad.{name}_weight"}
+    return gradients.get(problem.op, f"torch.nn.functional.{name}")
 
 
 def check_torch_algorithm(name: str) -> None:
@@ -186,10 +187,24 @@ class TorchCpuConv(_HostCall):
         super().__init__(resolved)
         self._order = resolved.operands.out_order
         problem = self._problem
-        covered = problem.dilation[0] * (problem.r - 1) + 1, problem.dilation[1] * (problem.s - 1) + 1
+        #: 3 of volumes; signals are images of one row
+        self._axes = axes = 3 if self._has_slices(resolved) else 2
+        self._stride = (problem.stride_d, *problem.stride)[-axes:]
+        self._dilation = (problem.dilation_d, *problem.dilation)[-axes:]
+        self._taps = (problem.t, problem.r, problem.s)[-axes:]
+        self._inputs, self._outputs = (problem.d, problem.h, problem.w)[-axes:], (problem.z, problem.p, problem.q)[-axes:]
+        sides = (*problem.padding_d, *problem.padding)[-2 * axes :]
+        self._before, self._after = sides[::2], sides[1::2]
+        covered = [apart * (taps - 1) + 1 for apart, taps in zip(self._dilation, self._taps, strict=True)]
         least = max(16, 4 * max(covered))
-        large = min(problem.h, problem.w, problem.p, problem.q) >= least
+        large = axes == 2 and min(*self._inputs, *self._outputs) >= least
         self._channels_last = large and problem.layout == "NHWC" and problem.op != "wgrad"
+
+    @staticmethod
+    def _has_slices(resolved: Resolved) -> bool:
+        """Whether the arrays have an axis of slices, be it of one."""
+        filters = resolved.shape if resolved.problem.op == "wgrad" else resolved.operands.w.shape
+        return len(filters) == 5
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         problem = self._problem
@@ -203,7 +218,7 @@ class TorchCpuConv(_HostCall):
         if alone:  # a batch of one
             x, w = x.unsqueeze(0), w.unsqueeze(0) if filters else w
         if filters and bias is not None:
-            bias.copy_(w.sum((0, 2, 3)))
+            bias.copy_(w.sum((0, *range(2, w.dim()))))
         x, w = (in_order(x, (0, 2, 3, 1)), w) if self._channels_last else (in_order(x), in_order(w))
         y = self._image_by_image(x, w, bias) if problem.batch_invariant else self._compute(x, w, bias)
         y = y.squeeze(2) if signal else y
@@ -226,40 +241,45 @@ class TorchCpuConv(_HostCall):
     def _forward(self, x: Any, w: Any, bias: Any) -> Any:
         from torch.nn import functional
 
-        problem = self._problem
         x, padding = self._padded(x)
-        y = functional.conv2d(x, w, bias, problem.stride, padding, problem.dilation, problem.groups)
-        return functional.relu(y) if problem.activation == "relu" else y
+        convolve = getattr(functional, f"conv{self._axes}d")
+        y = convolve(x, w, bias, self._stride, padding, self._dilation, self._problem.groups)
+        return functional.relu(y) if self._problem.activation == "relu" else y
 
-    def _padded(self, x: Any) -> tuple[Any, tuple[int, int]]:
+    def _padded(self, x: Any) -> tuple[Any, tuple[int, ...]]:
         """The images and the padding that PyTorch adds: the same at both ends, so another one is put around them."""
         from torch.nn.functional import pad
 
-        top, bottom, left, right = self._problem.padding
-        even = (top, left) == (bottom, right)
-        return (x, (top, left)) if even else (pad(x, (left, right, top, bottom)), (0, 0))
+        if self._before == self._after:
+            return x, self._before
+        # the last axis first
+        sides = [side for both in zip(self._before[::-1], self._after[::-1], strict=True) for side in both]
+        return pad(x, sides), (0,) * self._axes
 
     def _input_gradient(self, grad: Any, w: Any, bias: Any) -> Any:
-        from torch.nn.functional import conv_transpose2d
-        from torch.nn.grad import conv2d_input
+        from torch.nn import functional
+        from torch.nn import grad as gradients
 
-        problem = self._problem
-        top, bottom, left, right = problem.padding
+        problem, stride, dilation = self._problem, self._stride, self._dilation
         # of the padded input, of which the middle is returned: PyTorch pads both ends equally
-        shape = (len(grad), problem.c, top + problem.h + bottom, left + problem.w + right)
+        padded = [sum(each) for each in zip(self._before, self._inputs, self._after, strict=True)]
         if bias is None:
-            dx = conv2d_input(shape, w, grad, problem.stride, 0, problem.dilation, problem.groups)
+            gradient = getattr(gradients, f"conv{self._axes}d_input")
+            dx = gradient((len(grad), problem.c, *padded), w, grad, stride, 0, dilation, problem.groups)
         else:
-            windows = zip((problem.p, problem.q), problem.stride, problem.dilation, (problem.r, problem.s), strict=True)
+            windows = zip(self._outputs, stride, dilation, self._taps, strict=True)
             covered = [(outputs - 1) * step + apart * (taps - 1) + 1 for outputs, step, apart, taps in windows]
-            rest = [side - inside for side, inside in zip(shape[2:], covered, strict=True)]
-            dx = conv_transpose2d(grad, w, bias, problem.stride, 0, rest, problem.groups, problem.dilation)
-        return dx[:, :, top : top + problem.h, left : left + problem.w]
+            rest = [side - inside for side, inside in zip(padded, covered, strict=True)]
+            transposed = getattr(functional, f"conv_transpose{self._axes}d")
+            dx = transposed(grad, w, bias, stride, 0, rest, problem.groups, dilation)
+        for axis, (before, size) in enumerate(zip(self._before, self._inputs, strict=True), 2):
+            dx = dx.narrow(axis, before, size)
+        return dx
 
     def _filter_gradient(self, x: Any, grad: Any) -> Any:
-        from torch.nn.grad import conv2d_weight
+        from torch.nn import grad as gradients
 
-        problem = self._problem
         x, padding = self._padded(x)
-        shape = (problem.k, problem.group_c, problem.r, problem.s)
-        return conv2d_weight(x, shape, grad, problem.stride, padding, problem.dilation, problem.groups)
+        shape = (self._problem.k, self._problem.group_c, *self._taps)
+        gradient = getattr(gradients, f"conv{self._axes}d_weight")
+        return gradient(x, shape, grad, self._stride, padding, self._dilation, self._problem.groups)

@@ -18,6 +18,7 @@ from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.volumes.images import as_images
 
 #: Why gradients of filters refuse ``batch_invariant``.
 NO_IMAGES_BITS = (
@@ -63,16 +64,18 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
     w = w if weights is None else weights.array
     if requested.differentiated:
         x, w, bias = (each.detach() if hasattr(each, "detach") else each for each in (x, w, bias))
-    layouts: tuple[str, ...] = options.LAYOUTS if function.axes == 2 else options.LAYOUTS_1D
+    layouts = options.LAYOUTS_OF[function.axes]
     axes_of_w = function.axes + 2
     axes_of_out = axes_of_w if function.op == "wgrad" else None
-    integers = function.op == "fprop" and not requested.differentiated
+    integers = function.op == "fprop" and function.axes < 3 and not requested.differentiated
     operands, axes = layer_operands(x, w, bias, out, function.names, requested.layout, layouts, axes_of_out, integers)
     if requested.differentiated and dtypes.is_integer(operands.dtype):
         raise TypeError(
             f"the input has dtype {operands.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes "
             "int8 and uint8 too, without gradients)"
         )
+    if function.axes == 3 and dtypes.is_integer(operands.dtype):
+        raise TypeError(f"{first} has dtype {operands.dtype}; layers of volumes are of {', '.join(dtypes.FLOAT_LAYERS)}")
     x_shape, w_shape = (axes.logical(tuple(each.shape)) for each in (operands.x, operands.w))
     grad_shape: Shape | None = None
     if function.op != "fprop":
@@ -97,7 +100,7 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
         requested, x_shape, w_shape, None if operands.bias is None else tuple(operands.bias.shape), operands.dtype,
         options.LAYOUTS[layouts.index(axes.layout)],
     )  # fmt: skip
-    outputs = (problem.n, problem.k, *((problem.p, problem.q) if function.axes == 2 else (problem.q,)))[-len(x_shape) :]
+    outputs = (problem.n, problem.k, *(problem.z, problem.p, problem.q)[-function.axes :])[-len(x_shape) :]
     if grad_shape is not None and grad_shape != outputs:
         array, what = (operands.x, f"input_shape={requested.shape}, w of shape {tuple(operands.w.shape)}")
         if function.op == "wgrad":
@@ -109,6 +112,8 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
     shape = axes.shown(outputs) if requested.shape is None else requested.shape
     operands.check_out(shape)
     place, limit = operands.place(requested.device), requested.workspace_limit
+    if place is not None or not operands.arrays.convolves:
+        problem = as_images(problem)
     return Resolved(problem, operands, place, shape, weights, requested.algorithm, limit)
 
 
@@ -116,7 +121,7 @@ def _said(requested: LayerOptions, axes: int) -> str:
     """The numbers of a layer as a caller writes them."""
 
     def short(numbers: Sequence[int] | str) -> object:
-        given = numbers if isinstance(numbers, str) else numbers[-len(numbers) * axes // 2 :]
+        given = numbers if isinstance(numbers, str) or axes > 1 else numbers[len(numbers) // 2 :]
         return given[0] if len(set(given)) == 1 else given
 
     stride, padding, dilation = map(short, (requested.stride, requested.padding, requested.dilation))
@@ -125,13 +130,17 @@ def _said(requested: LayerOptions, axes: int) -> str:
 
 def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit: int | None) -> Resolved:
     """The call that computes a problem with two arrays of PyTorch, (n, c, h, w) and filters, and a bias or None."""
-    function = next(each for each in FUNCTIONS.values() if each.op == problem.op and each.axes == 2)
-    operands, _ = layer_operands(x, w, bias, None, function.names, problem.layout, options.LAYOUTS)
+    axes = 3 if problem.is_volume else 2
+    function = next(each for each in FUNCTIONS.values() if each.op == problem.op and each.axes == axes)
+    layouts = options.LAYOUTS_OF[axes]
+    layout = layouts[options.LAYOUTS.index(problem.layout)]
+    operands, _ = layer_operands(x, w, bias, None, function.names, layout, layouts)
     shape = {
-        "fprop": (problem.n, problem.k, problem.p, problem.q),
-        "dgrad": (problem.n, problem.c, problem.h, problem.w),
-        "wgrad": (problem.k, problem.group_c, problem.r, problem.s),
+        "fprop": (problem.n, problem.k, *(problem.z, problem.p, problem.q)[-axes:]),
+        "dgrad": (problem.n, problem.c, *(problem.d, problem.h, problem.w)[-axes:]),
+        "wgrad": (problem.k, problem.group_c, *(problem.t, problem.r, problem.s)[-axes:]),
     }[problem.op]
+    problem = as_images(problem)
     return Resolved(problem, operands, operands.device, shape, workspace_limit=workspace_limit)
 
 
@@ -156,36 +165,34 @@ def layer_problem(
     dtype: DtypeName, layout: Layout,
 ) -> ConvProblem:  # fmt: skip
     """The problem of a layer of these sizes: of x (n, c, h, w), or (c, h, w), and of w (k, c / groups, r, s), without h
-    and r for signals, which are images of one row. Of a gradient they are those of the forward layer.
+    and r for signals, which are images of one row, and with d and t before them for volumes. Of a gradient they are
+    those of the forward layer.
     """
     function = FUNCTIONS[requested.function]
-    signals = function.axes == 1
+    axes = function.axes
     name = function.shape if function.op == "dgrad" else "x"
     filters = function.shape if function.op == "wgrad" else "w"
-    check_axes(name, x_shape, function.axes + 2)
-    check_axes(filters, w_shape, function.axes + 2, batch=False)
-    if signals:
-        x_shape, w_shape = (*x_shape[:-1], 1, x_shape[-1]), (*w_shape[:-1], 1, w_shape[-1])
+    check_axes(name, x_shape, axes + 2)
+    check_axes(filters, w_shape, axes + 2, batch=False)
     precision = options.one_of("precision", requested.precision, options.PRECISIONS)
     activation = options.one_of("activation", requested.activation, options.ACTIVATIONS)
     if function.op == "wgrad" and requested.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
     groups, stride, dilation = requested.groups, requested.stride, requested.dilation
-    n, c, h, w = (1, *x_shape)[-4:]
-    k, group_c, r, s = w_shape
-    if min(c, h, w) < 1:
-        held = f"signals of {c} channels and {w} samples"
-        held = held if signals else f"images of {c} channels, {h} rows and {w} columns"
-        raise ValueError(f"{name} has {n} {held}; only its batch may be empty")
+    n, c, *extent = (1, *x_shape)[-axes - 2 :]
+    k, group_c, *taps = w_shape
+    if min(c, *extent) < 1:
+        held = ("signals", "images", "volumes")[axes - 1] + f" of {c} channels"
+        raise ValueError(f"{name} has {n} {_listed(held, extent, 'samples')}; only its batch may be empty")
     if min(w_shape) < 1:
-        held = f"{group_c} channels and {s} taps" if signals else f"{group_c} channels, {r} rows and {s} columns"
+        held = _listed(f"{group_c} channels", taps, "taps")
         raise ValueError(f"{filters} has {k} filters of {held}; it must not be empty")
     if c % groups:
         raise ValueError(f"in_channels={c} is not divisible by groups={groups}")
     if k % groups:
         raise ValueError(f"out_channels={k} is not divisible by groups={groups}")
     if group_c != c // groups:
-        shown = options.LAYOUTS_1D[options.LAYOUTS.index(layout)] if signals else layout
+        shown = options.LAYOUTS_OF[axes][options.LAYOUTS.index(layout)]
         raise ValueError(
             f"{filters} has {group_c} channels, but {name} has in_channels={c} and groups={groups}, read as {shown}: "
             f"each filter must have {c // groups}"
@@ -193,32 +200,51 @@ def layer_problem(
     biases, of_each = (c, "channel of the result") if function.op == "dgrad" else (k, "filter")
     if bias_shape is not None and tuple(bias_shape) != (biases,):
         raise ValueError(f"bias has shape {tuple(bias_shape)}; it must have shape ({biases},), a number a {of_each}")
-    taps = f"{s} taps" if signals else f"{r}x{s}"
-    if dtypes.is_integer(dtype) and group_c * r * s > dtypes.most_products(dtype):
+    products = group_c * math.prod(taps)
+    if dtypes.is_integer(dtype) and products > dtypes.most_products(dtype):
+        window = f"{taps[0]} taps" if axes == 1 else "x".join(map(str, taps))
         raise ValueError(
-            f"a filter of {group_c} channels of {taps} has {group_c * r * s} products: their sum could overflow "
+            f"a filter of {group_c} channels of {window} has {products} products: their sum could overflow "
             f"int32; {dtype} by {dtypes.weights_of(dtype)} takes at most {dtypes.most_products(dtype)}"
         )
-    if requested.padding == "same" and stride != (1, 1):
-        raise ValueError(f"padding='same' needs stride=1, got stride={stride[1] if signals else stride}")
-    top, bottom, left, right = sides = options.four_sides(requested.padding, (r, s), stride, dilation)
+    if requested.padding == "same" and any(step != 1 for step in stride):
+        raise ValueError(f"padding='same' needs stride=1, got stride={stride[1] if axes == 1 else stride}")
+    if axes == 1:
+        extent, taps = [1, *extent], [1, *taps]
+    sides = options.sides_for(requested.padding, taps, stride, dilation)
+    d, h, w = (1, *extent)[-3:]
+    t, r, s = (1, *taps)[-3:]
     problem = ConvProblem(
-        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride, padding=sides, dilation=dilation, groups=groups, dtype=dtype,
-        layout=layout, precision=precision, bias=bias_shape is not None or requested.grad_bias, activation=activation,
-        op=function.op, batch_invariant=requested.batch_invariant,
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride[-2:], padding=sides[-4:], dilation=dilation[-2:],
+        groups=groups, dtype=dtype, layout=layout, precision=precision,
+        bias=bias_shape is not None or requested.grad_bias, activation=activation, op=function.op,
+        batch_invariant=requested.batch_invariant, d=d, t=t, stride_d=(1, *stride)[-3],
+        padding_d=(0, 0, *sides)[-6:-4], dilation_d=(1, *dilation)[-3],
     )  # fmt: skip
-    if problem.p < 1 or problem.q < 1:
-        if signals:
+    outputs = (problem.z, problem.p, problem.q)[-axes:]
+    if min(outputs) < 1:
+        covered = [step * (count - 1) + 1 for step, count in zip(dilation, taps, strict=True)]
+        padded = [side + sides[2 * i] + sides[2 * i + 1] for i, side in enumerate(extent)]
+        if axes == 1:
             raise ValueError(
                 f"the output would be empty: a filter of {s} taps with dilation {dilation[1]} covers "
-                f"{dilation[1] * (s - 1) + 1} samples, the padded input has {w + left + right}"
+                f"{covered[1]} samples, the padded input has {padded[1]}"
             )
+        would, window, reach, around = (
+            "x".join(map(str, each)) for each in ([max(side, 0) for side in outputs], taps, covered, padded)
+        )
         raise ValueError(
-            f"the output would be {max(problem.p, 0)}x{max(problem.q, 0)}: a {r}x{s} filter with dilation {dilation} "
-            f"covers {dilation[0] * (r - 1) + 1}x{dilation[1] * (s - 1) + 1} pixels, the padded input has "
-            f"{h + top + bottom}x{w + left + right}"
+            f"the output would be {would}: a {window} filter with dilation {dilation} covers {reach} pixels, the "
+            f"padded input has {around}"
         )
     return problem
+
+
+def _listed(held: str, extent: Sequence[int], along: str) -> str:
+    """What is ``held``, and how many slices, rows and columns; of signals one number ``along`` them."""
+    words = [along] if len(extent) == 1 else ["slices", "rows", "columns"][-len(extent) :]
+    counts = [held, *(f"{count} {word}" for count, word in zip(extent, words, strict=True))]
+    return f"{', '.join(counts[:-1])} and {counts[-1]}"
 
 
 def check_axes(name: str, shape: Sequence[int], axes: int, *, batch: bool = True) -> None:
@@ -304,7 +330,7 @@ def _volume_problem(
 
 def check_problem(problem: Problem) -> None:
     """Raise what a call with the options of ``problem`` would; a caller may have written it by hand."""
-    names = ("batch", "h", "w", "kh", "kw") if problem.kind == "filter2d" else ("n", "c", "h", "w", "k", "r", "s")
+    names = ("batch", "h", "w", "kh", "kw") if problem.kind == "filter2d" else tuple("ncdhwktrs")
     for name in names:
         options.integer(name, getattr(problem, name), 0, math.inf)
     if problem.kind == "filter2d":
@@ -334,9 +360,13 @@ def check_problem(problem: Problem) -> None:
         raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
+    deep, axes = problem.is_volume, 3 if problem.is_volume else 2
+    stride, padding = (problem.stride_d, *problem.stride), problem.padding_d + problem.padding
     layer = options.layer_options(
-        "conv2d", problem.stride, problem.padding, problem.dilation, problem.groups, precision=problem.precision,
+        "conv3d" if deep else "conv2d", stride[-axes:], padding[-2 * axes :],
+        (problem.dilation_d, *problem.dilation)[-axes:], problem.groups, precision=problem.precision,
         activation=problem.activation, batch_invariant=problem.batch_invariant,
     )  # fmt: skip
-    x_shape, w_shape = (problem.n, problem.c, problem.h, problem.w), (problem.k, problem.group_c, problem.r, problem.s)
+    x_shape = problem.n, problem.c, *(problem.d, problem.h, problem.w)[-axes:]
+    w_shape = problem.k, problem.group_c, *(problem.t, problem.r, problem.s)[-axes:]
     layer_problem(layer, x_shape, w_shape, None, problem.dtype, problem.layout)

@@ -147,8 +147,10 @@ def prepare_weights(w: Any) -> PreparedWeights:
     w = carried(w, "w")
     _library(w).refuse_without_memory(w, "w")
     check_dtypes({"w": _library(w).dtype(w)}, WEIGHTS)
-    if len(w.shape) not in (3, 4):
-        raise ValueError(f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d")
+    if len(w.shape) not in (3, 4, 5):
+        raise ValueError(
+            f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d, or 5 for conv3d"
+        )
     return PreparedWeights(w)
 
 

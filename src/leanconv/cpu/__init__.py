@@ -11,6 +11,7 @@ from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
 from leanconv.cpu.median import Median
 from leanconv.cpu.single_channel import SingleChannel
+from leanconv.cpu.slices import Slices
 from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.cpu.winograd2d import Winograd2d
 from leanconv.kernels.contract import CpuAlgorithm
@@ -23,6 +24,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Im2win(),
     Direct(),
     SingleChannel(),
+    Slices(),
     Fourier(),
     Banded(),
     Taps(),

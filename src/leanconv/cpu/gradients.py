@@ -73,7 +73,7 @@ def filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np
 
 def bias_gradient(problem: ConvProblem, grad: np.ndarray) -> np.ndarray:
     """The gradient of the bias of ``problem``'s layer: sums of ``grad``, which has images where x has; in float64."""
-    channels = problem.layout.index("C")
-    axes = tuple(axis for axis in range(4) if axis != channels)
+    layout = problem.layout.replace("H", "DH") if problem.is_volume else problem.layout
+    axes = tuple(axis for axis, name in enumerate(layout) if name != "C")
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(grad.astype(np.float64).sum(axis=axes)).astype(grad.dtype)

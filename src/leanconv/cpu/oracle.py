@@ -6,12 +6,13 @@ that are checked against it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from leanconv.dtypes import DTYPES, is_integer, is_narrow
-from leanconv.options import Layout
 from leanconv.problem import ConvProblem, FilterProblem
 
 #: Unit roundoff of float32: the largest relative error of one rounding.
@@ -19,12 +20,10 @@ FLOAT32_UNIT = DTYPES["float32"].roundoff
 #: Errors that the two loose levels allow. TF32 keeps 10 bits of the operands.
 RELAXED_BOUND = 1e-4
 TF32_BOUND = 2e-3
-#: Where the axes N, C, H, W (of filters K, C, R, S) are among those of an array.
-_AXES: dict[Layout, tuple[int, int, int, int]] = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}
 
 
 def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    """Direct convolution, or a gradient of it, in float64.
+    """Direct convolution, or a gradient of it, in float64; of images, which are volumes of one slice, and of volumes.
 
     ``x`` and ``w`` are the two arrays that ``problem``'s operation reads, in its layout, and so is the float64 result.
     """
@@ -34,10 +33,10 @@ def conv2d(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray 
 def sequential_float32(
     problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """The plainest float32 convolution: products summed one after another in the order c, r, s, each rounded.
+    """The plainest float32 convolution: products summed one after another in the order c, t, r, s, each rounded.
 
-    It is the yardstick of ``"fp32"``, not a way to compute: C·R·S passes over the whole output. A gradient sums in the
-    order k, r, s, that of the filters in the order n, p, q.
+    It is the yardstick of ``"fp32"``, not a way to compute: C·T·R·S passes over the whole output. A gradient sums in
+    the order k, t, r, s, that of the filters in the order n, z, p, q.
     """
     return _summed(problem, x, w, bias, np.dtype(np.float32))
 
@@ -54,19 +53,18 @@ def _summed(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray
 def _forward(
     problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, dtype: np.dtype, channels_at_once: int
 ) -> np.ndarray:
-    x, w = _nchw(problem, x, dtype), _nchw(problem, w, dtype)
-    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q), dtype)
+    x, w = _ncdhw(problem, x, dtype), _ncdhw(problem, w, dtype)
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.z, problem.p, problem.q), dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
             image = _padded(problem, x[n])
             for c in range(0, problem.group_c, channels_at_once):
                 some = slice(c, c + channels_at_once)
-                for r in range(problem.r):
-                    for s in range(problem.s):
-                        tap = w[:, some, r, s].reshape(problem.groups, problem.group_k, -1)
-                        seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                        y[n] += (tap @ seen[:, some]).reshape(y.shape[1:])
-        return _finish(problem, y.reshape(problem.n, problem.k, problem.p, problem.q), bias)
+                for tap in _taps(problem):
+                    weights = w[(slice(None), some, *tap)].reshape(problem.groups, problem.group_k, -1)
+                    seen = _seen(problem, image, tap).reshape(problem.groups, problem.group_c, -1)
+                    y[n] += (weights @ seen[:, some]).reshape(y.shape[1:])
+        return _finish(problem, y.reshape(problem.n, problem.k, problem.z, problem.p, problem.q), bias)
 
 
 def _input_gradient(
@@ -78,49 +76,46 @@ def _input_gradient(
     filters_at_once: int,
 ) -> np.ndarray:
     """What each output passes back to the pixels that its window covered, added up in place, some filters at a time."""
-    grad, w = _nchw(problem, grad, dtype), _nchw(problem, w, dtype)
-    grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, problem.r, problem.s)
-    image = np.zeros((problem.c, problem.h, problem.w), dtype)
+    grad, w = _ncdhw(problem, grad, dtype), _ncdhw(problem, w, dtype)
+    grouped = w.reshape(problem.groups, problem.group_k, *w.shape[1:])
+    image = np.zeros((problem.c, problem.d, problem.h, problem.w), dtype)
     result = np.zeros((problem.n, *image.shape), dtype)
-    # Negative padding leaves out pixels, which no window covers: their gradient is zero.
-    top, bottom, left, right = (max(0, pixels) for pixels in problem.padding)
-    above, below, before, beside = (max(0, -pixels) for pixels in problem.padding)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
             padded = _padded(problem, image)
             passed = grad[n].reshape(problem.groups, problem.group_k, -1)
             for k in range(0, problem.group_k, filters_at_once):
                 some = slice(k, k + filters_at_once)
-                for r in range(problem.r):
-                    for s in range(problem.s):
-                        seen = _seen(problem, padded, r, s)
-                        seen += (grouped[:, some, :, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
-            kept = padded[:, top : padded.shape[1] - bottom, left : padded.shape[2] - right]
-            result[n, :, above : problem.h - below, before : problem.w - beside] = kept
+                for tap in _taps(problem):
+                    seen = _seen(problem, padded, tap)
+                    seen += (grouped[(slice(None), some, slice(None), *tap)].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
+            # Negative padding leaves out pixels, which no window covers: their gradient is zero.
+            inside, kept = _inside(problem, image.shape, padded.shape)
+            result[n][inside] = padded[kept]
     return _finish(problem, result, bias)
 
 
 def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """What all outputs pass back to each weight: for every tap a product of what it read and the outputs' gradients.
 
-    In float32 each weight's sum is over images, rows and columns in this order, one product after the other.
+    In float32 each weight's sum is over images, slices, rows and columns in this order, one product after the other.
     """
-    x, grad = _nchw(problem, x, dtype), _nchw(problem, grad, dtype)
-    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s), dtype)
+    x, grad = _ncdhw(problem, x, dtype), _ncdhw(problem, grad, dtype)
+    result = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.t, problem.r, problem.s), dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for n in range(problem.n):
             image = _padded(problem, x[n])
             passed = grad[n].reshape(problem.groups, problem.group_k, -1)
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    seen = _seen(problem, image, r, s).reshape(problem.groups, problem.group_c, -1)
-                    if dtype == np.float64:
-                        result[..., r, s] += passed @ seen.transpose(0, 2, 1)
-                    for k in range(problem.group_k) if dtype == np.float32 else ():
-                        before = result[:, k, :, r, s, None]
-                        products = passed[:, k, None] * seen
-                        result[:, k, :, r, s] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
-    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.r, problem.s))
+            for tap in _taps(problem):
+                seen = _seen(problem, image, tap).reshape(problem.groups, problem.group_c, -1)
+                if dtype == np.float64:
+                    result[(..., *tap)] += passed @ seen.transpose(0, 2, 1)
+                for k in range(problem.group_k) if dtype == np.float32 else ():
+                    weights = result[(slice(None), k, slice(None), *tap)]
+                    before = weights[..., None]
+                    products = passed[:, k, None] * seen
+                    weights[...] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
+    return _in_layout(problem, result.reshape(problem.k, problem.group_c, problem.t, problem.r, problem.s))
 
 
 def filter2d(
@@ -253,12 +248,13 @@ def sequential_error(
     most, summed = (problem.group_c, problem.group_k) if backward else (problem.group_k, problem.group_c)
     images, channels = problem.n, most
     if products > most_products:
-        per_channel = problem.groups * problem.p * problem.q * summed * problem.r * problem.s
+        outputs, taps = problem.z * problem.p * problem.q, problem.t * problem.r * problem.s
+        per_channel = problem.groups * outputs * summed * taps
         images = max(1, min(images, most_products // max(1, per_channel * min(channels, 4))))
         channels = max(1, min(channels, most_products // max(1, per_channel * images)))
     if (images, channels) != (problem.n, most):
         picked = np.arange(channels) * most // channels
-        first_axis, channel_axis, _, _ = _AXES[problem.layout]
+        first_axis, channel_axis, *_ = _axes(problem)
         x = np.take(x, np.arange(images), axis=first_axis)
         index = (np.arange(problem.groups)[:, None] * most + picked).ravel()
         bias = None if bias is None else bias[index]
@@ -276,7 +272,7 @@ def _sequential_error_of_filters(problem: ConvProblem, x: np.ndarray, grad: np.n
     each = problem.flops // 2 // problem.groups
     groups = max(1, min(problem.groups, most_products // max(1, each)))
     images = max(1, min(problem.n, most_products * problem.n // max(1, each * groups)))
-    first_axis, channel_axis, _, _ = _AXES[problem.layout]
+    first_axis, channel_axis, *_ = _axes(problem)
 
     def part(array: np.ndarray, channels: int) -> np.ndarray:
         index = (np.arange(groups) * problem.groups // groups)[:, None] * channels + np.arange(channels)
@@ -354,35 +350,68 @@ def _bound_on(
     return strict + DTYPES[problem.result].roundoff * (1 + strict) * narrow
 
 
-def _nchw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A copy, in NCHW, of an array of ``problem``."""
-    return array.transpose(_AXES[problem.layout]).astype(dtype, order="C")
+def _axes(problem: ConvProblem) -> list[int]:
+    """Where the axes N, C, D, H, W (of filters K, C, T, R, S) are among those of an array; images have no D."""
+    order = problem.layout.replace("H", "DH") if problem.is_volume else problem.layout
+    return [order.index(axis) for axis in "NCDHW" if axis in order]
+
+
+def _ncdhw(problem: ConvProblem, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """A copy, in NCDHW, of an array of ``problem``."""
+    array = array.transpose(_axes(problem)).astype(dtype, order="C")
+    return array if problem.is_volume else array[:, :, None]
 
 
 def _in_layout(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
-    """An array in NCHW, transposed to the layout of ``problem``."""
-    return np.ascontiguousarray(array.transpose(np.argsort(_AXES[problem.layout])))
+    """An array in NCDHW, transposed to the layout of ``problem``."""
+    array = array if problem.is_volume else array[:, :, 0]
+    return np.ascontiguousarray(array.transpose(np.argsort(_axes(problem))))
+
+
+def _sides(problem: ConvProblem) -> list[tuple[int, int]]:
+    """Padding before and after the slices, the rows and the columns."""
+    top, bottom, left, right = problem.padding
+    return [problem.padding_d, (top, bottom), (left, right)]
+
+
+def _inside(
+    problem: ConvProblem, image: tuple[int, ...], padded: tuple[int, ...]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The part of an image (channels, d, h, w) that its padded one holds, and where it lies there."""
+    inside, kept = [slice(None)], [slice(None)]
+    for (before, after), size, whole in zip(_sides(problem), image[1:], padded[1:], strict=True):
+        first = max(0, -before)
+        inside.append(slice(first, max(first, size - max(0, -after))))
+        kept.append(slice(max(0, before), whole - max(0, after)))
+    return tuple(inside), tuple(kept)
 
 
 def _padded(problem: ConvProblem, image: np.ndarray) -> np.ndarray:
-    """The image (channels, h, w) with zeros around it; where padding is negative, without its outermost pixels."""
-    around = [max(0, pixels) for pixels in problem.padding]
-    top, bottom, left, right = (max(0, -pixels) for pixels in problem.padding)
-    inside = image[:, top : max(top, problem.h - bottom), left : max(left, problem.w - right)]
-    return np.pad(inside, ((0, 0), (around[0], around[1]), (around[2], around[3])))
+    """The image (channels, d, h, w) with zeros around it; where padding is negative, without its outermost pixels."""
+    inside, _ = _inside(problem, image.shape, image.shape)
+    return np.pad(image[inside], [(0, 0), *((max(0, before), max(0, after)) for before, after in _sides(problem))])
 
 
-def _seen(problem: ConvProblem, image: np.ndarray, r: int, s: int) -> np.ndarray:
-    """What filter tap (r, s) reads: a strided view (channels, P, Q) of the padded image."""
-    top, left = r * problem.dilation[0], s * problem.dilation[1]
-    bottom = top + (problem.p - 1) * problem.stride[0] + 1
-    right = left + (problem.q - 1) * problem.stride[1] + 1
-    return image[:, top : bottom : problem.stride[0], left : right : problem.stride[1]]
+def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, int]]:
+    """The filter's taps (t, r, s)."""
+    return product(range(problem.t), range(problem.r), range(problem.s))
+
+
+def _seen(problem: ConvProblem, image: np.ndarray, tap: tuple[int, int, int]) -> np.ndarray:
+    """What a filter tap reads: a strided view (channels, Z, P, Q) of the padded image."""
+    stride, dilation = (problem.stride_d, *problem.stride), (problem.dilation_d, *problem.dilation)
+    outputs = problem.z, problem.p, problem.q
+    starts = [number * apart for number, apart in zip(tap, dilation, strict=True)]
+    read = [
+        slice(start, start + (count - 1) * step + 1, step)
+        for start, count, step in zip(starts, outputs, stride, strict=True)
+    ]
+    return image[(slice(None), *read)]
 
 
 def _finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     if bias is not None:
-        y = y + bias.astype(y.dtype)[:, None, None]
+        y = y + bias.astype(y.dtype)[:, None, None, None]
     if problem.activation == "relu":
         y = np.maximum(y, 0)
     return _in_layout(problem, y)

@@ -65,6 +65,8 @@ class Algorithm(ABC):
     solves: ClassVar[str] = "conv2d"
     #: what a paper describes and others beat: runs by name, never by ``auto``
     by_name_only: ClassVar[bool] = False
+    #: whether it computes layers of volumes, which have slices; all compute those of images
+    volumes: ClassVar[bool] = False
     #: whether each output is one chain of multiply-adds, in direct order, whatever the configuration
     direct_order: ClassVar[bool] = False
 
@@ -106,9 +108,12 @@ class Algorithm(ABC):
         return 0
 
     def reasons(self, problem: Problem, target: Target | None) -> list[str]:
-        """``why_not`` and the limits that all algorithms share: the kind of problem, and precision."""
+        """``why_not`` and the limits that all algorithms share: the kind of problem, slices, and precision."""
         if problem.kind != self.solves:
             return [f"it solves {self.solves}, not {problem.kind}"]
+        if problem.kind == "conv2d" and problem.is_volume and not self.volumes:
+            slices = f"filters of {problem.t} slices on volumes of {problem.d}"
+            return [f"it computes layers of images, and this one has {slices}"]
         reasons = self.why_not(problem, target)
         if PRECISIONS.index(self.precision) > PRECISIONS.index(problem.precision):
             reasons = [*reasons, f"it keeps precision {self.precision!r}, and {problem.precision!r} was requested"]

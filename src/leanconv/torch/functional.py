@@ -14,7 +14,7 @@ from leanconv.call import lookup
 from leanconv.call.resolve import check_axes, layer_problem
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DTYPES
-from leanconv.options import Precision, four_sides, padding_word
+from leanconv.options import Precision, sides_for, padding_word
 from leanconv.torch import operators
 
 Numbers = int | Sequence[int]
@@ -224,7 +224,7 @@ def _check_arrays(axes: int, input: Any, weight: Any, bias: Any, kinds: Any = to
 
 def _word_sides(word: str, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
     down, across = window if _tracing() is None else map(int, window)
-    return four_sides(padding_word(word), (down, across), stride, dilation)
+    return sides_for(padding_word(word), (down, across), stride, dilation)
 
 
 def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:

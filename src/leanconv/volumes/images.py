@@ -1,0 +1,48 @@
+"""Layers of volumes that are layers of images: the same arrays in memory, seen with fewer axes. Nothing is copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from leanconv.problem import ConvProblem
+
+#: The numbers of slices of an image.
+_ONE_SLICE = {"d": 1, "t": 1, "stride_d": 1, "padding_d": (0, 0), "dilation_d": 1}
+
+
+@lru_cache(maxsize=256)
+def as_images(problem: ConvProblem) -> ConvProblem:
+    """The problem of images that computes ``problem`` on the same memory; ``problem`` itself where there is none.
+
+    - Tx1x1 (and 1x1x1): slices are the rows of an image, and the pixels of a slice its columns.
+    - 1x1xS: the rows of all slices are those of one image.
+    - 1xRxS, channels last: each slice is an image of the batch. With the channels first the slices of one channel lie
+      side by side, so there slices are no images.
+    - a filter as deep as the volume, channels first: each slice of a channel is a channel.
+    """
+    if not problem.is_volume:
+        return problem
+    alone = problem.t == 1 and problem.stride_d == 1 and problem.padding_d == (0, 0)
+    rows_alone = problem.r == 1 and problem.stride[0] == 1 and problem.padding[:2] == (0, 0)
+    columns_alone = problem.s == 1 and problem.stride[1] == 1 and problem.padding[2:] == (0, 0)
+    images = dict(_ONE_SLICE)
+    if rows_alone and columns_alone:
+        images |= {"h": problem.d, "w": problem.h * problem.w, "r": problem.t, "stride": (problem.stride_d, 1)}
+        images |= {"padding": (*problem.padding_d, 0, 0), "dilation": (problem.dilation_d, 1)}
+    elif alone and rows_alone:
+        images |= {"h": problem.d * problem.h}
+    elif alone and problem.layout == "NHWC":
+        images |= {"n": problem.n * problem.d}
+    elif _is_as_deep(problem):
+        images |= {"c": problem.c * problem.d}
+    else:
+        return problem
+    return replace(problem, **images)
+
+
+def _is_as_deep(problem: ConvProblem) -> bool:
+    """Whether filters have a weight for each slice of a volume, in the order of the volume's own memory."""
+    whole = problem.t == problem.d and problem.padding_d == (0, 0) and problem.dilation_d == 1
+    # the bias of a transposed layer is a number for each channel, and not for each slice of it
+    return whole and problem.layout == "NCHW" and not (problem.op == "dgrad" and problem.bias)
