@@ -18,6 +18,7 @@ from leanconv import arrays
 from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import measure_cpu
 from leanconv.call import choose, lookup, weights
+from leanconv.cpu import oracle
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import split_gemm as tensor_filters
 from leanconv.kernels.contract import GpuAlgorithm
@@ -83,6 +84,8 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     For dgrad each element of x, a gradient, goes back to where the forward layer has read from; for wgrad ``w`` is the
     gradient of the output.
     """
+    if problem.is_volume:  # the package's oracle, which tests/api/test_volumes.py compares with PyTorch
+        return oracle.conv2d(problem, x, w, bias)
     to_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout]
     from_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}[problem.layout]
     x, w = x.transpose(to_nchw), w.transpose(to_nchw)

@@ -71,6 +71,18 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
         yield "empty"  # and stands for nothing else: no block runs
         return
     yield problem.op, problem.dtype
+    if problem.is_volume:
+        yield "volume", problem.layout, problem.op
+        yield "volume", problem.dtype
+        of_volumes = {
+            "bias": problem.bias,
+            "stride": problem.stride_d > 1,
+            "dilation": problem.dilation_d > 1,
+            "groups": problem.groups > 1,
+            "slices alone": problem.t == 1,
+        }
+        yield from (("volume", problem.op, name) for name, present in of_volumes.items() if present)
+        return
     if algorithm.family in TENSOR_CORES:
         if problem.layout == "CHWN":  # their own tests play the others
             yield problem.layout, problem.op

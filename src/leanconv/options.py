@@ -80,6 +80,7 @@ FUNCTIONS = {
     "conv1d_weight": Function("wgrad", 1, ("x", "grad"), "weight_shape"),
     "conv3d_weight": Function("wgrad", 3, ("x", "grad"), "weight_shape"),
 }
+_BY_OP = {(function.op, function.axes): name for name, function in FUNCTIONS.items()}
 #: What they call the first array that an operation reads.
 FIRST: dict[Op, str] = {function.op: function.names[0] for function in FUNCTIONS.values()}
 
@@ -114,10 +115,10 @@ class LayerOptions(NamedTuple):
     #: whether the caller computes gradients, as `leanconv.torch` does: tensors that require one are taken
     differentiated: bool = False
 
-    def of(self, function: str, shape: tuple[int, ...] | None = None) -> LayerOptions:
-        """The same layer's options for another function; a gradient of filters knows no ``batch_invariant``."""
-        batch_invariant = self.batch_invariant and FUNCTIONS[function].op != "wgrad"
-        return self._replace(function=function, shape=shape, batch_invariant=batch_invariant)
+    def of(self, op: Op, shape: tuple[int, ...] | None = None) -> LayerOptions:
+        """The same layer's options for another operation; a gradient of filters knows no ``batch_invariant``."""
+        function = _BY_OP[op, FUNCTIONS[self.function].axes]
+        return self._replace(function=function, shape=shape, batch_invariant=self.batch_invariant and op != "wgrad")
 
 
 class FilterOptions(NamedTuple):

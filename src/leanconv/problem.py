@@ -173,6 +173,16 @@ class ConvProblem:
         return (self.w + left + right - self.dilation[1] * (self.s - 1) - 1) // self.stride[1] + 1
 
     @property
+    def taps(self) -> int:
+        """Taps of a filter."""
+        return self.t * self.r * self.s
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of one channel, of all images."""
+        return self.n * self.z * self.p * self.q
+
+    @property
     def group_c(self) -> int:
         """Input channels that one filter sees."""
         return self.c // self.groups
@@ -249,8 +259,9 @@ class ConvProblem:
         padding = (reach[0] - top, reach[0] - bottom, reach[1] - left, reach[1] - right)
         slices = self.dilation_d * (self.t - 1)
         padding_d = slices - self.padding_d[0], slices - self.padding_d[1]
-        size = {"c": self.k, "d": self.z, "h": self.p, "w": self.q, "k": self.c}
-        return replace(self, op="fprop", padding=padding, padding_d=padding_d, **size)
+        return replace(
+            self, op="fprop", c=self.k, d=self.z, h=self.p, w=self.q, k=self.c, padding=padding, padding_d=padding_d
+        )
 
     @cached_property
     def flops(self) -> int:
@@ -258,7 +269,7 @@ class ConvProblem:
 
         A gradient takes each product of the forward layer once, so its count is the same.
         """
-        return 2 * self.n * self.k * self.z * self.p * self.q * self.group_c * self.t * self.r * self.s
+        return 2 * self.pixels * self.k * self.group_c * self.taps
 
     @cached_property
     def bytes(self) -> int:
@@ -270,17 +281,16 @@ class ConvProblem:
     def terms(self) -> int:
         """Products that an element of the result sums, padding included."""
         if self.op == "wgrad":
-            return self.n * self.z * self.p * self.q
-        return (self.group_k if self.op == "dgrad" else self.group_c) * self.t * self.r * self.s
+            return self.pixels
+        return (self.group_k if self.op == "dgrad" else self.group_c) * self.taps
 
     def __str__(self) -> str:
-        layout, size, taps = self.layout, (self.n, self.c, self.h, self.w), (self.r, self.s)
-        stride, padding, dilation = self.stride, self.padding, self.dilation
-        if self.is_volume:
-            layout, size, taps = layout.replace("H", "DH"), (*size[:2], self.d, *size[2:]), (self.t, *taps)
-            stride, padding = (self.stride_d, *stride), self.padding_d + padding
-            dilation = self.dilation_d, *dilation
-        shape, window = "x".join(map(str, size)), "x".join(map(str, taps))
+        axes = 3 if self.is_volume else 2
+        layout = self.layout.replace("H", "DH") if self.is_volume else self.layout
+        stride, dilation = (self.stride_d, *self.stride)[-axes:], (self.dilation_d, *self.dilation)[-axes:]
+        padding = (*self.padding_d, *self.padding)[-2 * axes :]
+        shape = "x".join(map(str, (self.n, self.c, *(self.d, self.h, self.w)[-axes:])))
+        window = "x".join(map(str, (self.t, self.r, self.s)[-axes:]))
         text = f"{self.op} {layout} {self.dtype} {shape} k{self.k} {window}"
         text += f" stride {','.join(map(str, stride))} padding {','.join(map(str, padding))}"
         text += f" dilation {','.join(map(str, dilation))} groups {self.groups} precision {self.precision}"

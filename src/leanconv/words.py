@@ -15,9 +15,9 @@ For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r
 ``dil`` and ``pad`` take one number, two as ``rows x columns``, and ``pad`` four as ``top x bottom x left x right``.
 Layers of volumes have ``d`` slices and filters of ``t``, and their numbers are one for all axes, three as
 ``depth x rows x columns``, or six of ``pad``, front and back before the others; their layouts are ``NCDHW`` and
-``NDHWC``. Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``, ``tf32``),
-``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where it is not
-the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
+``NDHWC``. Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``,
+``tf32``), ``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where
+it is not the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
 For ``filter``: the image's height x width and the filter's height x width, in this order, with the slices of volumes
 before them; ``batch``, ``filters`` and
 ``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
@@ -75,10 +75,9 @@ def format_problem(problem: Problem) -> str:
     """``problem`` in the words that parse_problem reads, defaults left out."""
     if problem.kind == "filter2d":
         return _format_filter(problem)
-    deep, stride, padding, dilation = problem.is_volume, problem.stride, problem.padding, problem.dilation
-    if deep:
-        stride, dilation = (problem.stride_d, *stride), (problem.dilation_d, *dilation)
-        padding = problem.padding_d + padding
+    deep, axes = problem.is_volume, 3 if problem.is_volume else 2
+    stride, dilation = (problem.stride_d, *problem.stride)[-axes:], (problem.dilation_d, *problem.dilation)[-axes:]
+    padding = (*problem.padding_d, *problem.padding)[-2 * axes :]
     words = [f"{letter}{getattr(problem, letter)}" for letter in ("ncdhwktrs" if deep else "nchwkrs")]
     words += ["stride" + _numbers(stride)] if set(stride) != {1} else []
     sides = padding[::2] if padding[::2] == padding[1::2] else padding

@@ -129,7 +129,9 @@ def test_transposed_layers(layout, more):
     numbers = (2, 3, 2), (1, 0, 1), more, 2, (1, 2, 1)
     tensors = [torch.from_numpy(each.astype(np.float64)) for each in (x, w, bias)]
     expected = functional.conv_transpose3d(*tensors, *numbers).numpy()
-    near(conv_transpose3d(placed(x, layout), placed(w, layout), bias, *numbers, layout=layout), placed(expected, layout))
+    near(
+        conv_transpose3d(placed(x, layout), placed(w, layout), bias, *numbers, layout=layout), placed(expected, layout)
+    )
     near(conv_transpose3d(placed(x, layout)[0], placed(w, layout), bias, *numbers, layout=layout),
          placed(expected, layout)[0])  # fmt: skip
     memory = torch.contiguous_format if layout == "NCDHW" else torch.channels_last_3d
@@ -207,7 +209,9 @@ def problems(draw: Any) -> ConvProblem:
         bias=op != "wgrad" and draw(st.booleans()), d=sizes[0], t=taps[0], stride_d=strides[0], padding_d=sides[0],
         dilation_d=dilations[0],
     )  # fmt: skip
-    return problem if min(problem.z, problem.p, problem.q) >= 1 else replace(problem, padding_d=(9, 9), padding=(9,) * 4)
+    return (
+        problem if min(problem.z, problem.p, problem.q) >= 1 else replace(problem, padding_d=(9, 9), padding=(9,) * 4)
+    )
 
 
 @given(problems())

@@ -15,9 +15,9 @@ from leanconv.kernels import ALGORITHMS
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
-from leanconv.volumes.images import as_images
 from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.volumes.images import as_images
 
 #: The GPU that `explain` assumes where none can be opened: an H200.
 NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024, model="NVIDIA H200")

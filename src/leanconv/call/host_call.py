@@ -192,7 +192,10 @@ class TorchCpuConv(_HostCall):
         self._stride = (problem.stride_d, *problem.stride)[-axes:]
         self._dilation = (problem.dilation_d, *problem.dilation)[-axes:]
         self._taps = (problem.t, problem.r, problem.s)[-axes:]
-        self._inputs, self._outputs = (problem.d, problem.h, problem.w)[-axes:], (problem.z, problem.p, problem.q)[-axes:]
+        self._inputs, self._outputs = (
+            (problem.d, problem.h, problem.w)[-axes:],
+            (problem.z, problem.p, problem.q)[-axes:],
+        )
         sides = (*problem.padding_d, *problem.padding)[-2 * axes :]
         self._before, self._after = sides[::2], sides[1::2]
         covered = [apart * (taps - 1) + 1 for apart, taps in zip(self._dilation, self._taps, strict=True)]
@@ -203,7 +206,8 @@ class TorchCpuConv(_HostCall):
     @staticmethod
     def _has_slices(resolved: Resolved) -> bool:
         """Whether the arrays have an axis of slices, be it of one."""
-        filters = resolved.shape if resolved.problem.op == "wgrad" else resolved.operands.w.shape
+        of_filters = resolved.problem.kind == "conv2d" and resolved.problem.op == "wgrad"
+        filters = resolved.shape if of_filters else resolved.operands.w.shape
         return len(filters) == 5
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:

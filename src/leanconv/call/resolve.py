@@ -75,7 +75,9 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
             "int8 and uint8 too, without gradients)"
         )
     if function.axes == 3 and dtypes.is_integer(operands.dtype):
-        raise TypeError(f"{first} has dtype {operands.dtype}; layers of volumes are of {', '.join(dtypes.FLOAT_LAYERS)}")
+        raise TypeError(
+            f"{first} has dtype {operands.dtype}; layers of volumes are of {', '.join(dtypes.FLOAT_LAYERS)}"
+        )
     x_shape, w_shape = (axes.logical(tuple(each.shape)) for each in (operands.x, operands.w))
     grad_shape: Shape | None = None
     if function.op != "fprop":
@@ -214,12 +216,14 @@ def layer_problem(
     sides = options.sides_for(requested.padding, taps, stride, dilation)
     d, h, w = (1, *extent)[-3:]
     t, r, s = (1, *taps)[-3:]
+    (stride_d, stride_h, stride_w), (dilation_d, dilation_h, dilation_w) = (1, *stride)[-3:], (1, *dilation)[-3:]
+    front, back, top, bottom, left, right = (0, 0, *sides)[-6:]
     problem = ConvProblem(
-        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=stride[-2:], padding=sides[-4:], dilation=dilation[-2:],
-        groups=groups, dtype=dtype, layout=layout, precision=precision,
+        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=(stride_h, stride_w), padding=(top, bottom, left, right),
+        dilation=(dilation_h, dilation_w), groups=groups, dtype=dtype, layout=layout, precision=precision,
         bias=bias_shape is not None or requested.grad_bias, activation=activation, op=function.op,
-        batch_invariant=requested.batch_invariant, d=d, t=t, stride_d=(1, *stride)[-3],
-        padding_d=(0, 0, *sides)[-6:-4], dilation_d=(1, *dilation)[-3],
+        batch_invariant=requested.batch_invariant, d=d, t=t, stride_d=stride_d, padding_d=(front, back),
+        dilation_d=dilation_d,
     )  # fmt: skip
     outputs = (problem.z, problem.p, problem.q)[-axes:]
     if min(outputs) < 1:

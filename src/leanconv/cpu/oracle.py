@@ -60,9 +60,9 @@ def _forward(
             image = _padded(problem, x[n])
             for c in range(0, problem.group_c, channels_at_once):
                 some = slice(c, c + channels_at_once)
-                for tap in _taps(problem):
-                    weights = w[(slice(None), some, *tap)].reshape(problem.groups, problem.group_k, -1)
-                    seen = _seen(problem, image, tap).reshape(problem.groups, problem.group_c, -1)
+                for t, r, s in _taps(problem):
+                    weights = w[:, some, t, r, s].reshape(problem.groups, problem.group_k, -1)
+                    seen = _seen(problem, image, t, r, s).reshape(problem.groups, problem.group_c, -1)
                     y[n] += (weights @ seen[:, some]).reshape(y.shape[1:])
         return _finish(problem, y.reshape(problem.n, problem.k, problem.z, problem.p, problem.q), bias)
 
@@ -86,9 +86,9 @@ def _input_gradient(
             passed = grad[n].reshape(problem.groups, problem.group_k, -1)
             for k in range(0, problem.group_k, filters_at_once):
                 some = slice(k, k + filters_at_once)
-                for tap in _taps(problem):
-                    seen = _seen(problem, padded, tap)
-                    seen += (grouped[(slice(None), some, slice(None), *tap)].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
+                for t, r, s in _taps(problem):
+                    seen = _seen(problem, padded, t, r, s)
+                    seen += (grouped[:, some, :, t, r, s].transpose(0, 2, 1) @ passed[:, some]).reshape(seen.shape)
             # Negative padding leaves out pixels, which no window covers: their gradient is zero.
             inside, kept = _inside(problem, image.shape, padded.shape)
             result[n][inside] = padded[kept]
@@ -106,12 +106,12 @@ def _filter_gradient(problem: ConvProblem, x: np.ndarray, grad: np.ndarray, dtyp
         for n in range(problem.n):
             image = _padded(problem, x[n])
             passed = grad[n].reshape(problem.groups, problem.group_k, -1)
-            for tap in _taps(problem):
-                seen = _seen(problem, image, tap).reshape(problem.groups, problem.group_c, -1)
+            for t, r, s in _taps(problem):
+                seen = _seen(problem, image, t, r, s).reshape(problem.groups, problem.group_c, -1)
                 if dtype == np.float64:
-                    result[(..., *tap)] += passed @ seen.transpose(0, 2, 1)
+                    result[..., t, r, s] += passed @ seen.transpose(0, 2, 1)
                 for k in range(problem.group_k) if dtype == np.float32 else ():
-                    weights = result[(slice(None), k, slice(None), *tap)]
+                    weights = result[:, k, :, t, r, s]
                     before = weights[..., None]
                     products = passed[:, k, None] * seen
                     weights[...] = np.cumsum(np.concatenate([before, products], -1), -1)[..., -1]
@@ -397,16 +397,16 @@ def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, int]]:
     return product(range(problem.t), range(problem.r), range(problem.s))
 
 
-def _seen(problem: ConvProblem, image: np.ndarray, tap: tuple[int, int, int]) -> np.ndarray:
-    """What a filter tap reads: a strided view (channels, Z, P, Q) of the padded image."""
+def _seen(problem: ConvProblem, image: np.ndarray, t: int, r: int, s: int) -> np.ndarray:
+    """What filter tap (t, r, s) reads: a strided view (channels, Z, P, Q) of the padded image."""
     stride, dilation = (problem.stride_d, *problem.stride), (problem.dilation_d, *problem.dilation)
     outputs = problem.z, problem.p, problem.q
-    starts = [number * apart for number, apart in zip(tap, dilation, strict=True)]
-    read = [
+    starts = [number * apart for number, apart in zip((t, r, s), dilation, strict=True)]
+    slices, rows, columns = [
         slice(start, start + (count - 1) * step + 1, step)
         for start, count, step in zip(starts, outputs, stride, strict=True)
     ]
-    return image[(slice(None), *read)]
+    return image[:, slices, rows, columns]
 
 
 def _finish(problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

@@ -82,7 +82,9 @@ class Slices(CpuAlgorithm):
             passed = np.ascontiguousarray(_slices(problem, grad[n])[first : first + images.n])
             part = _compute(images, _gather(problem, x[n], first, images.n), passed)
             if problem.layout == "NHWC":
-                part = part.reshape(problem.k, problem.r, problem.s, problem.t, problem.group_c).transpose(0, 3, 1, 2, 4)
+                part = part.reshape(problem.k, problem.r, problem.s, problem.t, problem.group_c).transpose(
+                    0, 3, 1, 2, 4
+                )
             dw += part.reshape(dw.shape)
 
 

@@ -19,6 +19,34 @@ __host__ __device__ constexpr bool reads_place(int at, int outputs, int taps, in
 
 template <bool condition, class A, class B> struct Select { using type = A; };
 template <class A, class B> struct Select<false, A, B> { using type = B; };
+template <class...> using Void = void;
+
+// The slices of a layer: of its input, filters and output, and of the phases of a gradient. The constants of a layer of
+// images have none of these: its images are volumes of one slice, and so are its filters.
+template <class Problem, class = void>
+struct Depth {
+    static constexpr bool volume = false;
+    static constexpr int d = 1, t = 1, z = 1, stride = 1, pad = 0, dilation = 1;
+};
+template <class Problem>
+struct Depth<Problem, Void<decltype(Problem::t)>> {
+    static constexpr bool volume = true;
+    static constexpr int d = Problem::d, t = Problem::t, z = Problem::z, stride = Problem::stride_d, pad = Problem::pad_front,
+                         dilation = Problem::dilation_d;
+};
+template <class Problem, class = void>
+struct DepthPhases {
+    static constexpr int out = 1, first = 0, step = 1, count = 1, phase_step = 1;
+};
+template <class Problem>
+struct DepthPhases<Problem, Void<decltype(Problem::phases_d)>> {
+    static constexpr int out = Problem::out_d, first = Problem::first_z, step = Problem::step_z, count = Problem::phases_d,
+                         phase_step = Problem::phase_step_d;
+};
+// Taps of a filter; pixels of an input and of an output, of all slices.
+template <class Problem> constexpr int filter_taps = Depth<Problem>::t * Problem::r * Problem::s;
+template <class Problem> constexpr int input_pixels = Depth<Problem>::d * Problem::h * Problem::w;
+template <class Problem> constexpr int output_pixels = Depth<Problem>::z * Problem::p * Problem::q;
 
 // Numbers of pixels and elements, and offsets in bytes. A problem whose largest tensor stays under 4 GiB counts bytes
 // in 32 unsigned bits: one register and one addition, and the load adds the tensor's base by itself.
@@ -41,27 +69,28 @@ struct Strides {
           image(Problem::chwn ? 1 : static_cast<T>(channels) * pixels) {}
 };
 template <class Problem>
-using InputStrides = Strides<Problem, Problem::c, Problem::h * Problem::w, Bytes<Problem>>;
+using InputStrides = Strides<Problem, Problem::c, input_pixels<Problem>, Bytes<Problem>>;
 template <class Problem>
-using OutputStrides = Strides<Problem, Problem::k, Problem::p * Problem::q, Offset<Problem>>;
+using OutputStrides = Strides<Problem, Problem::k, output_pixels<Problem>, Offset<Problem>>;
 
 // CHWN: four neighbouring images are one copy, or one store.
 template <class Problem> constexpr bool images_in_fours = Problem::chwn && Problem::vector_store;
 
-// An output position (n, p, q) from its number in the order of a tensor of one channel: n-p-q, in CHWN p-q-n.
+// An output position (n, z, p, q) from its number in the order of a tensor of one channel: n-z-p-q, in CHWN p-q-n.
 template <class Problem>
 struct Pixel {
     Offset<Problem> n;
-    int p, q;
+    int z = 0, p, q;
     __device__ __forceinline__ Pixel(Offset<Problem> number, long long batch) {
         int rest;
         if constexpr (Problem::chwn) {
             rest = static_cast<int>(number / static_cast<Offset<Problem>>(batch));
             n = number - rest * static_cast<Offset<Problem>>(batch);
         } else {
-            n = number / (Problem::p * Problem::q);
-            rest = static_cast<int>(number - n * (Problem::p * Problem::q));
+            n = number / output_pixels<Problem>;
+            rest = static_cast<int>(number - n * output_pixels<Problem>);
         }
+        if constexpr (Depth<Problem>::volume) z = rest / (Problem::p * Problem::q), rest -= z * (Problem::p * Problem::q);
         p = rest / Problem::q;
         q = rest % Problem::q;
     }
@@ -72,18 +101,26 @@ struct Pixel {
 //
 // It may also serve phases_h x phases_w such phases at once, which differ in where they begin and in their filters, all
 // of them with p x q outputs, of which those outside the image are not stored. Phase i begins `phase_step * i` rows
-// below the first: as many whole steps as that makes move its windows instead.
+// below the first: as many whole steps as that makes move its windows instead. Volumes have phases of slices as well.
 template <class Problem>
 struct Phase {
-    static constexpr int count = Problem::phases_h * Problem::phases_w;
-    static constexpr bool whole = count == 1 && Problem::out_h == Problem::p && Problem::out_w == Problem::q;
-    int number, pad_top, pad_left, first_p, first_q;
+    using D = DepthPhases<Problem>;
+    static constexpr int count = D::count * Problem::phases_h * Problem::phases_w;
+    static constexpr bool whole = count == 1 && D::out == Depth<Problem>::z && Problem::out_h == Problem::p &&
+                                  Problem::out_w == Problem::q;
+    int number, pad_front, pad_top, pad_left, first_z, first_p, first_q;
 
     __device__ __forceinline__ explicit Phase(int number)
-        : number(number), pad_top(Problem::pad_top), pad_left(Problem::pad_left), first_p(Problem::first_p),
-          first_q(Problem::first_q) {
+        : number(number), pad_front(Depth<Problem>::pad), pad_top(Problem::pad_top), pad_left(Problem::pad_left),
+          first_z(D::first), first_p(Problem::first_p), first_q(Problem::first_q) {
+        int of_rows = number / Problem::phases_w;
+        if constexpr (D::count > 1) {
+            const int slice = first_z + of_rows / Problem::phases_h * D::phase_step;
+            of_rows %= Problem::phases_h;
+            pad_front += slice / D::step, first_z = slice % D::step;
+        }
         if constexpr (count > 1) {
-            const int row = first_p + number / Problem::phases_w * Problem::phase_step_h;
+            const int row = first_p + of_rows * Problem::phase_step_h;
             const int column = first_q + number % Problem::phases_w * Problem::phase_step_w;
             pad_top += row / Problem::step_p, first_p = row % Problem::step_p;
             pad_left += column / Problem::step_q, first_q = column % Problem::step_q;
@@ -107,7 +144,7 @@ struct FlatPixels {
     Offset<Problem> count;
 
     __device__ __forceinline__ FlatPixels(long long batch, const P& phase)
-        : phase(phase), batch(batch), count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)) {}
+        : phase(phase), batch(batch), count(static_cast<Offset<Problem>>(batch) * output_pixels<Problem>) {}
 
     // NOTE: pixels past the end repeat the last one, or four of them; what is computed from them is never stored.
     __device__ __forceinline__ Pixel<Problem> pixel(Offset<Problem> number) const {
@@ -115,7 +152,7 @@ struct FlatPixels {
     }
 
     __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
-        constexpr int image = Problem::out_h * Problem::out_w;
+        constexpr int image = P::D::out * Problem::out_h * Problem::out_w;
         if constexpr (P::whole && Problem::chwn) {
             return {pixel, pixel < count ? 4 : 0};
         } else if constexpr (P::whole) {
@@ -124,8 +161,13 @@ struct FlatPixels {
         } else {
             const Pixel<Problem> at(pixel, batch);
             const int row = phase.first_p + at.p * Problem::step_p, column = phase.first_q + at.q * Problem::step_q;
-            const bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
-            const int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
+            bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
+            int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
+            if constexpr (Depth<Problem>::volume) {
+                const int slice = phase.first_z + at.z * P::D::step;
+                inside = inside && (P::count == 1 || slice < P::D::out);
+                in_image += static_cast<int64>(slice) * (Problem::out_h * Problem::out_w);
+            }
             const int64 offset = Problem::chwn
                 ? in_image * batch + at.n
                 : static_cast<int64>(at.n) * (Problem::nhwc ? 1 : Problem::k) * image + in_image;

@@ -1,8 +1,8 @@
 """leanconv for PyTorch: functions and modules with gradients; `enable` patches the convolutions of whole models."""
 
-from leanconv.torch.functional import conv1d, conv2d, conv_transpose1d, conv_transpose2d
+from leanconv.torch.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from leanconv.torch.images import filter2d
-from leanconv.torch.modules import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from leanconv.torch.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from leanconv.torch.patch import Patch
 from leanconv.torch.recording import warm_up
 from leanconv.torch.report import Report
@@ -11,14 +11,18 @@ from leanconv.torch.switch import disable, enable, report
 __all__ = [
     "Conv1d",
     "Conv2d",
+    "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "Patch",
     "Report",
     "conv1d",
     "conv2d",
+    "conv3d",
     "conv_transpose1d",
     "conv_transpose2d",
+    "conv_transpose3d",
     "disable",
     "enable",
     "filter2d",

@@ -14,7 +14,7 @@ from leanconv.call import lookup
 from leanconv.call.resolve import check_axes, layer_problem
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DTYPES
-from leanconv.options import Precision, sides_for, padding_word
+from leanconv.options import Precision, padding_word, sides_for
 from leanconv.torch import operators
 
 Numbers = int | Sequence[int]
@@ -200,6 +200,74 @@ def conv_transpose1d(
     return y if input.dim() == 3 else y.squeeze(0)
 
 
+def conv3d(
+    input: torch.Tensor,
+    weight: torch.Tensor | PreparedWeights,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: str | Numbers = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    precision: Precision = "fp32",
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """Convolve volumes with filters, as ``torch.nn.functional.conv3d`` does; differentiable, to any order.
+
+    Args:
+        input: volumes (n, c, d, h, w), or (c, d, h, w). In channels_last_3d the result is channels_last_3d. weight:
+            filters (k, c / groups, t, r, s). All else as in `conv2d`.
+
+    Returns:
+        y of shape (n, k, z, p, q), or (k, z, p, q).
+    """
+    if has_torch_function_variadic(input, weight, bias):
+        handed = input, weight, bias, stride, padding, dilation, groups
+        return _handed_on(conv3d, *handed, precision=precision, batch_invariant=batch_invariant)
+    _check_arrays(3, input, weight, bias, (torch.Tensor, PreparedWeights))
+    stride, dilation = _three("stride", stride, 1), _three("dilation", dilation, 1)
+    sides: tuple[int, ...]
+    if isinstance(padding, str):
+        sides = _word_sides(padding, weight.shape[-3:], stride, dilation)
+    else:
+        sides = _three("padding", padding, 0)
+    given = weight, bias, stride, sides, dilation, groups, precision, batch_invariant
+    way: Callable[..., Any] = _prepared if isinstance(weight, PreparedWeights) else operators.conv3d
+    return way(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else way(input, *given)
+
+
+def conv_transpose3d(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+    *,
+    precision: Precision = "fp32",
+    batch_invariant: bool = False,
+) -> torch.Tensor:
+    """The transposed convolution of volumes, as ``torch.nn.functional.conv_transpose3d``; differentiable.
+
+    Args:
+        input: volumes (n, c, z, p, q), or (c, z, p, q). weight: filters (c, k / groups, t, r, s). All else as in
+            `conv_transpose2d`.
+
+    Returns:
+        y of shape (n, k, d, h, w), or (k, d, h, w).
+    """
+    if has_torch_function_variadic(input, weight, bias):
+        handed = input, weight, bias, stride, padding, output_padding, groups, dilation
+        return _handed_on(conv_transpose3d, *handed, precision=precision, batch_invariant=batch_invariant)
+    _check_arrays(3, input, weight, bias)
+    stride, dilation = _three("stride", stride, 1), _three("dilation", dilation, 1)
+    padding, output_padding = _three("padding", padding, 0), _three("output_padding", output_padding, 0)
+    given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
+    return _transposed(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else _transposed(input, *given)
+
+
 def _handed_on(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """A call that classes of its arguments, such as the proxies of torch.fx, or a function mode look at first."""
     return handle_torch_function(function, given[:3], *given, **named)
@@ -222,9 +290,9 @@ def _check_arrays(axes: int, input: Any, weight: Any, bias: Any, kinds: Any = to
         check_axes("weight", weight.shape, axes + 2, batch=False)
 
 
-def _word_sides(word: str, window: Any, stride: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, ...]:
-    down, across = window if _tracing() is None else map(int, window)
-    return sides_for(padding_word(word), (down, across), stride, dilation)
+def _word_sides(word: str, window: Any, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:
+    taps = window if _tracing() is None else map(int, window)
+    return sides_for(padding_word(word), tuple(taps), stride, dilation)
 
 
 def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
@@ -235,7 +303,7 @@ def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Ten
     if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in (x, w.array, bias)):
         raise ValueError("packed weights are for calls without gradients: call it under torch.no_grad(), or pass w")
     with torch.no_grad():
-        return lookup.run(operators.requested_of("conv2d", None, *options), x, w, bias)
+        return lookup.run(operators.requested_of(f"conv{len(options[0])}d", None, *options), x, w, bias)
 
 
 def _transposed(
@@ -244,7 +312,8 @@ def _transposed(
     if type(groups) is not int or groups < 1:
         groups = rules.integer("groups", groups, 1)
     if _tracing() is not None:  # sizes are tensors then, which no operator takes for numbers
-        return torch.ops.leanconv.conv_transpose2d(x, w, bias, stride, padding, more, groups, dilation, *options)
+        operator = torch.ops.leanconv.conv_transpose2d if x.dim() == 4 else torch.ops.leanconv.conv_transpose3d
+        return operator(x, w, bias, stride, padding, more, groups, dilation, *options)
     if x.shape[1] != w.shape[0]:
         raise ValueError(f"weight has {w.shape[0]} channels, but input has {x.shape[1]}: they must be the same")
     if x.shape[1] % groups:
@@ -253,7 +322,7 @@ def _transposed(
     if bias is not None:
         _check_bias(bias, x, filters)
     shape, sides, ends, cut = [x.shape[0], filters], [], [], []
-    for axis in (0, 1):
+    for axis in range(len(stride)):
         if more[axis] >= max(stride[axis], dilation[axis]):
             raise ValueError(f"output_padding={tuple(more)} must be less than stride={stride} or dilation={dilation}")
         side = (x.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (w.shape[2 + axis] - 1) + 1
@@ -274,26 +343,30 @@ def _transposed(
         cut += [front, rest]
     if min(shape[2:]) < 1:
         raise ValueError(
-            f"the output would be {shape[2]}x{shape[3]} for input of shape {tuple(x.shape)}, weight of shape "
+            f"the output would be {'x'.join(map(str, shape[2:]))} for input of shape {tuple(x.shape)}, weight of shape "
             f"{tuple(w.shape)}, stride={stride}, padding={padding}, dilation={dilation} and output_padding={more}"
         )
     if bias is not None and bias.dtype != x.dtype:  # autocast casts both
         bias = bias.to(x.dtype)
-    y = operators.conv2d_input(x, w, bias, (*shape[:2], *sides), stride, tuple(ends), dilation, groups, *options)
+    gradient = operators.conv2d_input if x.dim() == 4 else operators.conv3d_input
+    y = gradient(x, w, bias, (*shape[:2], *sides), stride, tuple(ends), dilation, groups, *options)
     if any(cut):
-        around = -cut[2], cut[3], -cut[0], cut[1]
+        # the last axis first
+        around = [side for at in range(len(cut) - 2, -1, -2) for side in (-cut[at], cut[at + 1])]
         if bias is not None:
             outside = torch.nn.functional.pad(torch.zeros_like(y[:1, :1], dtype=torch.bool), around, value=True)
-            return torch.where(outside, bias.to(y.dtype).view(-1, 1, 1), torch.nn.functional.pad(y, around))
+            ones = (1,) * len(stride)
+            return torch.where(outside, bias.to(y.dtype).view(-1, *ones), torch.nn.functional.pad(y, around))
         y = torch.nn.functional.pad(y, around)
     return y
 
 
-operators.define_composite(
-    "conv_transpose2d(Tensor x, Tensor w, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int groups, "
-    "int[] dilation, str precision, bool batch_invariant) -> Tensor",
-    _transposed,
-)
+for _name in ("conv_transpose2d", "conv_transpose3d"):
+    operators.define_composite(
+        f"{_name}(Tensor x, Tensor w, Tensor? bias, int[] stride, int[] padding, int[] output_padding, int groups, "
+        "int[] dilation, str precision, bool batch_invariant) -> Tensor",
+        _transposed,
+    )
 
 
 def _check_bias(bias: Any, x: Any, filters: int) -> None:
@@ -303,7 +376,7 @@ def _check_bias(bias: Any, x: Any, filters: int) -> None:
         raise TypeError(f"bias has dtype {bias.dtype} and input {x.dtype}; they must be the same")
 
 
-def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
+def _pair(name: str, value: Any, least: int) -> tuple[int, ...]:
     """An int, or a sequence of one or two, for both axes.
 
     Equal calls get the same object: by its identity `layer_options` knows what it has checked.
@@ -317,9 +390,16 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, int]:
     return _both(*rules.pair(name, value, least))
 
 
+def _three(name: str, value: Any, least: int) -> tuple[int, ...]:
+    """The same for the three axes of volumes."""
+    if type(value) is tuple and len(value) == 3 and all([type(each) is int and each >= least for each in value]):
+        return value
+    return _both(*rules.each_axis(name, value, least, 3))
+
+
 @lru_cache(maxsize=256, typed=True)
-def _both(down: int, across: int) -> tuple[int, int]:
-    return down, across
+def _both(*numbers: int) -> tuple[int, ...]:
+    return numbers
 
 
 def _refuse_signals(input: Any, weight: Any, bias: Any, stride: Any, sides: Any, dilation: Any, groups: Any) -> None:
@@ -331,7 +411,7 @@ def _refuse_signals(input: Any, weight: Any, bias: Any, stride: Any, sides: Any,
         layer_problem(requested, tuple(input.shape), tuple(weight.shape), biases, DTYPES[name].name, "NCHW")
 
 
-def _single(name: str, value: Any, down: int, least: int) -> tuple[int, int]:
+def _single(name: str, value: Any, down: int, least: int) -> tuple[int, ...]:
     """An option of signals as that of images of one row, for which it is ``down``."""
     across = value[0] if type(value) is tuple and len(value) == 1 else value
     if type(across) is not int or across < least:

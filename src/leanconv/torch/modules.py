@@ -68,6 +68,12 @@ class Conv2d(_Forward, torch.nn.Conv2d):
     _function = functional.conv2d
 
 
+class Conv3d(_Forward, torch.nn.Conv3d):
+    """``torch.nn.Conv3d`` by `leanconv.torch.conv3d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
+
+    _function = functional.conv3d
+
+
 class ConvTranspose1d(_Transposed, torch.nn.ConvTranspose1d):
     """``torch.nn.ConvTranspose1d`` by `leanconv.torch.conv_transpose1d`; besides its arguments as `Conv2d`."""
 
@@ -78,3 +84,9 @@ class ConvTranspose2d(_Transposed, torch.nn.ConvTranspose2d):
     """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`; besides its arguments as `Conv2d`."""
 
     _function = functional.conv_transpose2d
+
+
+class ConvTranspose3d(_Transposed, torch.nn.ConvTranspose3d):
+    """``torch.nn.ConvTranspose3d`` by `leanconv.torch.conv_transpose3d`; besides its arguments as `Conv2d`."""
+
+    _function = functional.conv_transpose3d

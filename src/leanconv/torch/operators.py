@@ -1,4 +1,5 @@
-"""The operators ``leanconv::conv2d``, ``conv2d_input`` and ``conv2d_weight`` in PyTorch's library, with autograd.
+"""The operators ``leanconv::conv2d``, ``conv2d_input`` and ``conv2d_weight`` in PyTorch's library, with autograd; and
+the same of volumes, ``conv3d``.
 
 Each is a sum of products of two tensors, so the derivative of each is one of the others, to any order:
 
@@ -23,16 +24,19 @@ from torch.autograd import forward_ad
 
 from leanconv.arrays.memory import lies_channels_last
 from leanconv.call import lookup
-from leanconv.options import LayerOptions, layer_options
+from leanconv.options import FUNCTIONS, LayerOptions, Op, layer_options
 from leanconv.torch import vmap
-from leanconv.torch.vmap import Ways
+from leanconv.torch.vmap import Way
 
 _OPTIONS = "int[] stride, int[] padding, int[] dilation, SymInt groups, str precision, bool batch_invariant) -> Tensor"
-_SCHEMAS = {
-    "conv2d": f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}",
-    "conv2d_input": f"(Tensor grad, Tensor w, Tensor? bias, SymInt[] input_shape, {_OPTIONS}",
-    "conv2d_weight": f"(Tensor x, Tensor grad, SymInt[] weight_shape, {_OPTIONS}",
+_OF_OP: dict[Op, str] = {
+    "fprop": f"(Tensor x, Tensor w, Tensor? bias, {_OPTIONS}",
+    "dgrad": f"(Tensor grad, Tensor w, Tensor? bias, SymInt[] input_shape, {_OPTIONS}",
+    "wgrad": f"(Tensor x, Tensor grad, SymInt[] weight_shape, {_OPTIONS}",
 }
+#: Signals are images of one row.
+_SCHEMAS = {name: _OF_OP[function.op] for name, function in FUNCTIONS.items() if function.axes > 1}
+NAMES = tuple(_SCHEMAS)
 _library = torch.library.Library("leanconv", "DEF")
 for _name, _schema in _SCHEMAS.items():
     _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -105,58 +109,72 @@ def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.about = first.shape, second.shape, requested
 
 
-def _conv2d_backward(ctx: Any, grad: Any, ways: Ways) -> Any:
+def _convolution_backward(ctx: Any, grad: Any, way: Way) -> Any:
     (x, w), (x_shape, w_shape, requested) = ctx.saved_tensors, ctx.about
     by_x, by_w, by_bias, *_ = ctx.needs_input_grad
-    dx = ways[1](grad, w, None, requested.of("conv2d_input", x_shape)) if by_x else None
-    dw = ways[2](x, grad, requested.of("conv2d_weight", w_shape)) if by_w else None
-    return dx, dw, grad.sum((0, 2, 3)) if by_bias else None, None
+    dx = way(grad, w, None, requested.of("dgrad", x_shape)) if by_x else None
+    dw = way(x, grad, requested.of("wgrad", w_shape)) if by_w else None
+    return dx, dw, _of_each_channel(grad) if by_bias else None, None
 
 
-def _input_backward(ctx: Any, u: Any, ways: Ways) -> Any:
+def _of_each_channel(grad: Any) -> Any:
+    """The sum over all images and pixels."""
+    return grad.sum((0, *range(2, grad.dim())))
+
+
+def _input_backward(ctx: Any, u: Any, way: Way) -> Any:
     (grad, w), (_, w_shape, requested) = ctx.saved_tensors, ctx.about
     by_grad, by_w, by_bias, *_ = ctx.needs_input_grad
-    first = ways[0](u, w, None, requested.of("conv2d")) if by_grad else None
-    second = ways[2](u, grad, requested.of("conv2d_weight", w_shape)) if by_w else None
-    return first, second, u.sum((0, 2, 3)) if by_bias else None, None
+    first = way(u, w, None, requested.of("fprop")) if by_grad else None
+    second = way(u, grad, requested.of("wgrad", w_shape)) if by_w else None
+    return first, second, _of_each_channel(u) if by_bias else None, None
 
 
-def _weight_backward(ctx: Any, v: Any, ways: Ways) -> Any:
+def _weight_backward(ctx: Any, v: Any, way: Way) -> Any:
     (x, grad), (x_shape, _, requested) = ctx.saved_tensors, ctx.about
     by_x, by_grad, *_ = ctx.needs_input_grad
-    first = ways[1](grad, v, None, requested.of("conv2d_input", x_shape)) if by_x else None
-    second = ways[0](x, v, None, requested.of("conv2d")) if by_grad else None
+    first = way(grad, v, None, requested.of("dgrad", x_shape)) if by_x else None
+    second = way(x, v, None, requested.of("fprop")) if by_grad else None
     return first, second, None
 
 
 # The plain way
 
 
-def conv2d(x: Any, w: Any, bias: Any, *options: Any) -> Any:
-    """``leanconv::conv2d``, the quick way where there is nothing but autograd to tell."""
-    if not is_plain(x, w, bias):
-        return _ops.conv2d(x, w, bias, *options)
-    requested = requested_of("conv2d", None, *options)
-    if _wants_rules():
-        return _by_rules("conv2d", x, w, bias, requested)
-    try:
-        return _apply_convolution(x, w, bias, requested) if _grad_enabled() else lookup.run(requested, x, w, bias)
-    except TypeError:
-        return Convolution.apply(x, w, bias, requested)
+def _forward(name: str) -> Callable[..., Any]:
+    operator = getattr(_ops, name)
+
+    def forward(x: Any, w: Any, bias: Any, *options: Any) -> Any:
+        """The forward operator, the quick way where there is nothing but autograd to tell."""
+        if not is_plain(x, w, bias):
+            return operator(x, w, bias, *options)
+        requested = requested_of(name, None, *options)
+        if _wants_rules():
+            return _by_rules(name, x, w, bias, requested)
+        try:
+            return _apply_convolution(x, w, bias, requested) if _grad_enabled() else lookup.run(requested, x, w, bias)
+        except TypeError:
+            return Convolution.apply(x, w, bias, requested)
+
+    return forward
 
 
-def conv2d_input(grad: Any, w: Any, bias: Any, input_shape: Sequence[int], *options: Any) -> Any:
-    """``leanconv::conv2d_input``, the quick way where there is nothing but autograd to tell."""
-    if not is_plain(grad, w, bias):
-        return _ops.conv2d_input(grad, w, bias, input_shape, *options)
-    return _plain_gradient(grad, w, bias, requested_of("conv2d_input", input_shape, *options))
+def _gradient(name: str) -> Callable[..., Any]:
+    operator = getattr(_ops, name)
+    arrays = 2 if name.endswith("weight") else 3
+
+    def gradient(*given: Any) -> Any:
+        """A gradient's operator, the quick way where there is nothing but autograd to tell."""
+        tensors, shape, options = given[:arrays], given[arrays], given[arrays + 1 :]
+        if not is_plain(*tensors):
+            return operator(*given)
+        return _plain_gradient(*tensors, requested_of(name, shape, *options))
+
+    return gradient
 
 
-def conv2d_weight(x: Any, grad: Any, weight_shape: Sequence[int], *options: Any) -> Any:
-    """``leanconv::conv2d_weight``, the quick way where there is nothing but autograd to tell."""
-    if not is_plain(x, grad):
-        return _ops.conv2d_weight(x, grad, weight_shape, *options)
-    return _plain_gradient(x, grad, requested_of("conv2d_weight", weight_shape, *options))
+conv2d, conv2d_input, conv2d_weight = _forward("conv2d"), _gradient("conv2d_input"), _gradient("conv2d_weight")
+conv3d, conv3d_input, conv3d_weight = _forward("conv3d"), _gradient("conv3d_input"), _gradient("conv3d_weight")
 
 
 def _plain_gradient(*given: Any) -> Any:
@@ -172,7 +190,7 @@ def _by_rules(function: str, *given: Any) -> Any:
         *tensors, requested = given
         given = *_lowered(tensors), requested
     if not takes_rules():
-        return _OPERATORS[tuple(_SCHEMAS).index(function)](*given)
+        return _operator(*given)
     return _TRANSFORMED[function].apply(*given)
 
 
@@ -185,31 +203,30 @@ def _run(*given: Any) -> Any:
 _options = attrgetter("stride", "padding", "dilation", "groups", "precision", "batch_invariant")
 
 
-def _spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which takes options one by one, with one argument for all of them, the last."""
+def _spread(functions: dict[str, Callable[..., Any]]) -> Way:
+    """What calls the function that the options name, with these one by one; it has one argument for them, the last."""
 
     def spread(*given: Any) -> Any:
         *tensors, requested = given
         shape = () if requested.shape is None else (requested.shape,)
-        return function(*tensors, *shape, *_options(requested))
+        return functions[requested.function](*tensors, *shape, *_options(requested))
 
     return spread
 
 
-#: The three functions for a derivative: leanconv's calls, calls with a graph of their own, and the operators.
-_CALLS: Ways = _run, _run, _run
-_RECORDED: Ways = _spread(conv2d), _spread(conv2d_input), _spread(conv2d_weight)
-_OPERATORS: Ways = _spread(_ops.conv2d), _spread(_ops.conv2d_input), _spread(_ops.conv2d_weight)
+#: How a derivative calls: leanconv's calls (`_run`), calls with a graph of their own, and the operators.
+_recorded = _spread({name: globals()[name] for name in _SCHEMAS})
+_operator = _spread({name: getattr(_ops, name) for name in _SCHEMAS})
 
 
-def _ways(first: Any, second: Any = None) -> Ways:
+def _way(first: Any, second: Any = None) -> Way:
     """For a derivative, by what is given to it.
 
     Batches of gradients (``is_grads_batched=True``) are tensors of PyTorch's older vmap, which knows operators only.
     """
     if _is_batch(first) or (second is not None and _is_batch(second)):
-        return _OPERATORS
-    return _RECORDED if _grad_enabled() or _wants_rules() else _CALLS
+        return _operator
+    return _recorded if _grad_enabled() or _wants_rules() else _run
 
 
 class Convolution(torch.autograd.Function):
@@ -222,7 +239,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return _conv2d_backward(ctx, grad, _ways(grad))
+        return _convolution_backward(ctx, grad, _way(grad))
 
 
 #: NOTE: `apply` of PyTorch's class, in Python, looks for transforms, which have been ruled out where this is called,
@@ -240,7 +257,7 @@ class InputGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, u: Any) -> Any:
-        return _input_backward(ctx, u, _ways(u))
+        return _input_backward(ctx, u, _way(u))
 
 
 class FilterGradient(InputGradient):
@@ -248,7 +265,7 @@ class FilterGradient(InputGradient):
 
     @staticmethod
     def backward(ctx: Any, v: Any) -> Any:
-        return _weight_backward(ctx, v, _ways(v))
+        return _weight_backward(ctx, v, _way(v))
 
 
 # The same for torch.func, which wants what is saved in a function of its own, and with forward-mode derivatives. NOTE:
@@ -266,20 +283,21 @@ def _transformed(name: str) -> Any:
         ctx.requested, ctx.output_shape = inputs[-1], output.shape
 
     def over_a_batch(info: Any, axes: Any, *given: Any) -> Any:
-        return vmap.mapped(vmap.RULES[name], info, axes, *given, _RECORDED)
+        return vmap.mapped(name, info, axes, *given, _recorded)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         """Of a sum of products: one factor's tangent by the other factor, each; and the bias's."""
         first, second = (forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors)
         requested = ctx.requested
         by_first, by_second, by_bias = tangents[:3]
-        parts = [] if by_bias is None else [by_bias[:, None, None].expand(ctx.output_shape)]
+        ones = (1,) * (len(ctx.output_shape) - 2)
+        parts = [] if by_bias is None else [by_bias.view(-1, *ones).expand(ctx.output_shape)]
         # PyTorch switches tangents off here, those of an outer jvp too, which would get lost
         with forward_ad._set_fwd_grad_enabled(True):
             for factors in (by_first, second), (first, by_second):
                 if all(each is not None for each in factors):
-                    function = _ways(*factors)[tuple(_SCHEMAS).index(name)]
-                    parts.append(function(*factors, *((None,) if name != "conv2d_weight" else ()), requested))
+                    bias = () if name.endswith("weight") else (None,)
+                    parts.append(_way(*factors)(*factors, *bias, requested))
             return sum(parts[1:], parts[0])
 
     ways = {"forward": _run, "setup_context": setup_context, "vmap": over_a_batch, "jvp": jvp}
@@ -313,22 +331,24 @@ def define_composite(schema: str, function: Callable[..., Any]) -> None:
 
 
 def is_channels_last(x: Any) -> bool:
-    """Whether leanconv takes a tensor (n, c, h, w) for one that lies channels last."""
+    """Whether leanconv takes a tensor (n, c, h, w), or (n, c, d, h, w), for one that lies channels last."""
     return lies_channels_last(tuple(x.shape), tuple(x.stride()))
 
 
 def _like(x: Any, shape: Sequence[Any]) -> Any:
     """A tensor of ``shape`` in the memory order of x, as the kernels return it."""
-    form = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    form = last if is_channels_last(x) else torch.contiguous_format
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
 
 
 def output_shape(x_shape: Any, w_shape: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, ...]:
-    """Shape of conv2d's result; ``padding`` has two numbers, or four: top, bottom, left, right."""
-    down, across = (padding[:2], padding[2:]) if len(padding) == 4 else ((padding[0],) * 2, (padding[1],) * 2)
+    """Shape of a convolution's result; ``padding`` has a number for each axis, or two: top, bottom, left, right."""
+    twice = len(padding) == 2 * len(stride)
+    around = [sum(padding[2 * i : 2 * i + 2]) if twice else 2 * padding[i] for i in range(len(stride))]
     sides = tuple(
-        (x_shape[2 + i] + sum(pads) - dilation[i] * (w_shape[2 + i] - 1) - 1) // stride[i] + 1
-        for i, pads in enumerate((down, across))
+        (x_shape[2 + i] + pads - dilation[i] * (w_shape[2 + i] - 1) - 1) // stride[i] + 1
+        for i, pads in enumerate(around)
     )
     return x_shape[0], w_shape[0], *sides
 
@@ -337,8 +357,12 @@ def _empty(shape: Sequence[Any]) -> bool:
     return any(isinstance(length, int) and length < 1 for length in shape[1:])
 
 
-def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *rest: Any) -> Any:
-    torch._check(x.dim() == 4 and w.dim() == 4, lambda: f"x has {x.dim()} dimensions and w {w.dim()}; both must have 4")
+def _fake_forward(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any, *rest: Any) -> Any:
+    axes = 2 + len(stride)
+    torch._check(
+        x.dim() == axes and w.dim() == axes,
+        lambda: f"x has {x.dim()} dimensions and w {w.dim()}; both must have {axes}",
+    )
     torch._check(
         x.shape[1] == w.shape[1] * groups,
         lambda: f"w has {w.shape[1]} channels, but x has in_channels={x.shape[1]} and groups={groups}",
@@ -349,40 +373,45 @@ def _fake_conv2d(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation:
     return _like(x, shape)
 
 
-_FAKES: dict[str, Callable[..., Any]] = {
-    "conv2d": _fake_conv2d,
-    "conv2d_input": lambda grad, w, bias, input_shape, *options: _like(grad, input_shape),
-    "conv2d_weight": lambda x, grad, weight_shape, *options: _like(x, weight_shape),
+_FAKES: dict[Op, Callable[..., Any]] = {
+    "fprop": _fake_forward,
+    "dgrad": lambda grad, w, bias, input_shape, *options: _like(grad, input_shape),
+    "wgrad": lambda x, grad, weight_shape, *options: _like(x, weight_shape),
 }
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)
+for _name in _SCHEMAS:
+    torch.library.register_fake(f"leanconv::{_name}", _FAKES[FUNCTIONS[_name].op], lib=_library)
 
 
 def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
     """The inputs of an operator with its options as one."""
-    if name == "conv2d":
+    op = FUNCTIONS[name].op
+    if op == "fprop":
         return *inputs[:3], requested_of(name, None, *inputs[3:])
-    at = 3 if name == "conv2d_input" else 2
+    at = 3 if op == "dgrad" else 2
     return *inputs[:at], requested_of(name, tuple(inputs[at]), *inputs[at + 1 :])
 
 
 def _autograd(name: str, backward: Callable[..., Any]) -> None:
     """The operators have their options one by one, the plain way as one."""
     # what of the operator's inputs has no gradient beside the one for all options
-    more = (None,) * (5 if name == "conv2d" else 6)
+    more = (None,) * (5 if FUNCTIONS[name].op == "fprop" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _set_up(ctx, _requested(name, inputs), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
-        return *backward(ctx, grad, _OPERATORS), *more
+        return *backward(ctx, grad, _operator), *more
 
     torch.library.register_autograd(f"leanconv::{name}", backward_of, setup_context=setup_context, lib=_library)
 
 
-_autograd("conv2d", _conv2d_backward)
-_autograd("conv2d_input", _input_backward)
-_autograd("conv2d_weight", _weight_backward)
+_BACKWARD: dict[Op, Callable[..., Any]] = {
+    "fprop": _convolution_backward,
+    "dgrad": _input_backward,
+    "wgrad": _weight_backward,
+}
+for _name in _SCHEMAS:
+    _autograd(_name, _BACKWARD[FUNCTIONS[_name].op])
 
 
 # Autocast: as PyTorch's convolutions, in the lower precision
@@ -417,13 +446,14 @@ for _name in _SCHEMAS:
     _autocast(_name, "AutocastCPU")
 
 
-_PLAIN: dict[str, Any] = {"conv2d": Convolution, "conv2d_input": InputGradient, "conv2d_weight": FilterGradient}
+_KINDS: dict[Op, Any] = {"fprop": Convolution, "dgrad": InputGradient, "wgrad": FilterGradient}
+_PLAIN = {name: _KINDS[FUNCTIONS[name].op] for name in _SCHEMAS}
 _TRANSFORMED = {name: _transformed(name) for name in _SCHEMAS}
 
 
 def _register_vmap(name: str) -> None:
     def of_operator(info: Any, axes: Any, *inputs: Any) -> Any:
-        return vmap.mapped(vmap.RULES[name], info, axes, *_requested(name, inputs), _OPERATORS)
+        return vmap.mapped(name, info, axes, *_requested(name, inputs), _operator)
 
     torch.library.register_vmap(f"leanconv::{name}", of_operator, lib=_library)
 

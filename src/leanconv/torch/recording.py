@@ -19,10 +19,11 @@ from leanconv.arrays import arrays_of
 from leanconv.call.precompile import PrecompileResult, precompile
 from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
-from leanconv.options import Layout, Precision
+from leanconv.options import FUNCTIONS, Layout, Precision
 from leanconv.problem import ConvProblem
 from leanconv.torch import layers, operators, patch, registration
 from leanconv.tuning import search
+from leanconv.volumes.images import as_images
 
 
 def warm_up(
@@ -108,6 +109,10 @@ def _index(tensor: torch.Tensor) -> int | None:
     return arrays.device(tensor)
 
 
+#: leanconv's own operators, by what a mode is given
+_OURS = {getattr(torch.ops.leanconv, name).default: name for name in operators.NAMES}
+
+
 class _Recorder(TorchDispatchMode):
     """The problems of the convolutions that a model calls, by the patch that is active or else one of ``precision``."""
 
@@ -119,19 +124,19 @@ class _Recorder(TorchDispatchMode):
         self.patched: list[ConvProblem] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
-        aten, ours = torch.ops.aten, torch.ops.leanconv
+        aten, ours = torch.ops.aten, _OURS.get(function)
         if function is aten.convolution.default:
             x, w, bias, *rest = given
             self._layer(x, w, bias is not None, rest, (True, False, False))
         elif function is aten.convolution_backward.default:
             _, x, w, _, *rest, mask = given
             self._layer(x, w, False, rest, (False, *mask[:2]))
-        elif function is ours.conv2d.default:
-            self._ours("conv2d", given[0].shape, given[1].shape, given[0], *given[2:])
-        elif function is ours.conv2d_input.default:
-            self._ours("conv2d_input", given[3], given[1].shape, given[0], *given[2:3], *given[4:])
-        elif function is ours.conv2d_weight.default:
-            self._ours("conv2d_weight", given[0].shape, given[2], given[0], None, *given[3:])
+        elif ours is not None and FUNCTIONS[ours].op == "fprop":
+            self._ours(ours, given[0].shape, given[1].shape, given[0], *given[2:])
+        elif ours is not None and FUNCTIONS[ours].op == "dgrad":
+            self._ours(ours, given[3], given[1].shape, given[0], *given[2:3], *given[4:])
+        elif ours is not None:
+            self._ours(ours, given[0].shape, given[2], given[0], None, *given[3:])
         return function(*given, **(options or {}))
 
     def _layer(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Sequence[bool]) -> None:
@@ -151,8 +156,9 @@ class _Recorder(TorchDispatchMode):
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
         dtype = DTYPES[str(first.dtype).removeprefix("torch.")].name
         bias_shape = None if bias is None else tuple(bias.shape)
-        requested = operators.requested_of(name, None, *options).of(name)
-        self.problems.append(layer_problem(requested, tuple(x_shape), tuple(w_shape), bias_shape, dtype, layout))
+        requested = operators.requested_of(name, None, *options).of(FUNCTIONS[name].op)
+        problem = layer_problem(requested, tuple(x_shape), tuple(w_shape), bias_shape, dtype, layout)
+        self.problems.append(as_images(problem))
 
 
 class _Every(_Recorder):

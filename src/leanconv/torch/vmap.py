@@ -1,7 +1,7 @@
 """vmap of the operators: what is mapped over becomes images where only the images have it, else groups of channels.
 
-A rule takes the number of examples, the axes they lie on, tensors, the options of one example, and the three functions
-to compute with: conv2d, conv2d_input and conv2d_weight.
+A rule takes the number of examples, the axes they lie on, tensors, the options of one example, and a function that
+computes with these what options say.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from leanconv.options import LayerOptions
+from leanconv.options import FUNCTIONS, LayerOptions, Op
 
-Ways = tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]
+Way = Callable[..., Any]
 
 
 def _images(tensor: Any, axis: int) -> Any:
@@ -37,8 +37,10 @@ def _split_channels(y: Any, count: int) -> tuple[Any, int]:
     return y.unflatten(1, (count, y.shape[1] // count)), 1
 
 
-def mapped(rule: Callable[..., Any], info: Any, axes: Any, *given: Any) -> Any:
-    """By ``rule``; a mapping over no examples is one over an example of zeros, whose result is dropped."""
+def mapped(function: str, info: Any, axes: Any, *given: Any) -> Any:
+    """By the rule for ``function``. A mapping over no examples is one over an example of zeros, whose result is
+    dropped."""
+    rule = RULES[FUNCTIONS[function].op]
     if info.batch_size:
         return rule(info.batch_size, axes, *given)
 
@@ -47,7 +49,7 @@ def mapped(rule: Callable[..., Any], info: Any, axes: Any, *given: Any) -> Any:
             return tensor
         return torch.cat([tensor, tensor.new_zeros([*tensor.shape[:axis], 1, *tensor.shape[axis + 1 :]])], axis)
 
-    count = len(given) - 2  # the last two are options and ways
+    count = len(given) - 2  # the last two are options and the way
     y, axis = rule(1, axes, *map(one, given[:count], axes), *given[count:])
     return y.narrow(axis, 0, 0), axis
 
@@ -56,40 +58,35 @@ def _grouped(requested: LayerOptions, count: int, shape: Any = None) -> LayerOpt
     return requested._replace(groups=requested.groups * count, shape=shape)
 
 
-def _vmap_conv2d(count: int, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
+def _vmap_conv2d(count: int, axes: Any, x: Any, w: Any, bias: Any, requested: LayerOptions, way: Way) -> Any:
     x_axis, w_axis, bias_axis, *_ = axes
     if w_axis is None and bias_axis is None:
-        y = ways[0](_images(x, x_axis), w, bias, requested)
+        y = way(_images(x, x_axis), w, bias, requested)
         return y.unflatten(0, (count, y.shape[0] // count)), 0
     bias = None if bias is None else _filters(bias, bias_axis, count)
     given = _channels(x, x_axis, count), _filters(w, w_axis, count), bias
-    return _split_channels(ways[0](*given, _grouped(requested, count)), count)
+    return _split_channels(way(*given, _grouped(requested, count)), count)
 
 
-def _vmap_input(count: int, axes: Any, grad: Any, w: Any, bias: Any, requested: LayerOptions, ways: Ways) -> Any:
+def _vmap_input(count: int, axes: Any, grad: Any, w: Any, bias: Any, requested: LayerOptions, way: Way) -> Any:
     grad_axis, w_axis, bias_axis, *_ = axes
     assert requested.shape is not None
     n, c, *sides = requested.shape
     if w_axis is None and bias_axis is None:
-        dx = ways[1](_images(grad, grad_axis), w, bias, requested._replace(shape=(n * count, c, *sides)))
+        dx = way(_images(grad, grad_axis), w, bias, requested._replace(shape=(n * count, c, *sides)))
         return dx.unflatten(0, (count, n)), 0
     bias = None if bias is None else _filters(bias, bias_axis, count)
     given = _channels(grad, grad_axis, count), _filters(w, w_axis, count), bias
-    return _split_channels(ways[1](*given, _grouped(requested, count, (n, c * count, *sides))), count)
+    return _split_channels(way(*given, _grouped(requested, count, (n, c * count, *sides))), count)
 
 
-def _vmap_weight(count: int, axes: Any, x: Any, grad: Any, requested: LayerOptions, ways: Ways) -> Any:
+def _vmap_weight(count: int, axes: Any, x: Any, grad: Any, requested: LayerOptions, way: Way) -> Any:
     x_axis, grad_axis, *_ = axes
     assert requested.shape is not None
     k, *rest = requested.shape
     given = _channels(x, x_axis, count), _channels(grad, grad_axis, count)
-    dw = ways[2](*given, _grouped(requested, count, (k * count, *rest)))
+    dw = way(*given, _grouped(requested, count, (k * count, *rest)))
     return dw.unflatten(0, (count, k)), 0
 
 
-#: by function
-RULES: dict[str, Callable[..., Any]] = {
-    "conv2d": _vmap_conv2d,
-    "conv2d_input": _vmap_input,
-    "conv2d_weight": _vmap_weight,
-}
+RULES: dict[Op, Callable[..., Any]] = {"fprop": _vmap_conv2d, "dgrad": _vmap_input, "wgrad": _vmap_weight}

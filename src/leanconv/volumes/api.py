@@ -34,7 +34,7 @@ def conv3d(
 ) -> Array:
     """Convolve a batch of volumes with a bank of filters, as ``torch.nn.functional.conv3d`` does.
 
-    ``y[n,k,z,p,q] = activation(bias[k] + sum over c,t,r,s of w[k,c,t,r,s] * x[n,c, z*stride - front + t*dilation, ...])``
+    ``y[n,k,z,p,q] = activation(bias[k] + sum over c,t,r,s of w[k,c,t,r,s] * x[n,c, z*stride - front + t*dilation])``
 
     Args:
         x: float32, float16 or bfloat16 array (n, c, d, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or
@@ -46,8 +46,8 @@ def conv3d(
             right), ``"valid"`` or ``"same"``, as in `leanconv.conv2d`.
         dilation: voxels between filter taps, like ``stride``.
         layout: ``"NDHWC"``: x is (n, d, h, w, c), w (k, t, r, s, c / groups) and y (n, z, p, q, k). Without a batch
-            there is no n. PyTorch tensors keep their logical shapes; for them it is the order in memory, by default that
-            of x if that is NCDHW or NDHWC (channels_last_3d). All else as in `leanconv.conv2d`.
+            there is no n. PyTorch tensors keep their logical shapes; for them it is the order in memory, by default
+            that of x if that is NCDHW or NDHWC (channels_last_3d). All else as in `leanconv.conv2d`.
         bias, groups, algorithm, precision, activation, out, device, workspace_limit, batch_invariant: as in
             `leanconv.conv2d`.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from leanconv.problem import ConvProblem
 
 #: The numbers of slices of an image.
-_ONE_SLICE = {"d": 1, "t": 1, "stride_d": 1, "padding_d": (0, 0), "dilation_d": 1}
+_ONE_SLICE: dict[str, Any] = {"d": 1, "t": 1, "stride_d": 1, "padding_d": (0, 0), "dilation_d": 1}
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ word = breaks_of("implicit_gemm_dp4a")
 fused_runs = breaks_of("im2win_fused", runs=True)
 fused = breaks_of("im2win_fused")
 weight = breaks_of("implicit_gemm_weight", "filters-{}")
+weight_of_volume = breaks_of("implicit_gemm_weight")
 split_k = breaks_of("implicit_gemm_weight_split_k", "filters-{}")
 
 BREAKS = (
@@ -96,6 +97,25 @@ BREAKS = (
          WRONG, "gradient-stride-shares-dilation-nchw"),
     gemm("steps of a dilated filter are not undone", "is_covered", "{{static_cast<int64>(}} _ / _ {{) * _}}",
          WRONG, "gradient-stride-sparse-nchw"),
+    gemm("slices before the volume are read", "inside_bits", "{{_ >= 0 &&}} _ < D::d", WRONG, "volume-plain-nchw"),
+    gemm("slices behind the volume are read", "inside_bits", "{{&& _ < D::d}}", WRONG, "volume-plain-nhwc"),
+    gemm("slices of large filters outside the volume are read", "Window::holds",
+         "(_ >= 0 {{&& _ < D::d}})", WRONG, "volume-many-taps-nhwc"),
+    gemm("the first slice for all", "Pixel::Pixel", "{{_ = _ / (Problem::p * Problem::q),}}", WRONG | RACE,
+         "volume-plain-nchw", "volume-odd-nhwc"),
+    gemm("a tap's slice forgotten", "FilterTap::pixels", "{{static_cast<T>(_) * D::dilation => 0}}", WRONG,
+         "volume-plain-nchw", "volume-plain-nhwc"),
+    gemm("a phase's slices side by side", "FlatPixels::place", "{{* P::D::step}}", WRONG | RACE,
+         "volume-strides-dgrad-nchw"),
+    gemm("a phase stores past the last slice", "FlatPixels::place", "(P::count == 1 || {{_ < P::D::out => true}})",
+         FENCE | RACE | WRONG, "volume-over-filter-dgrad-nhwc", "volume-over-filter-dgrad-nchw"),
+    gemm("windows of a phase of slices are not moved", "Phase::Phase", "{{_ += _ / D::step,}}", WRONG,
+         "volume-far-dgrad-nchw"),
+    gemm("a gradient's filters in the order of images", "gradient_filters",
+         "{{_ += _.position * _;}} _ *= _.of_each", WRONG | RACE, "volume-plain-dgrad-nchw"),
+    gemm("slices that no filter reaches", "is_unwritten",
+         "{{_ = is_covered<D::t, D::stride, D::dilation, D::pad, Problem::inverse_d>(_ / Problem::h);}}",
+         WRONG, "volume-over-filter-dgrad-nhwc"),
     gemm("the first image for all", "Pixel::Pixel", "{{_ - _ * static_cast<Offset<Problem>>(_) => 0}}",
          WRONG, "odd-chwn", "images-8-chwn"),
     gemm("of images past the end the last four are not whole", "FlatPixels::pixel", "_ - {{(...) => 1}}",
@@ -169,6 +189,10 @@ BREAKS = (
           RACE | WRONG, "long-reduction-nhwc", split=4),
     weight("pixels past the last are summed", "WindowLoader::load", "{{_ < _ &&}} static_cast<unsigned>",
            WRONG | FENCE, "odd-nchw"),
+    weight_of_volume("slices outside the volume are read", "WindowLoader::load", "{{&& _}};", WRONG | FENCE,
+           "volume-odd-wgrad-nchw"),
+    weight_of_volume("a slice's place forgotten", "WindowLoader::load",
+           "{{_ += static_cast<int64>(_) * (Problem::h * Problem::w) * ...;}}", WRONG | FENCE, "volume-odd-wgrad-nhwc"),
     weight("rows outside the image are read", "WindowLoader::load",
            "{{static_cast<unsigned>(_ + _[_]) < Problem::h &&}}", WRONG | FENCE, "odd-nchw", "odd-nhwc"),
     weight("filters past the last are read", "GradientLoader::load", "{{&& _ * _ < _}}", FENCE, "odd-nchw"),

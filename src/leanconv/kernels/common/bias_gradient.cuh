@@ -14,7 +14,7 @@ namespace leanconv {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void bias_gradient(ElementsIn<Problem> dy, ElementsOut<Problem> bias, long long batch) {
     constexpr int split = Tuning::split, channels = Tuning::channels, workers = Tuning::threads / channels;
-    constexpr int image = Problem::p * Problem::q;
+    constexpr int image = output_pixels<Problem>;
     static_assert((workers & (workers - 1)) == 0, "threads are added in pairs");
     const int rank = static_cast<int>(blockIdx.x) % split, own = static_cast<int>(threadIdx.x) % channels;
     const int k = static_cast<int>(blockIdx.x) / split * channels + own;

@@ -38,7 +38,7 @@ struct TapPhases {
 // neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, ElementsOut<Problem> prepared) {
-    constexpr int taps = Problem::r * Problem::s, size = Problem::group_c * taps;
+    constexpr int taps = filter_taps<Problem>, size = Problem::group_c * taps;
     constexpr int side = Tuning::side, rows = Tuning::threads / side, pitch = side + 1;
     constexpr int tiles_k = ceil_div(Problem::group_k, side), tiles_e = ceil_div(size, side);
     constexpr int64 filters = static_cast<int64>(Problem::groups) * Problem::group_k;
@@ -66,11 +66,19 @@ __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, Elements
         if (k >= Problem::group_k || element >= size) continue;
         const int c = channels_inside ? element % Problem::group_c : element / taps;
         const int tap = channels_inside ? element / Problem::group_c : element % taps;
-        const TapPhases<Problem::r, Problem::apart_h> down(tap / Problem::s);
+        const int of_rows = tap / Problem::s;
+        const TapPhases<Problem::r, Problem::apart_h> down(Depth<Problem>::volume ? of_rows % Problem::r : of_rows);
         const TapPhases<Problem::s, Problem::apart_w> right(tap % Problem::s);
-        const int here = down.of_each * right.of_each, at_tap = down.position * right.of_each + right.position;
-        const int before = down.before * Problem::s + down.all * right.before +
-                           (down.phase * right.phases + right.phase) * here;
+        int here = down.of_each * right.of_each, at_tap = down.position * right.of_each + right.position;
+        int before = down.before * Problem::s + down.all * right.before, phase = down.phase * right.phases + right.phase;
+        if constexpr (Depth<Problem>::volume) {
+            const TapPhases<Depth<Problem>::t, Problem::apart_d> deep(of_rows / Problem::r);
+            at_tap += deep.position * here;
+            here *= deep.of_each;
+            phase += deep.phase * (down.phases * right.phases);
+            before = deep.before * (Problem::r * Problem::s) + deep.all * before;
+        }
+        before += phase * here;
         const int64 channel = static_cast<int64>(group) * Problem::group_c + c;
         const int64 at = Problem::nhwc   ? (channel * here + at_tap) * Problem::group_k + k
                          : Problem::chwn ? (static_cast<int64>(k) * here + at_tap) * channels + channel
@@ -92,14 +100,20 @@ __device__ __forceinline__ bool is_covered(int at) {
 // Where element `at` of dx is a pixel that no convolution writes.
 template <class Problem>
 __device__ __forceinline__ bool is_unwritten(int64 at, long long batch) {
-    constexpr int image = Problem::h * Problem::w;
+    constexpr int image = input_pixels<Problem>;
     const Offset<Problem> element = static_cast<Offset<Problem>>(at);
     const auto images = static_cast<Offset<Problem>>(batch);
     const Offset<Problem> line = Problem::nhwc ? element / Problem::c : Problem::chwn ? element / images : element;
     const int pixel = static_cast<int>(line % image);
-    const bool covered =
+    const int row = pixel / Problem::w;
+    bool covered = true;
+    if constexpr (Depth<Problem>::volume) {
+        using D = Depth<Problem>;
+        covered = is_covered<D::t, D::stride, D::dilation, D::pad, Problem::inverse_d>(row / Problem::h);
+    }
+    covered = covered &&
         is_covered<Problem::r, Problem::stride_h, Problem::dilation_h, Problem::pad_top, Problem::inverse_h>(
-            pixel / Problem::w) &&
+            Depth<Problem>::volume ? row % Problem::h : row) &&
         is_covered<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left, Problem::inverse_w>(
             pixel % Problem::w);
     return !covered;
@@ -109,14 +123,14 @@ __device__ __forceinline__ bool is_unwritten(int64 at, long long batch) {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_zeros(ElementsOut<Problem> y, long long batch) {
     const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
-    if (at >= batch * Problem::c * (Problem::h * Problem::w)) return;
+    if (at >= batch * Problem::c * input_pixels<Problem>) return;
     if (is_unwritten<Problem>(at, batch)) y[at] = from_float<typename Problem::element>(0.0f);
 }
 
 // The same with the bias of a transposed layer, a number for each channel.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_zeros(ElementsIn<Problem> bias, ElementsOut<Problem> y, long long batch) {
-    constexpr int image = Problem::h * Problem::w;
+    constexpr int image = input_pixels<Problem>;
     const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (at >= batch * Problem::c * image) return;
     const int64 channel = Problem::nhwc ? at : Problem::chwn ? at / (batch * image) : at / image;

@@ -2,9 +2,10 @@
 
 With ``m = stride / gcd(stride, dilation)`` a row of the input that filter row r reads is read by rows r + m, r + 2m,
 ...: so the rows fall into phases, and each phase is a convolution over the gradient of the output with those filter
-rows alone, of unit stride and dilation ``dilation / gcd``; columns likewise. Every product of the forward layer is
-computed once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)`` rows, so that at most four
-launches compute all of them. A separate launch writes zeros, or a transposed layer's bias, to what no filter row reads.
+rows alone, of unit stride and dilation ``dilation / gcd``; columns, and the slices of volumes, likewise. Every product
+of the forward layer is computed once, in one of the phases. Phases have either ``ceil(r / m)`` or ``floor(r / m)``
+rows, so that at most four launches compute all of them, eight those of volumes. A separate launch writes zeros, or a
+transposed layer's bias, to what no filter row reads.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import gcd
 
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.kernels.common.layers import OutputView, conv_constants
+from leanconv.kernels.common.layers import OutputView, conv_constants, slice_constants
 from leanconv.kernels.contract import ceil_div, named
 from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
@@ -41,21 +43,21 @@ class PartialConvolution:
     @property
     def phases(self) -> int:
         """How many phases the launch serves."""
-        return self.view.phases[0] * self.view.phases[1]
+        return self.view.count
 
     @property
     def whole(self) -> bool:
         """Whether its outputs are all of the image, in order."""
-        return self.phases == 1 and (self.view.out_h, self.view.out_w) == (self.problem.p, self.problem.q)
+        return self.view.covers(self.problem)
 
     @property
     def pixels(self) -> int:
         """Output pixels of one phase, as the kernel numbers them."""
-        return self.problem.n * self.problem.p * self.problem.q
+        return self.problem.pixels
 
     @property
     def reduction(self) -> int:
-        return self.problem.group_c * self.problem.r * self.problem.s
+        return self.problem.group_c * self.problem.taps
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,10 @@ class _Phases:
     first: int
     padding: int
     outputs: int
+
+    def sides(self, extent: int, dilation: int) -> tuple[int, int]:
+        """Padding before and after an axis of ``extent`` pixels, those of the gradient of the output."""
+        return self.padding, self.outputs - extent - self.padding + (self.taps - 1) * dilation
 
 
 def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> Iterator[_Phases]:
@@ -99,40 +105,52 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
     Their filters are what `filter_launch` writes, from element ``first_weight`` of the packed weights on, which is a
     multiple of four: in CHWN four filters are copied at once.
     """
-    (sh, sw), (dh, dw) = problem.stride, problem.dilation
+    (sh, sw), (dh, dw), sd, dd = problem.stride, problem.dilation, problem.stride_d, problem.dilation_d
     convolutions = []
-    for rows in _along(problem.h, problem.r, sh, dh, problem.padding[0]):
-        for columns in _along(problem.w, problem.s, sw, dw, problem.padding[2]):
-            dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
-            below = rows.outputs - problem.p - rows.padding + (rows.taps - 1) * dilation[0]
-            right = columns.outputs - problem.q - columns.padding + (columns.taps - 1) * dilation[1]
-            padding = (rows.padding, below, columns.padding, right)
-            convolution = replace(
-                problem,
-                op="fprop",
-                c=problem.k,
-                h=problem.p,
-                w=problem.q,
-                k=problem.c,
-                r=rows.taps,
-                s=columns.taps,
-                stride=(1, 1),
-                padding=padding,
-                dilation=dilation,
-            )
-            taps_before = rows.taps_before * problem.s + rows.count * rows.taps * columns.taps_before
-            view = OutputView(
-                problem.h,
-                problem.w,
-                rows.first,
-                columns.first,
-                sh,
-                sw,
-                (rows.count, columns.count),
-                problem.dilation,
-                first_weight + taps_before * problem.k * problem.group_c,
-            )
-            convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin)))
+    axes = (
+        _along(problem.d, problem.t, sd, dd, problem.padding_d[0]),
+        _along(problem.h, problem.r, sh, dh, problem.padding[0]),
+        _along(problem.w, problem.s, sw, dw, problem.padding[2]),
+    )
+    for slices, rows, columns in product(*axes):
+        dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
+        convolution = replace(
+            problem,
+            op="fprop",
+            c=problem.k,
+            d=problem.z,
+            h=problem.p,
+            w=problem.q,
+            k=problem.c,
+            t=slices.taps,
+            r=rows.taps,
+            s=columns.taps,
+            stride=(1, 1),
+            stride_d=1,
+            padding=(*rows.sides(problem.p, dilation[0]), *columns.sides(problem.q, dilation[1])),
+            padding_d=slices.sides(problem.z, dd // gcd(sd, dd)),
+            dilation=dilation,
+            dilation_d=dd // gcd(sd, dd),
+        )
+        before = rows.taps_before * problem.s + rows.count * rows.taps * columns.taps_before
+        before = slices.taps_before * problem.r * problem.s + slices.count * slices.taps * before
+        view = OutputView(
+            problem.h,
+            problem.w,
+            rows.first,
+            columns.first,
+            sh,
+            sw,
+            (rows.count, columns.count),
+            problem.dilation,
+            first_weight + before * problem.k * problem.group_c,
+            problem.d,
+            slices.first,
+            sd,
+            slices.count,
+            dd,
+        )
+        convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin)))
     return convolutions
 
 
@@ -206,13 +224,13 @@ def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
 def prepared_bytes(problem: ConvProblem) -> int:
     """Bytes of filters that are rearranged, or rounded: as many as the filters have, none of a gradient of zeros, where
     all windows read only padding."""
-    weights = problem.k * problem.group_c * problem.r * problem.s
+    weights = problem.k * problem.group_c * problem.taps
     return item_bytes(problem.dtype) * weights if distinct_phases(problem) else 0
 
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
     """The launch that rearranges filters for `phase_groups`, from element ``first_weight`` of the packed ones on."""
-    tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.r * problem.s, SIDE)
+    tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.taps, SIDE)
     element = DTYPES[problem.dtype].ctype
     return Launch(
         header="kernels/common/input_gradient.cuh",
@@ -225,6 +243,8 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
             ("nhwc", problem.layout == "NHWC"),
             ("chwn", problem.layout == "CHWN"),
             ("first_weight", first_weight),
+            *slice_constants(problem),
+            *((("apart_d", problem.stride_d // gcd(problem.stride_d, problem.dilation_d)),) * problem.is_volume),
         ),
         tuning=(("threads", THREADS), ("side", SIDE)),
         arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),
@@ -237,22 +257,26 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
 def zero_launches(problem: ConvProblem) -> tuple[Launch, ...]:
     """The launch that writes zeros, or the bias, to the pixels that no phase has; none where there are none, or where
     ``problem`` is no gradient, or one that is added."""
-    axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
+    axes = [
+        (problem.t, problem.stride_d, problem.dilation_d),
+        *zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True),
+    ]
     whole = all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes)
     if problem.op != "dgrad" or problem.accumulate or whole:
         return ()
     inverses = [
-        pow(dilation // gcd(stride, dilation), -1, stride // gcd(stride, dilation)) for _, stride, dilation in axes
-    ]
+        (f"inverse_{axis}", pow(dilation // gcd(stride, dilation), -1, stride // gcd(stride, dilation)))
+        for axis, (_, stride, dilation) in zip("dhw", axes, strict=True)
+    ][0 if problem.is_volume else 1 :]
     element = DTYPES[problem.dtype].ctype
     bias = [Pointer("bias", element)] if problem.bias else []
     launch = Launch(
         header="kernels/common/input_gradient.cuh",
         function="leanconv::gradient_zeros",
-        problem=(*conv_constants(problem), ("inverse_h", inverses[0]), ("inverse_w", inverses[1])),
+        problem=(*conv_constants(problem), *inverses),
         tuning=(("threads", THREADS),),
         arguments=(*bias, Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
-        grid=ceil_div(problem.n * problem.c * problem.h * problem.w, THREADS),
+        grid=ceil_div(problem.n * problem.c * problem.d * problem.h * problem.w, THREADS),
         block=THREADS,
     )
     return (launch,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes, none_of, result_of, weights_of
 from leanconv.kernels.contract import named
@@ -29,9 +29,11 @@ def limits(problem: ConvProblem, *ops: str, dtypes: Sequence[str] = FLOAT32) -> 
     if problem.op == "dgrad" and problem.bias and problem.accumulate:
         reasons.append("accumulate=True with a bias: pixels that no window covers would need a launch of their own")
     # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
-    for what, h, w in (("input", problem.h, problem.w), ("output", problem.p, problem.q)):
-        if h * w >= 2**31:
-            reasons.append(f"an {what} of {h}x{w} pixels has 2**31 or more in one channel")
+    sizes = ("input", problem.d, problem.h, problem.w), ("output", problem.z, problem.p, problem.q)
+    for what, *extent in sizes:
+        if prod(extent) >= 2**31:
+            size = "x".join(map(str, extent if problem.is_volume else extent[1:]))
+            reasons.append(f"an {what} of {size} pixels has 2**31 or more in one channel")
     return reasons
 
 
@@ -69,8 +71,8 @@ def wgmma_limits(target: Target) -> list[str]:
 
 def has_wide_tensors(problem: ConvProblem) -> bool:
     """Whether the largest of the tensors takes more bytes than 32 bits count, or nearly 2**31 elements and more."""
-    weights = problem.k * problem.group_c * problem.r * problem.s
-    x, y = problem.n * problem.c * problem.h * problem.w, problem.n * problem.k * problem.p * problem.q
+    weights = problem.k * problem.group_c * problem.taps
+    x, y = problem.n * problem.c * problem.d * problem.h * problem.w, problem.pixels * problem.k
     # an int counts pixels and elements, those of the last tile included
     return max(x, y, weights) >= min(2**32 // item_bytes(problem.dtype), 2**31 - 2**16)
 
@@ -94,7 +96,10 @@ def leaves_image(problem: ConvProblem) -> bool:
     top, _, left, _ = problem.padding
     last_row = (problem.p - 1) * problem.stride[0] - top + (problem.r - 1) * problem.dilation[0]
     last_column = (problem.q - 1) * problem.stride[1] - left + (problem.s - 1) * problem.dilation[1]
-    return top > 0 or left > 0 or last_row >= problem.h or last_column >= problem.w
+    front = problem.padding_d[0]
+    last_slice = (problem.z - 1) * problem.stride_d - front + (problem.t - 1) * problem.dilation_d
+    before, behind = max(top, left, front) > 0, last_row >= problem.h or last_column >= problem.w
+    return before or behind or last_slice >= problem.d
 
 
 @lru_cache(maxsize=64)
@@ -106,11 +111,12 @@ def conv_constants(problem: ConvProblem) -> Constants:
     ``padded``: some window leaves the image; with negative padding the first one begins inside it. ``wide``: offsets in
     bytes need more than 32 bits. ``vector_store``: four outputs adjacent in memory, counted from the start of an image
     (NCHW), a pixel's filter group (NHWC) or a pixel's images (CHWN), never straddle its end. In CHWN this is the only
-    constant that depends on the batch, and it applies to the input too.
+    constant that depends on the batch, and it applies to the input too. Layers of images have no constants of slices
+    (device/index.cuh, Depth).
     """
     p, q = problem.p, problem.q
     top, _, left, _ = problem.padding
-    innermost = {"NCHW": p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
+    innermost = {"NCHW": problem.z * p * q, "NHWC": gcd(problem.k, problem.group_k), "CHWN": problem.n}
     return (
         ("element", DTYPES[problem.dtype].ctype),
         ("filter", DTYPES[weights_of(problem.dtype)].ctype),
@@ -130,13 +136,21 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("relu", problem.activation == "relu"),
         ("wide", has_wide_tensors(problem)),
         ("vector_store", innermost[problem.layout] % 4 == 0),
+        *slice_constants(problem),
     )
+
+
+def slice_constants(problem: ConvProblem, volume: bool = False) -> Constants:
+    """The constants of a layer of volumes, none of one of images; ``volume`` makes it one."""
+    if not (volume or problem.is_volume):
+        return ()
+    return (*named(problem, "d t z stride_d dilation_d"), ("pad_front", problem.padding_d[0]))
 
 
 @dataclass(frozen=True)
 class OutputView:
     """The places of a launch's outputs: rows ``first_p + step_p * i`` and columns ``first_q + step_q * j`` of images of
-    ``out_h`` x ``out_w``, and from which element on the launch finds its filters.
+    ``out_h`` x ``out_w``, and from which element on the launch finds its filters. Of volumes slices likewise.
 
     With more than one of ``phases`` the launch serves so many in each direction, their filters one after the
     other. Phase i begins ``phase_step * i`` rows (columns) behind the first, of which whole steps move the windows;
@@ -152,6 +166,20 @@ class OutputView:
     phases: tuple[int, int] = (1, 1)
     phase_step: tuple[int, int] = (1, 1)
     first_weight: int = 0
+    out_d: int = 1
+    first_z: int = 0
+    step_z: int = 1
+    phases_d: int = 1
+    phase_step_d: int = 1
+
+    @property
+    def count(self) -> int:
+        """How many phases the launch serves."""
+        return self.phases_d * self.phases[0] * self.phases[1]
+
+    def covers(self, problem: ConvProblem) -> bool:
+        """Whether the outputs of ``problem`` are all of the image, in order."""
+        return self.count == 1 and (self.out_d, self.out_h, self.out_w) == (problem.z, problem.p, problem.q)
 
     def phase(self, row: int, column: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Whole steps by which phase (row, column) moves its windows, and the row and column where it begins."""
@@ -169,17 +197,24 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     ``problem`` is the convolution of one phase, the first. ``wide``: offsets take 64 bits whatever its tensors.
     """
     constants = dict(conv_constants(problem))
-    view = view or OutputView(problem.p, problem.q)
+    view = view or OutputView(problem.p, problem.q, out_d=problem.z)
     constants["wide"] = constants["wide"] or wide
-    whole = view.phases == (1, 1) and (view.out_h, view.out_w) == (problem.p, problem.q)
-    if problem.layout == "NCHW" and not whole:
+    if problem.layout == "NCHW" and not view.covers(problem):
         columns = (problem.q, view.first_q, view.out_w)
         constants["vector_store"] = view.step_q == 1 and all(number % 4 == 0 for number in columns)
     # Of all phases the last has its windows moved furthest.
     (down, right), _ = view.phase(view.phases[0] - 1, view.phases[1] - 1)
     top, bottom, left, rest = problem.padding
-    last = replace(problem, padding=(top + down, bottom - down, left + right, rest - right))
+    moved = (view.first_z + (view.phases_d - 1) * view.phase_step_d) // view.step_z if view.phases_d > 1 else 0
+    front, back = problem.padding_d
+    last = replace(
+        problem, padding=(top + down, bottom - down, left + right, rest - right),
+        padding_d=(front + moved, back - moved),
+    )  # fmt: skip
     constants["padded"] = constants["padded"] or dict(conv_constants(last))["padded"]
+    # a phase may be a layer of images, and its outputs slices of a volume
+    volume = problem.is_volume or view.out_d > 1
+    constants |= slice_constants(problem, volume)
     return (
         *constants.items(),
         *named(view, "out_h out_w first_p first_q step_p step_q first_weight"),
@@ -187,6 +222,7 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
         ("phases_w", view.phases[1]),
         ("phase_step_h", view.phase_step[0]),
         ("phase_step_w", view.phase_step[1]),
+        *(named(view, "out_d first_z step_z phases_d phase_step_d") if volume else ()),
     )
 
 

@@ -11,7 +11,7 @@ namespace leanconv {
 // their partial sums, then the first warp what all have added.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_split_k(const float* __restrict__ workspace, ElementsOut<Problem> dw) {
-    constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
+    constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * filter_taps<Problem>;
     constexpr int warps = Tuning::sum_warps, width = Tuning::width;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int64 at = static_cast<int64>(blockIdx.x) * (32 * width) + lane;

@@ -23,7 +23,7 @@ MANY_WEIGHTS = 32768
 
 
 def weights_of(problem: ConvProblem) -> int:
-    return problem.k * problem.group_c * problem.r * problem.s
+    return problem.k * problem.group_c * problem.taps
 
 
 def workspace_bytes(problem: ConvProblem, split_k: int) -> int:

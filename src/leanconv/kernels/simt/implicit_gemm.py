@@ -11,18 +11,18 @@ from leanconv.kernels.common.input_gradient import PartialConvolution
 from leanconv.kernels.common.layers import OutputView, conv_arguments, has_wide_tensors, limits, view_constants
 from leanconv.kernels.contract import TimedAlgorithm, by_time
 from leanconv.kernels.cost import fma_cycles
-from leanconv.kernels.simt.tiles import TileConfig, cost, tile_launch, tiles, with_splits
+from leanconv.kernels.simt.tiles import TileConfig, cost, decodes_taps, tile_launch, tiles, with_splits
 from leanconv.plan import Constants, Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
 
 def table_bytes(problem: ConvProblem, config: TileConfig, constants: Constants) -> int:
     """Shared memory of the table of filter taps, which kernels have but in NHWC; ``constants`` are the kernel's."""
-    if problem.layout == "NHWC" or max(problem.r, problem.s) > 16:
+    if problem.layout == "NHWC" or decodes_taps(problem):
         return 0
     known = dict(constants)
     entry = (8 if known["wide"] else 4) + (4 if known["padded"] else 0)
-    return entry * lcm(problem.r * problem.s, config.tile_reduction)
+    return entry * lcm(problem.taps, config.tile_reduction)
 
 
 def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants | None = None) -> int:
@@ -38,7 +38,7 @@ def _convolutions(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes: one, or those that make a gradient."""
     if problem.op == "dgrad":
         return input_gradient.phase_groups(problem)
-    return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
+    return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
 
 
 def _timed(convolutions: list[PartialConvolution], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
@@ -97,6 +97,7 @@ class ImplicitGemm(TimedAlgorithm):
     name = "implicit_gemm"
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
     precision = "ieee"
+    volumes = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)

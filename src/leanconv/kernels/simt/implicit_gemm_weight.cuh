@@ -76,7 +76,7 @@ __device__ __forceinline__ void implicit_gemm_weight(ElementsIn<Problem> x, Elem
     const int tile = number % tiles, slice = number / tiles;
     const int first_k = tile % tiles_k * Tuning::tile_k, first_weight = tile / tiles_k % tiles_w * Tuning::tile_pixels;
     const int group = tile / (tiles_k * tiles_w);
-    const int64 pixels = static_cast<int64>(batch) * (Problem::p * Problem::q), all = (pixels + (depth - 1)) / depth;
+    const int64 pixels = static_cast<int64>(batch) * output_pixels<Problem>, all = (pixels + (depth - 1)) / depth;
     constexpr int shares = split * Tuning::split_k;
     const int64 share = (all + (shares - 1)) / shares, begin = share * (slice * split + rank);
     const int steps = static_cast<int>(begin >= all ? 0 : begin + share < all ? share : all - begin);

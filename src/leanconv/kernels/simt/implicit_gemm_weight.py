@@ -81,6 +81,7 @@ class ImplicitGemmWeight(split_k.SplitK):
     name = "implicit_gemm_weight"
     paper = "S. Chetlur et al., cuDNN: Efficient Primitives for Deep Learning (2014)"
     precision = "ieee"
+    volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return limits(problem, "wgrad", dtypes=GPU_LAYERS)
@@ -107,7 +108,7 @@ def _shared_by(
     problem: ConvProblem, tile: WeightTileConfig, target: Target, most: float
 ) -> Iterator[WeightTileConfig]:  # fmt: skip
     """The tile, computed by one block, by clusters, and by as many blocks as keep the GPU busy, up to ``most``."""
-    steps = ceil_div(problem.n * problem.p * problem.q, tile.tile_reduction)
+    steps = ceil_div(problem.pixels, tile.tile_reduction)
     pairs = tile.thread_k * tile.thread_pixels // 2
     for split in SPLITS:
         config = replace(tile, split=split)
@@ -120,8 +121,7 @@ def _shared_by(
 
 
 def _most_blocks(problem: ConvProblem) -> int:
-    pixels = problem.n * problem.p * problem.q
-    return max(2, min(ceil_div(pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
+    return max(2, min(ceil_div(problem.pixels, 16), BLOCKS // ceil_div(split_k.weights_of(problem), 128 * 128)))
 
 
 def tiles(problem: ConvProblem, target: Target) -> Iterator[tuple[WeightTileConfig, float]]:
@@ -137,14 +137,14 @@ def tiles(problem: ConvProblem, target: Target) -> Iterator[tuple[WeightTileConf
 
 
 def tiles_of(problem: ConvProblem, config: WeightTileConfig) -> int:
-    weights = problem.group_c * problem.r * problem.s
+    weights = problem.group_c * problem.taps
     return ceil_div(problem.group_k, config.tile_k) * ceil_div(weights, config.tile_pixels) * problem.groups
 
 
 def predicted_cycles(problem: ConvProblem, config: WeightTileConfig, speed: float, target: Target) -> float:
     """Predicted time in clock cycles: that of the busiest multiprocessor, and of the launch that adds partial sums."""
     speeds, shares = WeightSpeeds.of(target), config.split * config.split_k
-    steps = ceil_div(problem.n * problem.p * problem.q, config.tile_reduction)
+    steps = ceil_div(problem.pixels, config.tile_reduction)
     pixels = ceil_div(steps, shares) * config.tile_reduction
     blocks = max(1, ceil_div(tiles_of(problem, config) * shares, target.multiprocessors))
     if config.split > 2:

@@ -1,7 +1,7 @@
 // Loaders of pixels: they bring one reduction step of the im2col matrix into shared memory, element by element with
 // cp.async, forming it on the way. Rows of shared memory run along pixels, or filters (filter_loader.cuh), one row a
 // reduction index. Reduction order: (c, r, s) for NCHW and CHWN, (r, s, c) for NHWC, which is the order of the filters in
-// memory; over the im2win tensor (c, s, r) and (s, r, c), its window order.
+// memory, with the slices t of a filter before its rows r; over the im2win tensor (c, s, r) and (s, r, c), its window order.
 //
 // A loader begins with reduction step `first_step`; load() brings the next one into a stage. Shared memory holds floats. load()
 // copies floats there; elements of 16 bits, less than cp.async moves, it brings into registers, and store(), called later in the
@@ -32,7 +32,7 @@ __device__ __forceinline__ void read_adjacent(T (&to)[count], const T* from) {
 
 template <class Problem>
 struct Reduction {
-    static constexpr int taps = Problem::r * Problem::s;
+    static constexpr int taps = filter_taps<Problem>;
     static constexpr int size = Problem::group_c * taps;
     static_assert(size < 1 << 29, "the bytes of one filter are counted in an int");
 };
@@ -105,14 +105,32 @@ struct PixelRows {
     __device__ __forceinline__ float value(int row, int j) const { return x[row % 2][j]; }
 };
 
-// Which filter rows and columns of a window lie inside the image, as bits: row r is bit 16 + r, column s is bit s.
+// The bits of a tap: column s is bit s, row r is bit 16 + r, each up to 16 of them. With the slices of volumes there is
+// room for ten: row r is bit 10 + r, slice t bit 20 + t.
 template <class Problem>
-__device__ __forceinline__ unsigned inside_bits(int h, int w) {
+struct TapBits {
+    using D = Depth<Problem>;
+    static constexpr int most = D::volume ? 10 : 16;
+    static constexpr unsigned row = 1u << most, slice = row << most;
+    static constexpr bool enough = D::t <= most && Problem::r <= most && Problem::s <= most;
+};
+
+// Which filter slices, rows and columns of a window lie inside the image, as bits.
+template <class Problem>
+__device__ __forceinline__ unsigned inside_bits(int d, int h, int w) {
+    using D = Depth<Problem>;
     unsigned bits = 0;
+    if constexpr (D::volume) {
+#pragma unroll 1
+        for (int t = 0; t < D::t; ++t) {
+            const int slice = d + t * D::dilation;
+            if (slice >= 0 && slice < D::d) bits |= TapBits<Problem>::slice << t;
+        }
+    }
 #pragma unroll 1
     for (int r = 0; r < Problem::r; ++r) {
         const int row = h + r * Problem::dilation_h;
-        if (row >= 0 && row < Problem::h) bits |= 0x10000u << r;
+        if (row >= 0 && row < Problem::h) bits |= TapBits<Problem>::row << r;
     }
 #pragma unroll 1
     for (int s = 0; s < Problem::s; ++s) {
@@ -122,26 +140,55 @@ __device__ __forceinline__ unsigned inside_bits(int h, int w) {
     return bits;
 }
 
+// A tap of the filter by its number, and how many pixels of the input lie between it and the first.
+template <class Problem>
+struct FilterTap {
+    using D = Depth<Problem>;
+    int t = 0, r, s;
+    __device__ __forceinline__ explicit FilterTap(int number) : r(number / Problem::s), s(number % Problem::s) {
+        if constexpr (D::volume) t = r / Problem::r, r %= Problem::r;
+    }
+    template <class T>
+    __device__ __forceinline__ T pixels() const {
+        T rows = static_cast<T>(r) * Problem::dilation_h;
+        if constexpr (D::volume) rows += static_cast<T>(t) * D::dilation * Problem::h;
+        return rows * Problem::w + s * Problem::dilation_w;
+    }
+};
+
 // One window of the input: where its first element would lie, and what of it is inside the image.
 template <class Problem>
 struct Window {
-    static constexpr bool bitwise = Problem::r <= 16 && Problem::s <= 16;
-    int h, w;
+    using D = Depth<Problem>;
+    static constexpr bool bitwise = TapBits<Problem>::enough;
+    int d, h, w;
     unsigned bits;
 
     Window() = default;
-    __device__ __forceinline__ Window(int p, int q, const Phase<Problem>& phase)
-        : h(p * Problem::stride_h - phase.pad_top), w(q * Problem::stride_w - phase.pad_left), bits(0) {
-        if constexpr (Problem::padded && bitwise) bits = inside_bits<Problem>(h, w);
+    __device__ __forceinline__ Window(const Pixel<Problem>& pixel, const Phase<Problem>& phase)
+        : d(pixel.z * D::stride - phase.pad_front), h(pixel.p * Problem::stride_h - phase.pad_top),
+          w(pixel.q * Problem::stride_w - phase.pad_left), bits(0) {
+        if constexpr (Problem::padded && bitwise) bits = inside_bits<Problem>(d, h, w);
     }
-    static __device__ __forceinline__ unsigned tap_bits(int r, int s) { return bitwise ? 0x10000u << r | 1u << s : 0; }
+    static __device__ __forceinline__ unsigned tap_bits(const FilterTap<Problem>& tap) {
+        using Bits = TapBits<Problem>;
+        return bitwise ? (D::volume ? Bits::slice << tap.t : 0) | Bits::row << tap.r | 1u << tap.s : 0;
+    }
+    // The row of all images, of one channel, in which the window begins.
+    __device__ __forceinline__ Bytes<Problem> row(Offset<Problem> n) const {
+        Bytes<Problem> image = static_cast<Bytes<Problem>>(n);
+        if constexpr (D::volume) image = image * D::d + d;
+        return image * Problem::h + h;
+    }
 
-    __device__ __forceinline__ bool holds(int r, int s, unsigned tap) const {
+    __device__ __forceinline__ bool holds(const FilterTap<Problem>& tap, unsigned in_bits) const {
         if constexpr (!Problem::padded) return true;
-        else if constexpr (bitwise) return (bits & tap) == tap;
+        else if constexpr (bitwise) return (bits & in_bits) == in_bits;
         else {
-            const int row = h + r * Problem::dilation_h, column = w + s * Problem::dilation_w;
-            return row >= 0 && row < Problem::h && column >= 0 && column < Problem::w;
+            const int slice = d + tap.t * D::dilation;
+            const int row = h + tap.r * Problem::dilation_h, column = w + tap.s * Problem::dilation_w;
+            const bool in_volume = !D::volume || (slice >= 0 && slice < D::d);
+            return in_volume && row >= 0 && row < Problem::h && column >= 0 && column < Problem::w;
         }
     }
 };
@@ -185,10 +232,8 @@ struct PixelLoaderAcross {
     int next, tap;
     Held<Problem, at_once, rows, pixels> held;
 
-    static __device__ __forceinline__ int tap_r(int index) { return index % taps / Problem::s; }
-    static __device__ __forceinline__ int tap_s(int index) { return index % Problem::s; }
     __device__ __forceinline__ B decode(int index) const {
-        const int pixel = tap_r(index) * Problem::dilation_h * Problem::w + tap_s(index) * Problem::dilation_w;
+        const auto pixel = FilterTap<Problem>(index % taps).template pixels<typename Select<Depth<Problem>::volume, B, int>::type>();
         return (static_cast<B>(index / taps) * strides.channel + pixel * strides.pixel) * item<Problem>;
     }
 
@@ -204,15 +249,15 @@ struct PixelLoaderAcross {
         for (int j = 0; j < pixels; ++j) {
             const int at = (threadIdx.x % columns + j * columns) * at_once;
             const Pixel<Problem> pixel = places.pixel(first + at);
-            window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
+            window[j] = Window<Problem>(pixel, places.phase);
             offset[j] = (static_cast<B>(pixel.n) * strides.image + first_channel * strides.channel +
-                         (static_cast<B>(window[j].h) * Problem::w + window[j].w) * strides.pixel) * item<Problem>;
+                         (window[j].row(0) * Problem::w + window[j].w) * strides.pixel) * item<Problem>;
             slot[j] = slot_of<Tiling<Tuning>::lanes_pixels, interleaved>(at);
         }
         if constexpr (tabled)
             for (int i = threadIdx.x; i < period; i += threads) {
                 offsets[i] = decode(i);
-                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(tap_r(i), tap_s(i));
+                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(FilterTap<Problem>(i % taps));
             }
     }
 
@@ -232,12 +277,12 @@ struct PixelLoaderAcross {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
             const bool real = size % depth == 0 || next + row + i < size;
-            const int r = tap_r(tap + row + i), s = tap_s(tap + row + i);
+            const FilterTap<Problem> at((tap + row + i) % taps);
 #pragma unroll
             for (int j = 0; j < pixels; ++j) {
                 float* const to = stage + (row + i) * Rows::pitch + slot[j];
                 const T* const from = at_byte(image, offset[j] + tap_offset[i]);
-                held.load(i, j, to, from, real && window[j].holds(r, s, tap_bits[i]));
+                held.load(i, j, to, from, real && window[j].holds(at, tap_bits[i]));
             }
         }
         next += depth;
@@ -266,13 +311,10 @@ struct ImageNHWC {
     static constexpr bool checked = true;
     static constexpr int run = Problem::group_c;  // reduction indices that share a tap
     static __device__ __forceinline__ B first(const Pixel<Problem>& pixel, const Window<Problem>& window, int group) {
-        return (((static_cast<B>(pixel.n) * Problem::h + window.h) * Problem::w + window.w) * U::pixel +
-                group * U::group) * U::bytes_each;
+        return ((window.row(pixel.n) * Problem::w + window.w) * U::pixel + group * U::group) * U::bytes_each;
     }
     static __device__ __forceinline__ B tap(int number, int in_run) {
-        const int r = number / Problem::s, s = number % Problem::s;
-        const B pixel = static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w;
-        return (pixel * U::pixel + in_run * U::element) * U::bytes_each;
+        return (FilterTap<Problem>(number).template pixels<B>() * U::pixel + in_run * U::element) * U::bytes_each;
     }
 };
 
@@ -312,7 +354,7 @@ struct PixelLoaderAlong {
         for (int j = 0; j < pixels; ++j) {
             const int at = position_of<Tiling<Tuning>::lanes_pixels, interleaved>(slot + j * per_pass);
             const Pixel<Problem> pixel = places.pixel(first + at);
-            window[j] = Window<Problem>(pixel.p, pixel.q, places.phase);
+            window[j] = Window<Problem>(pixel, places.phase);
             offset[j] = Image::first(pixel, window[j], group);
         }
     }
@@ -332,14 +374,14 @@ struct PixelLoaderAlong {
             tap = (next + row) / Image::run;
             in_run = (next + row) % Image::run;
         }
-        const int r = tap / Problem::s, s = tap % Problem::s;
-        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(r, s) : 0;
+        const FilterTap<Problem> at(tap);
+        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(at) : 0;
         const B at_tap = Image::tap(tap, in_run);
 #pragma unroll
         for (int j = 0; j < pixels; ++j)
             if (tile % per_pass == 0 || slot + j * per_pass < tile) {
                 const T* const from = at_byte(image, offset[j] + at_tap);
-                const bool inside = real && (!Image::checked || window[j].holds(r, s, bits));
+                const bool inside = real && (!Image::checked || window[j].holds(at, bits));
                 held.load(0, j, stage + row * Rows::pitch + slot + j * per_pass, from, inside, in_run);
             }
         next += depth;

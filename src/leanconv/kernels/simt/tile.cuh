@@ -100,7 +100,7 @@ __device__ __forceinline__ void store_tile(const typename Problem::sum (&acc)[ro
     using T = typename Problem::result;
     using Sum = typename Problem::sum;
     constexpr int lanes_k = Tiling<Tuning>::lanes_k, lanes_pixels = Tiling<Tuning>::lanes_pixels;
-    int64 image = Problem::out_h * Problem::out_w;
+    int64 image = Phase<Problem>::D::out * Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= pixels.batch;
     const bool vector = aligned && reinterpret_cast<unsigned long long>(y) % (4 * sizeof(T)) == 0;
 

@@ -127,6 +127,11 @@ TILES: dict[Layout, tuple[TileConfig, ...]] = {
 }
 
 
+def decodes_taps(problem: ConvProblem) -> bool:
+    """Whether a filter has too many taps along an axis for the bits of a word (pixel_loader.cuh, TapBits)."""
+    return max(problem.t, problem.r, problem.s) > (10 if problem.is_volume else 16)
+
+
 def tiles(
     problem: ConvProblem, target: Target, along: bool = False, wide: bool = False
 ) -> Iterator[tuple[TileConfig, float]]:
@@ -135,7 +140,7 @@ def tiles(
     ``along``: pixels are read along the reduction in NCHW too; ``wide``: offsets take 64 bits whatever the tensors.
     """
     # 64-bit offsets, and taps that are decoded element by element, take more registers beside the accumulators.
-    heavy = wide or has_wide_tensors(problem) or max(problem.r, problem.s) > 16
+    heavy = wide or has_wide_tensors(problem) or decodes_taps(problem)
     heavy |= (problem.layout == "NHWC" and problem.group_c % 8 != 0) or along
     layout: Layout = "NHWC" if along else copy_layout(problem)
     speeds = TileSpeeds.of(target)

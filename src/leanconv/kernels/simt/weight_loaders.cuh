@@ -57,7 +57,7 @@ struct GradientLoader {
 
     __device__ __forceinline__ GradientLoader(const T* dy, int group, int first_k, Offset<Problem> first_pixel, long long batch)
         : stride(batch), batch(batch), left(Problem::group_k - first_k - share.column),
-          count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)), next(first_pixel + share.row) {
+          count(static_cast<Offset<Problem>>(batch) * output_pixels<Problem>), next(first_pixel + share.row) {
         from = dy + static_cast<int64>(group * Problem::group_k + first_k + share.column) * static_cast<int64>(stride.channel);
     }
 
@@ -67,8 +67,8 @@ struct GradientLoader {
             const Offset<Problem> number = next + pass * Share::per_pass;
             int64 at = static_cast<int64>(number) * static_cast<int64>(stride.pixel);
             if constexpr (!Problem::nhwc && !Problem::chwn) {
-                const Offset<Problem> n = number / (Problem::p * Problem::q);
-                at = static_cast<int64>(n) * static_cast<int64>(stride.image) + (number - n * (Problem::p * Problem::q));
+                const Offset<Problem> n = number / output_pixels<Problem>;
+                at = static_cast<int64>(n) * static_cast<int64>(stride.image) + (number - n * output_pixels<Problem>);
             } else if constexpr (Problem::chwn) {
                 at = number;
             }
@@ -86,10 +86,10 @@ struct GradientLoader {
     __device__ __forceinline__ void store(float* stage) const { share.store(held, stage, pitch); }
 };
 
-// Weights of a filter in the order of memory: (r, s, c) in NHWC, (c, r, s) otherwise.
+// Weights of a filter in the order of memory: (t, r, s, c) in NHWC, (c, t, r, s) otherwise.
 template <class Problem>
 struct WeightNumber {
-    static constexpr int taps = Problem::r * Problem::s, count = Problem::group_c * taps;
+    static constexpr int taps = filter_taps<Problem>, count = Problem::group_c * taps;
     int tap, channel;
     __device__ __forceinline__ explicit WeightNumber(int number)
         : tap(Problem::nhwc ? number / Problem::group_c : number % taps),
@@ -101,6 +101,7 @@ template <class Problem, class Tuning>
 struct WindowLoader {
     using Share = WeightShare<Problem, Tuning, Tuning::tile_pixels, Problem::group_c % 4 == 0>;
     using Rows = PixelRows<Tuning>;
+    using D = Depth<Problem>;
     static constexpr int pitch = Rows::pitch;
     const Share share;
     using T = typename Problem::element;
@@ -109,21 +110,24 @@ struct WindowLoader {
     const T* x;
     long long batch;
     int64 from[Share::pieces];  // of this thread's weights: the pixel that output 0 reads without padding
-    int down[Share::pieces], right[Share::pieces];
+    int deep[Share::pieces], down[Share::pieces], right[Share::pieces];
     Offset<Problem> count, next;
 
     __device__ __forceinline__ WindowLoader(const T* x, int group, int first_weight, Offset<Problem> first_pixel,
                                             long long batch)
         : stride(batch), x(x), batch(batch),
-          count(static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q)), next(first_pixel + share.row) {
+          count(static_cast<Offset<Problem>>(batch) * output_pixels<Problem>), next(first_pixel + share.row) {
 #pragma unroll
         for (int i = 0; i < Share::pieces; ++i) {
             const int number = first_weight + share.column + i * Share::lanes * Share::at_once;
             const WeightNumber<Problem> weight(number);
+            const FilterTap<Problem> tap(weight.tap);
             // NOTE: weights past the last read a row below all images: zeros.
-            down[i] = number < WeightNumber<Problem>::count ? weight.tap / Problem::s * Problem::dilation_h : 1 << 30;
-            right[i] = weight.tap % Problem::s * Problem::dilation_w;
-            const int64 place = static_cast<int64>(weight.tap / Problem::s * Problem::dilation_h) * Problem::w + right[i];
+            down[i] = number < WeightNumber<Problem>::count ? tap.r * Problem::dilation_h : 1 << 30;
+            right[i] = tap.s * Problem::dilation_w;
+            deep[i] = tap.t * D::dilation;
+            int64 place = static_cast<int64>(tap.r * Problem::dilation_h) * Problem::w + right[i];
+            if constexpr (D::volume) place += static_cast<int64>(deep[i]) * (Problem::h * Problem::w);
             from[i] = place * static_cast<int64>(stride.pixel) +
                       static_cast<int64>(group * Problem::group_c + weight.channel) * static_cast<int64>(stride.channel);
         }
@@ -137,13 +141,16 @@ struct WindowLoader {
             const Offset<Problem> number = next + pass * Share::per_pass;
             const Pixel<Problem> pixel(number, batch);
             const int h = pixel.p * Problem::stride_h - Problem::pad_top, w = pixel.q * Problem::stride_w - Problem::pad_left;
-            const T* const image = x + static_cast<int64>(pixel.n) * static_cast<int64>(stride.image) +
-                                       (static_cast<int64>(h) * Problem::w + w) * static_cast<int64>(stride.pixel);
+            const int d = pixel.z * D::stride - D::pad;
+            const T* image = x + static_cast<int64>(pixel.n) * static_cast<int64>(stride.image) +
+                             (static_cast<int64>(h) * Problem::w + w) * static_cast<int64>(stride.pixel);
+            if constexpr (D::volume) image += static_cast<int64>(d) * (Problem::h * Problem::w) * static_cast<int64>(stride.pixel);
 #pragma unroll
             for (int i = 0; i < Share::pieces; ++i) {
                 if (!share.has(i, pass)) continue;
+                const bool in_volume = !D::volume || static_cast<unsigned>(d + deep[i]) < D::d;
                 const bool inside = number < count && static_cast<unsigned>(h + down[i]) < Problem::h &&
-                                    static_cast<unsigned>(w + right[i]) < Problem::w;
+                                    static_cast<unsigned>(w + right[i]) < Problem::w && in_volume;
                 held.load(pass, i, stage + share.place(i, pass, pitch), image + from[i], inside);
             }
         }

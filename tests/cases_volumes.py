@@ -1,0 +1,60 @@
+"""The layers of volumes that algorithms are proven on: slices, rows and columns that no tile divides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from leanconv.problem import ConvProblem
+from tests.cases import Case
+
+#: Named by what they vary; 16-bit elements and the gradients take the same ones.
+_LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    #            n  c   h  w   k   r  s
+    "plain": ((1, 8, 6, 8, 16, 3, 3), dict(d=4, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
+    "odd": ((2, 5, 7, 5, 7, 3, 2), dict(d=5, t=2, padding=(1, 0, 1, 1), padding_d=(1, 0), bias=True)),
+    "strides": (
+        (2, 6, 9, 8, 10, 3, 3),
+        dict(d=7, t=3, stride_d=2, stride=(2, 3), padding=(1, 1, 0, 1), padding_d=(2, 1)),
+    ),
+    "far": ((1, 4, 6, 7, 6, 2, 3), dict(d=9, t=3, stride_d=3, dilation_d=2, dilation=(1, 2), padding=(0, 1, 2, 2))),
+    "over-filter": ((1, 4, 7, 6, 5, 2, 2), dict(d=8, t=2, stride_d=3, stride=(3, 3), padding_d=(1, 1))),
+    "groups": ((2, 6, 5, 6, 9, 3, 3), dict(d=4, t=3, groups=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
+    "depthwise": ((1, 6, 6, 5, 6, 3, 3), dict(d=5, t=3, groups=6, padding=(1, 1, 1, 1), padding_d=(1, 1))),
+    "images": ((2, 8, 6, 7, 12, 3, 3), dict(d=3, t=1, padding=(1, 1, 1, 1))),
+    "images-strided": ((1, 8, 6, 7, 12, 3, 3), dict(d=5, t=1, stride_d=2, padding=(1, 1, 1, 1))),
+    "slices-strided": ((2, 8, 6, 7, 12, 1, 1), dict(d=6, t=3, stride=(2, 2), stride_d=2, padding_d=(1, 1))),
+    "many-taps": ((1, 2, 12, 13, 3, 11, 2), dict(d=12, t=11, padding=(5, 5, 0, 1), padding_d=(5, 5))),
+    "two-slices": ((2, 4, 4, 4, 8, 2, 2), dict(d=2, t=2, stride_d=2, stride=(2, 2))),
+    "padding-alone": ((1, 3, 5, 6, 4, 3, 3), dict(d=1, t=1, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
+    "empty": ((0, 4, 5, 5, 6, 3, 3), dict(d=4, t=3)),
+    "deep": ((1, 16, 3, 4, 8, 3, 3), dict(d=20, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
+}
+
+
+def _cases() -> list[Case]:
+    cases = []
+    for number, (name, (shape, rest)) in enumerate(_LAYERS.items()):
+        layer = ConvProblem(*shape, **rest)
+        for i, layout in enumerate(("NCHW", "NHWC")):
+            placed = replace(layer, layout=layout)
+            turn = number % 2 == i
+            relu = {"activation": "relu"} if layer.bias else {}
+            of, end = f"volume-{name}", layout.lower()
+            cases.append(Case(f"{of}-{end}", replace(placed, **relu), name in ("plain", "odd"), turn))
+            cases.append(Case(f"{of}-dgrad-{end}", replace(placed, op="dgrad", bias=False), name == "strides", turn))
+            cases.append(Case(f"{of}-wgrad-{end}", replace(placed, op="wgrad", bias=False), name == "odd", turn))
+            if name in ("plain", "strides", "groups"):
+                for op in ("fprop", "dgrad", "wgrad"):
+                    for dtype in ("float16", "bfloat16"):
+                        cases.append(Case(f"{of}-{op}-{dtype}-{end}", replace(placed, op=op, dtype=dtype), False, turn))
+    rest = _LAYERS["strides"]
+    transposed = ConvProblem(*rest[0], **rest[1], op="dgrad", bias=True)
+    cases.append(Case("volume-transposed-nchw", transposed))
+    cases.append(Case("volume-transposed-nhwc", replace(transposed, layout="NHWC")))
+    added = replace(transposed, bias=False, accumulate=True)
+    cases += [Case(f"volume-added-{op}-nchw", replace(added, op=op)) for op in ("fprop", "dgrad", "wgrad")]
+    return cases
+
+
+VOLUME_CASES = _cases()
