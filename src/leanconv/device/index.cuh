@@ -21,15 +21,25 @@ template <bool condition, class A, class B> struct Select { using type = A; };
 template <class A, class B> struct Select<false, A, B> { using type = B; };
 template <class...> using Void = void;
 
-// The slices of a layer: of its input, filters and output, and of the phases of a gradient. The constants of a layer of
-// images have none of these: its images are volumes of one slice, and so are its filters.
+// The slices of a layer: of its filters, of its input and output, and of the phases of a gradient. The constants of a layer
+// of images have none of these: its images are volumes of one slice, and so are its filters.
+template <class Problem, class = void>
+struct FilterDepth {
+    static constexpr bool volume = false;
+    static constexpr int t = 1;
+};
+template <class Problem>
+struct FilterDepth<Problem, Void<decltype(Problem::t)>> {
+    static constexpr bool volume = true;
+    static constexpr int t = Problem::t;
+};
 template <class Problem, class = void>
 struct Depth {
     static constexpr bool volume = false;
     static constexpr int d = 1, t = 1, z = 1, stride = 1, pad = 0, dilation = 1;
 };
 template <class Problem>
-struct Depth<Problem, Void<decltype(Problem::t)>> {
+struct Depth<Problem, Void<decltype(Problem::d)>> {
     static constexpr bool volume = true;
     static constexpr int d = Problem::d, t = Problem::t, z = Problem::z, stride = Problem::stride_d, pad = Problem::pad_front,
                          dilation = Problem::dilation_d;
@@ -43,8 +53,9 @@ struct DepthPhases<Problem, Void<decltype(Problem::phases_d)>> {
     static constexpr int out = Problem::out_d, first = Problem::first_z, step = Problem::step_z, count = Problem::phases_d,
                          phase_step = Problem::phase_step_d;
 };
-// Taps of a filter; pixels of an input and of an output, of all slices.
-template <class Problem> constexpr int filter_taps = Depth<Problem>::t * Problem::r * Problem::s;
+// Rows of a filter, of all its slices, and taps; pixels of an input and of an output, of all slices.
+template <class Problem> constexpr int filter_rows = FilterDepth<Problem>::t * Problem::r;
+template <class Problem> constexpr int filter_taps = filter_rows<Problem> * Problem::s;
 template <class Problem> constexpr int input_pixels = Depth<Problem>::d * Problem::h * Problem::w;
 template <class Problem> constexpr int output_pixels = Depth<Problem>::z * Problem::p * Problem::q;
 
@@ -75,6 +86,24 @@ using OutputStrides = Strides<Problem, Problem::k, output_pixels<Problem>, Offse
 
 // CHWN: four neighbouring images are one copy, or one store.
 template <class Problem> constexpr bool images_in_fours = Problem::chwn && Problem::vector_store;
+
+// A tap of the filter by its number, and how many pixels of the input lie between it and the first.
+template <class Problem>
+struct FilterTap {
+    using D = Depth<Problem>;
+    int t = 0, r, s;
+    // `column`: any number that has the tap's column as its rest.
+    __device__ __forceinline__ FilterTap(int number, int column) : r(number / Problem::s), s(column % Problem::s) {
+        if constexpr (D::volume) t = r / Problem::r, r %= Problem::r;
+    }
+    __device__ __forceinline__ explicit FilterTap(int number) : FilterTap(number, number) {}
+    template <class T>
+    __device__ __forceinline__ T pixels() const {
+        T rows = static_cast<T>(r) * Problem::dilation_h;
+        if constexpr (D::volume) rows += static_cast<T>(t) * D::dilation * Problem::h;
+        return rows * Problem::w + s * Problem::dilation_w;
+    }
+};
 
 // An output position (n, z, p, q) from its number in the order of a tensor of one channel: n-z-p-q, in CHWN p-q-n.
 template <class Problem>

@@ -65,8 +65,9 @@ template <class Problem, class Tuning>
 struct TensorFilters {
     static constexpr int states = Tuning::states;
     static_assert(states == 1 || (states == 4 && Problem::s >= 3), "the states are those of F(2, 3)");
-    static constexpr int weights = Problem::r * Problem::s;
-    static constexpr int of_row = states > 1 ? segments_of(Problem::s) : Problem::s, taps = Problem::r * of_row;
+    // Slices of a filter are rows behind one another.
+    static constexpr int rows = filter_rows<Problem>, weights = filter_taps<Problem>;
+    static constexpr int of_row = states > 1 ? segments_of(Problem::s) : Problem::s, taps = rows * of_row;
     static constexpr int channel_block = Tuning::channel_block, stage_blocks = split_depth / channel_block;
     static constexpr int tap_blocks = ceil_div(Problem::group_c, channel_block);
     static_assert(split_depth % channel_block == 0, "a stage has whole channel blocks");
@@ -81,12 +82,12 @@ struct TensorFilters {
     static_assert(!resident || (channel_block == 32 && Problem::group_c % 32 == 0), "resident images come by 32 channels");
     // Where segments leave a column, taps and stages of whole segments of all rows come first, then those of the column.
     static constexpr int rest = states > 1 && !resident && tap_blocks % stage_blocks == 0 ? rest_of(Problem::s) : 0;
-    static constexpr int whole_of_row = of_row - rest, rest_stages = Problem::r * rest * tap_blocks / stage_blocks;
+    static constexpr int whole_of_row = of_row - rest, rest_stages = rows * rest * tap_blocks / stage_blocks;
     static constexpr int whole_stages = stages - rest_stages;
     // With two output rows a tile reads one more row of pixels than filters have rows: all rows of a segment and its channels,
     // then those of the next.
     static constexpr int output_rows = Tuning::output_rows, row_stages = whole_of_row * tap_blocks / stage_blocks;
-    static constexpr int read_rows = Problem::r + output_rows - 1, read_taps = read_rows * of_row;
+    static constexpr int read_rows = rows + output_rows - 1, read_taps = read_rows * of_row;
     static constexpr int read_stages = ceil_div(read_taps * tap_blocks, stage_blocks);
     static constexpr int rest_row_stages = rest * tap_blocks / stage_blocks;
     static constexpr int read_whole = read_stages - read_rows * rest_row_stages;
@@ -169,7 +170,7 @@ struct TensorFilters {
     static __device__ __forceinline__ int weight_of(int tap, int column) {
         if constexpr (states == 1) return tap;
         if constexpr (rest > 0)
-            return row_of(tap, Problem::r) * Problem::s + min(3 * segment_of(tap, Problem::r) + column, Problem::s - 1);
+            return row_of(tap, rows) * Problem::s + min(3 * segment_of(tap, rows) + column, Problem::s - 1);
         return tap / of_row * Problem::s + segment_begin(tap % of_row, Problem::s) + column;
     }
     static __device__ __forceinline__ int64 fragment(int group, int tile, int stage, int n_tile) {

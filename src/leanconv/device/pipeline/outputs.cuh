@@ -16,7 +16,7 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
                                             const float* bias, float* y, const Tiles& tiles, Offset<Problem> tile, int row,
                                             int t, int apart) {
     using F = TensorFilters<Problem, Tuning>;
-    constexpr int n16 = entries / 2, image = Problem::out_h * Problem::out_w;
+    constexpr int n16 = entries / 2, image = DepthPhases<Problem>::out * Problem::out_h * Problem::out_w;
     static_assert(entries % 2 == 0 && image % 2 == 0, "both outputs of a pair are stored together");
     const int group = tiles.group(tile), first_of_half = tiles.numbers.odd * (F::filters / 2) + 8 * first;
     const int first_k = tiles.filters(tile) * F::filters + first_of_half + 4 * t;
@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
         store_pairs<Problem, Tuning>(sums, first, prepared, bias, y, tiles, tile, row, t, apart);
         return;
     }
-    int64 image = Problem::out_h * Problem::out_w;
+    int64 image = DepthPhases<Problem>::out * Problem::out_h * Problem::out_w;
     if constexpr (Problem::chwn) image *= batch;
     const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 16 * first + 4 * t;
     const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;

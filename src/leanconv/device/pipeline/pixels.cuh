@@ -94,7 +94,8 @@ struct RowCopies {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
     using Tiles = TensorTiles<Problem, Tuning>;
-    int n, h, w, first_c, down = 0;
+    using D = Depth<Problem>;
+    int n, d, h, w, first_c, down = 0;
 
     __device__ __forceinline__ RowCopies(const Tiles& tiles, Offset<Problem> tile, long long batch)
         : first_c(tiles.group(tile) * Problem::group_c) {
@@ -109,13 +110,19 @@ struct RowCopies {
         }
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         n = static_cast<int>(from.n);
+        d = from.z * D::stride - D::pad;
         h = from.p * Problem::stride_h - Problem::pad_top;
         w = from.q * Problem::stride_w - Problem::pad_left;
     }
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
-        cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n,
-                                                  static_cast<unsigned short>(tap_right<Problem, Tuning>(tap)),
-                                                  static_cast<unsigned short>(down + tap_down<Problem, Tuning>(tap)));
+        const auto right = static_cast<unsigned short>(tap_right<Problem, Tuning>(tap));
+        const auto below = static_cast<unsigned short>(down + tap_down<Problem, Tuning>(tap));
+        if constexpr (D::volume) {
+            const auto behind = static_cast<unsigned short>(tap_deep<Problem, Tuning>(tap));
+            cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, d, n, right, below, behind);
+        } else {
+            cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n, right, below);
+        }
     }
 };
 
@@ -126,8 +133,8 @@ struct LinearCopies {
     using Numbers = TensorPixels<Problem, Tuning>;
     static constexpr int boxes = Rings::pixels / Numbers::box_width;
     static constexpr int of_number = TensorFilters<Problem, Tuning>::states > 1 ? 2 : 1;
-    static_assert(Problem::stride_h == 1 && Problem::stride_w == of_number && Problem::h == Problem::p &&
-                      Problem::w == Problem::q * of_number,
+    static_assert(Depth<Problem>::stride == 1 && Problem::stride_h == 1 && Problem::stride_w == of_number &&
+                      Depth<Problem>::d == Depth<Problem>::z && Problem::h == Problem::p && Problem::w == Problem::q * of_number,
                   "flat pixels move by the same shift all over the image");
     int n[boxes], pixel[boxes], first_c, apart;
 
@@ -290,14 +297,15 @@ struct ColumnCopies {
     using Rings = TensorRings<Problem, Tuning>;
     static constexpr int warps = Rings::producer_warps, most = ceil_div(Rings::pixels / 32, warps);
     const InputStrides<Problem> stride;
+    using D = Depth<Problem>;
     const char* from[most];
-    int h[most], w[most];
+    int d[most], h[most], w[most];
 
     __device__ __forceinline__ explicit ColumnCopies(long long batch) : stride(batch) {}
 
     __device__ __forceinline__ void begin(const float* x, Offset<Problem> first_pixel, int group, int thread,
                                           long long batch) {
-        const auto count = static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q);
+        const auto count = static_cast<Offset<Problem>>(batch) * output_pixels<Problem>;
 #pragma unroll
         for (int i = 0; i < most; ++i) {
             const Offset<Problem> number = first_pixel + i * warps * 32 + thread;
@@ -305,7 +313,11 @@ struct ColumnCopies {
             w[i] = pixel.q * Problem::stride_w - Problem::pad_left;
             // NOTE: a pixel past the last one lies above all images, so that nothing is read.
             h[i] = number < count ? pixel.p * Problem::stride_h - Problem::pad_top : -(1 << 30);
-            const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
+            int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
+            if constexpr (D::volume) {
+                d[i] = pixel.z * D::stride - D::pad;
+                place += static_cast<int64>(d[i]) * (Problem::h * Problem::w);
+            }
             from[i] = reinterpret_cast<const char*>(x + static_cast<int64>(pixel.n) * stride.image + place * stride.pixel +
                                                     static_cast<int64>(group) * Problem::group_c * stride.channel);
         }
@@ -319,10 +331,12 @@ struct ColumnCopies {
             for (int block = 0; block < F::stage_blocks; ++block) {
                 const int number = stage * F::stage_blocks + block, tap = number / F::tap_blocks;
                 const int first_c = number % F::tap_blocks * F::channel_block;
-                const int down = tap / Problem::s * Problem::dilation_h, right = tap % Problem::s * Problem::dilation_w;
+                const FilterTap<Problem> at(tap);
+                const int down = at.r * Problem::dilation_h, right = at.s * Problem::dilation_w;
+                const bool in_volume = !D::volume || static_cast<unsigned>(d[i] + at.t * D::dilation) < D::d;
                 const bool inside = tap < F::taps && static_cast<unsigned>(h[i] + down) < Problem::h &&
-                                    static_cast<unsigned>(w[i] + right) < Problem::w;
-                const char* source = from[i] + (static_cast<int64>(down * Problem::w + right) * stride.pixel +
+                                    static_cast<unsigned>(w[i] + right) < Problem::w && in_volume;
+                const char* source = from[i] + (static_cast<int64>(at.template pixels<int>()) * stride.pixel +
                                                 static_cast<int64>(first_c) * stride.channel) * 4;
                 float* const column = to + block * F::channel_block * Rings::pitch + pixel;
 #pragma unroll

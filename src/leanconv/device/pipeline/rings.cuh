@@ -25,7 +25,7 @@ __device__ __forceinline__ void meet_in_cluster() { cluster_barrier(); }
 // Pairs have one too, where Problem::q counts pairs.
 template <class Problem, class Tuning>
 struct TensorPixels {
-    static constexpr int image = Problem::p * Problem::q, box_width = Tuning::box_width;
+    static constexpr int image = output_pixels<Problem>, box_width = Tuning::box_width;
     static constexpr bool rounded = Tuning::linear && !Problem::chwn && Tuning::spacing == 0;
     static constexpr int of_image = rounded ? ceil_div(image, box_width) * box_width : image;
     static_assert(!Tuning::linear || Phase<Problem>::whole, "linear pixels are those of whole images");
@@ -45,23 +45,37 @@ struct TensorPixels {
             return pixels.place(number);
         }
     }
-    // Its row and column; 0 where there is none.
-    __device__ __forceinline__ void position(Offset<Problem> number, int& p, int& q) const {
+    // Its row and column, and its slice; 0 where there is none.
+    __device__ __forceinline__ void position(Offset<Problem> number, int& z, int& p, int& q) const {
         if constexpr (rounded) {
             const int in_image = static_cast<int>(number % of_image);
             p = in_image / Problem::q, q = in_image % Problem::q;
+            if constexpr (Depth<Problem>::volume) z = p / Problem::p, p %= Problem::p;
         } else {
             const Pixel<Problem> pixel(number < count() ? number : 0, batch);
-            p = pixel.p, q = pixel.q;
+            z = pixel.z, p = pixel.p, q = pixel.q;
         }
+    }
+    __device__ __forceinline__ void position(Offset<Problem> number, int& p, int& q) const {
+        int z = 0;
+        position(number, z, p, q);
     }
 };
 
-// Rows below the window's corner, and columns right of it, of the pixel that a tap reads; of a segment the first one.
+// Slices behind the window's corner, rows below it, and columns right of it, of the pixel that a tap reads; of a segment the
+// first one.
+template <class Problem, class Tuning>
+__device__ __forceinline__ int tap_deep(int tap) {
+    using F = TensorFilters<Problem, Tuning>;
+    return F::row_of(tap, F::read_rows) / Problem::r * Depth<Problem>::dilation;
+}
 template <class Problem, class Tuning>
 __device__ __forceinline__ int tap_down(int tap) {
     using F = TensorFilters<Problem, Tuning>;
-    return F::row_of(tap, F::read_rows) * Problem::dilation_h;
+    static_assert(!Depth<Problem>::volume || F::output_rows == 1, "output rows of one slice share no filter rows");
+    int row = F::row_of(tap, F::read_rows);
+    if constexpr (Depth<Problem>::volume) row %= Problem::r;
+    return row * Problem::dilation_h;
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ int tap_right(int tap) {
@@ -74,7 +88,8 @@ __device__ __forceinline__ int tap_right(int tap) {
 // How far its index lies from the output pixel's where both images are of one size; neighbours are `apart` apart.
 template <class Problem, class Tuning>
 __device__ __forceinline__ int linear_shift(int tap, int apart) {
-    const int down = tap_down<Problem, Tuning>(tap) - Problem::pad_top;
+    int down = tap_down<Problem, Tuning>(tap) - Problem::pad_top;
+    if constexpr (Depth<Problem>::volume) down += (tap_deep<Problem, Tuning>(tap) - Depth<Problem>::pad) * Problem::h;
     const int right = tap_right<Problem, Tuning>(tap) - Problem::pad_left;
     return (down * Problem::w + right) * apart;
 }
@@ -143,7 +158,7 @@ struct TensorRings {
     static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
     static constexpr bool by_maps = Tuning::rows || Tuning::linear;
     // Images that a tile's pixels may belong to; 32 channels of them are a resident stage.
-    static constexpr int image = Problem::p * Problem::q, images = (image - gcd(pixels, image) + pixels - 1) / image + 1;
+    static constexpr int image = output_pixels<Problem>, images = (image - gcd(pixels, image) + pixels - 1) / image + 1;
     static constexpr int channel_pixels = Tuning::resident_pixels / images, image_bytes = 32 * channel_pixels * 4;
     static_assert(Tuning::resident_pixels == images * channel_pixels, "a stage has all images of a tile");
     // A box of linear pixels: columns of `box_width` pixels, or pairs, and what their windows read besides; 32 channels.

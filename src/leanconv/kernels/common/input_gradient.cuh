@@ -67,12 +67,12 @@ __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, Elements
         const int c = channels_inside ? element % Problem::group_c : element / taps;
         const int tap = channels_inside ? element / Problem::group_c : element % taps;
         const int of_rows = tap / Problem::s;
-        const TapPhases<Problem::r, Problem::apart_h> down(Depth<Problem>::volume ? of_rows % Problem::r : of_rows);
+        const TapPhases<Problem::r, Problem::apart_h> down(FilterDepth<Problem>::volume ? of_rows % Problem::r : of_rows);
         const TapPhases<Problem::s, Problem::apart_w> right(tap % Problem::s);
         int here = down.of_each * right.of_each, at_tap = down.position * right.of_each + right.position;
         int before = down.before * Problem::s + down.all * right.before, phase = down.phase * right.phases + right.phase;
-        if constexpr (Depth<Problem>::volume) {
-            const TapPhases<Depth<Problem>::t, Problem::apart_d> deep(of_rows / Problem::r);
+        if constexpr (FilterDepth<Problem>::volume) {
+            const TapPhases<Problem::t, Problem::apart_d> deep(of_rows / Problem::r);
             at_tap += deep.position * here;
             here *= deep.of_each;
             phase += deep.phase * (down.phases * right.phases);

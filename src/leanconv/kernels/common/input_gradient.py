@@ -18,7 +18,7 @@ from itertools import product
 from math import gcd
 
 from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.kernels.common.layers import OutputView, conv_constants, slice_constants
+from leanconv.kernels.common.layers import OutputView, conv_constants, filter_slices
 from leanconv.kernels.contract import ceil_div, named
 from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
@@ -44,6 +44,11 @@ class PartialConvolution:
     def phases(self) -> int:
         """How many phases the launch serves."""
         return self.view.count
+
+    @property
+    def volume(self) -> bool:
+        """Whether the kernel has slices: a phase of a volume may read one, with filters of one."""
+        return self.problem.is_volume or self.view.out_d > 1
 
     @property
     def whole(self) -> bool:
@@ -157,7 +162,7 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
 def single_phases(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
     if problem.op != "dgrad":
-        return [PartialConvolution(problem, OutputView(problem.p, problem.q))]
+        return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
     return list(_all_phases(problem))
 
 
@@ -182,30 +187,46 @@ def _distinct(problem: ConvProblem) -> tuple[PartialConvolution, ...]:
     return tuple(found)
 
 
-def _phases(group: PartialConvolution) -> Iterator[tuple[int, tuple[int, int], tuple[int, int, int, int]]]:
+#: Slices, rows and columns.
+_Place = tuple[int, int, int]
+#: Padding before and after each.
+_Padding = tuple[int, int, int, int, int, int]
+
+
+def _phases(group: PartialConvolution) -> Iterator[tuple[int, _Place, _Padding]]:
     """The phases of ``group`` one by one, each with its first pixel and its padding: a tensor map has only one."""
     view, whole = group.view, group.problem
     for number in range(group.phases):
-        (down, right), (first_p, first_q) = view.phase(*divmod(number, view.phases[1]))
+        of_rows, column = divmod(number, view.phases[1])
+        slice_number, row = divmod(of_rows, view.phases[0])
+        (down, right), (first_p, first_q) = view.phase(row, column)
+        deep, first_z = view.slice_phase(slice_number)
+        z = ceil_div(view.out_d - first_z, view.step_z)
         p, q = ceil_div(view.out_h - first_p, view.step_p), ceil_div(view.out_w - first_q, view.step_q)
-        if p <= 0 or q <= 0:
+        if min(z, p, q) <= 0:
             continue
-        top, left = whole.padding[0] + down, whole.padding[2] + right
+        front, top, left = whole.padding_d[0] + deep, whole.padding[0] + down, whole.padding[2] + right
+        back = z - 1 + (whole.t - 1) * whole.dilation_d + 1 - whole.d - front
         bottom = p - 1 + (whole.r - 1) * whole.dilation[0] + 1 - whole.h - top
         rest = q - 1 + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
-        yield number, (first_p, first_q), (top, bottom, left, rest)
+        yield number, (first_z, first_p, first_q), (front, back, top, bottom, left, rest)
 
 
-def _single(
-    group: PartialConvolution, number: int, first: tuple[int, int], padding: tuple[int, int, int, int]
-) -> PartialConvolution:
+def _single(group: PartialConvolution, number: int, first: _Place, padding: _Padding) -> PartialConvolution:
     """A phase of ``group`` as a convolution of its own."""
     view, whole = group.view, group.problem
-    weights = whole.k * whole.group_c * whole.r * whole.s
+    weights = whole.k * whole.group_c * whole.taps
     first_weight = view.first_weight + number * weights
-    single = replace(view, first_p=first[0], first_q=first[1], phases=(1, 1), first_weight=first_weight)
-    taps = (group.first_taps[0] + number // view.phases[1], group.first_taps[1] + number % view.phases[1])
-    return PartialConvolution(replace(whole, padding=padding), single, taps)
+    first_z, first_p, first_q = first
+    single = replace(
+        view, first_p=first_p, first_q=first_q, phases=(1, 1), first_weight=first_weight, first_z=first_z, phases_d=1
+    )
+    of_rows, column = divmod(number, view.phases[1])
+    taps = (group.first_taps[0] + of_rows % view.phases[0], group.first_taps[1] + column)
+    front, back, *sides = padding
+    top, bottom, left, right = sides
+    convolution = replace(whole, padding=(top, bottom, left, right), padding_d=(front, back))
+    return PartialConvolution(convolution, single, taps)
 
 
 def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
@@ -231,7 +252,9 @@ def prepared_bytes(problem: ConvProblem) -> int:
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
     """The launch that rearranges filters for `phase_groups`, from element ``first_weight`` of the packed ones on."""
     tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.taps, SIDE)
-    element = DTYPES[problem.dtype].ctype
+    element, slices = DTYPES[problem.dtype].ctype, filter_slices(problem)
+    if slices:
+        slices = (*slices, ("apart_d", problem.stride_d // gcd(problem.stride_d, problem.dilation_d)))
     return Launch(
         header="kernels/common/input_gradient.cuh",
         function="leanconv::gradient_filters",
@@ -243,8 +266,7 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
             ("nhwc", problem.layout == "NHWC"),
             ("chwn", problem.layout == "CHWN"),
             ("first_weight", first_weight),
-            *slice_constants(problem),
-            *((("apart_d", problem.stride_d // gcd(problem.stride_d, problem.dilation_d)),) * problem.is_volume),
+            *slices,
         ),
         tuning=(("threads", THREADS), ("side", SIDE)),
         arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),

@@ -147,6 +147,11 @@ def slice_constants(problem: ConvProblem, volume: bool = False) -> Constants:
     return (*named(problem, "d t z stride_d dilation_d"), ("pad_front", problem.padding_d[0]))
 
 
+def filter_slices(problem: ConvProblem) -> Constants:
+    """What of `slice_constants` the filters determine."""
+    return (("t", problem.t),) if problem.is_volume else ()
+
+
 @dataclass(frozen=True)
 class OutputView:
     """The places of a launch's outputs: rows ``first_p + step_p * i`` and columns ``first_q + step_q * j`` of images of
@@ -181,6 +186,12 @@ class OutputView:
         """Whether the outputs of ``problem`` are all of the image, in order."""
         return self.count == 1 and (self.out_d, self.out_h, self.out_w) == (problem.z, problem.p, problem.q)
 
+    def slice_phase(self, number: int) -> tuple[int, int]:
+        """The same of a phase of slices: whole steps, and the slice where it begins."""
+        if self.phases_d == 1:
+            return 0, self.first_z
+        return divmod(self.first_z + number * self.phase_step_d, self.step_z)
+
     def phase(self, row: int, column: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Whole steps by which phase (row, column) moves its windows, and the row and column where it begins."""
         if self.phases == (1, 1):
@@ -205,7 +216,7 @@ def view_constants(problem: ConvProblem, view: OutputView | None = None, wide: b
     # Of all phases the last has its windows moved furthest.
     (down, right), _ = view.phase(view.phases[0] - 1, view.phases[1] - 1)
     top, bottom, left, rest = problem.padding
-    moved = (view.first_z + (view.phases_d - 1) * view.phase_step_d) // view.step_z if view.phases_d > 1 else 0
+    moved, _ = view.slice_phase(view.phases_d - 1)
     front, back = problem.padding_d
     last = replace(
         problem, padding=(top + down, bottom - down, left + right, rest - right),

@@ -14,7 +14,14 @@ from typing import ClassVar, Generic, TypeVar
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
-from leanconv.kernels.common.layers import few_channels, has_wide_tensors, limits, prepared_plan, view_constants
+from leanconv.kernels.common.layers import (
+    few_channels,
+    filter_slices,
+    has_wide_tensors,
+    limits,
+    prepared_plan,
+    view_constants,
+)
 from leanconv.kernels.common.tensor_core_gemm import ROW
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div, named
 from leanconv.plan import Constants, Launch, Plan, Pointer, Target, in_chain
@@ -141,7 +148,7 @@ def blocks_of_tap(problem: ConvProblem, channel_block: int) -> int:
 
 def stages_of(problem: ConvProblem, channel_block: int, states: int = 1) -> int:
     """Stages of the whole reduction; of one state where filter rows are transformed."""
-    taps = problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
+    taps = problem.t * problem.r * (problem.s if states == 1 else ceil_div(problem.s, SEGMENT))
     return ceil_div(taps * blocks_of_tap(problem, channel_block), DEPTH // channel_block)
 
 
@@ -155,24 +162,24 @@ def rest_stages(problem: ConvProblem, config: SplitConfig) -> int:
     """Stages of the column that whole segments of filter rows leave, with two states; none with resident images."""
     if config.states == 1 or config.spacing or not leaves_column(problem, config.channel_block):
         return 0
-    return problem.r * blocks_of_tap(problem, config.channel_block) // (DEPTH // config.channel_block)
+    return problem.t * problem.r * blocks_of_tap(problem, config.channel_block) // (DEPTH // config.channel_block)
 
 
 def _by_element(problem: ConvProblem) -> bool:
     """Whether each element of the filters has a factor, instead of each channel: only at unit stride a pixel is
     multiplied with all taps of its channel."""
-    return max(problem.stride) > 1 and problem.r * problem.s > 1
+    return max(problem.stride_d, *problem.stride) > 1 and problem.taps > 1
 
 
 def _scaled_channels(problem: ConvProblem) -> int:
     """Channels of a filter, or elements, that have a factor."""
-    return problem.group_c * (problem.r * problem.s if _by_element(problem) else 1)
+    return problem.group_c * (problem.taps if _by_element(problem) else 1)
 
 
 def _row_block(problem: ConvProblem) -> int:
     """Filters of a row block, in which one warp finds the maximum of a channel: fewer for few channels and large
     filters, so that many warps are busy."""
-    taps = problem.r * problem.s
+    taps = problem.taps
     if _by_element(problem):
         return 256
     if problem.groups * problem.group_c >= 64 or taps <= 16:
@@ -196,7 +203,7 @@ def _speculative_block(problem: ConvProblem) -> int:
     """Filters of a CTA of the speculative launch, or 0 where there is none.
 
     A CTA keeps its filters in shared memory, and few of their channels are small by chance."""
-    taps = problem.r * problem.s
+    taps = problem.taps
     filters = ceil_div(SPECULATIVE_WEIGHTS, taps)
     if _by_element(problem) or problem.group_k % filters or filters * taps * problem.group_c > COPIED_ELEMENTS:
         return 0
@@ -220,8 +227,8 @@ def _mirrored_block(problem: ConvProblem) -> int:
 
 
 def _is_mirrored(problem: ConvProblem) -> bool:
-    """Whether the filters of a gradient are read from the layer's."""
-    return problem.op == "dgrad" and all(_mirrored_block(phase.problem) for phase in distinct_phases(problem))
+    """Whether the filters of a gradient are read from the layer's; those of volumes are rearranged first."""
+    return problem.op == "dgrad" and not problem.is_volume and all(_mirrored_block(phase.problem) for phase in distinct_phases(problem))
 
 
 def filter_launches(
@@ -235,7 +242,7 @@ def filter_launches(
     """The launches that pack the filters of a forward convolution: ``w``, or what lies at ``first_weight`` of the
     packed ones. ``blocks``: CTAs of each that must fit on a multiprocessor. ``mirrored``: the taps of ``w`` that a
     gradient has (`input_gradient.mirrored_taps`)."""
-    channels, elements = _scaled_channels(problem), problem.r * problem.s * problem.group_c
+    channels, elements = _scaled_channels(problem), problem.taps * problem.group_c
     first = _mirrored_block(problem) if mirrored else _speculative_block(problem)
     most = MIRRORED_ELEMENTS if mirrored else COPIED_ELEMENTS
     # in NHWC four floats are skipped behind each 32 (`FilterElements` of the kernels)
@@ -243,6 +250,7 @@ def filter_launches(
     constants: Constants = (
         ("filter", DTYPES[problem.dtype].ctype),
         *named(problem, "k r s groups group_c group_k"),
+        *filter_slices(problem),
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         ("by_element", _by_element(problem)),

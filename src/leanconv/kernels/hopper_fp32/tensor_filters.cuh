@@ -65,7 +65,7 @@ constexpr int spread = 12;
 template <class Problem>
 struct FiltersInMemory {
     static constexpr bool mirrored = Problem::mirrored;
-    static constexpr int weights = Problem::r * Problem::s;
+    static constexpr int weights = filter_taps<Problem>;
     // What is contiguous: channels of a filter, or filters; in NCHW it is taps.
     static constexpr bool channels_adjacent = mirrored ? Problem::chwn : Problem::nhwc;
     static constexpr bool filters_adjacent = mirrored ? Problem::nhwc : Problem::chwn;

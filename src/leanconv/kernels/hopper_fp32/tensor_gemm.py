@@ -12,7 +12,15 @@ from leanconv.dtypes import item_bytes
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
 from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, RingConfig, SplitGemm, stages_of
-from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, ROW, SPLITS, pixel_map
+from leanconv.kernels.common.tensor_core_gemm import (
+    FLOPS_PER_CYCLE,
+    MAX_REACH,
+    REGISTERS,
+    ROW,
+    SPLITS,
+    pixel_map,
+    reach_of,
+)
 from leanconv.kernels.contract import by_time, ceil_div, variant
 from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles, overlapped
 from leanconv.plan import Argument, Constants, Launch, Pointer, Target, TensorMap
@@ -143,25 +151,27 @@ def row_map(problem: ConvProblem, copy_pixels: int) -> TensorMap:
 def row_pixels_of(problem: ConvProblem, pixels: int) -> int:
     """Pixels that all taps of a filter row read for ``pixels`` neighbouring outputs, a multiple of 8; 0 where each tap
     has a copy of its own."""
-    if problem.s < 2 or problem.stride != (1, 1) or problem.dilation[1] != 1 or problem.group_c % DEPTH:
+    if problem.is_volume or problem.s < 2 or problem.stride != (1, 1) or problem.dilation[1] != 1 or problem.group_c % DEPTH:
         return 0
     ends = (problem.q - gcd(pixels, problem.q) + pixels - 1) // problem.q
     copy_pixels = 8 * ceil_div(pixels + (problem.s - 1) * (1 + ends), 8)
     return copy_pixels if copy_pixels <= 256 and not row_map(problem, copy_pixels).why_not() else 0
 
 
-def _in_rows(problem: ConvProblem) -> bool:
+def _in_rows(phase: PartialConvolution) -> bool:
     """Whether TMA copies in im2col mode can bring the pixels of a forward convolution."""
+    problem = phase.problem
     whole_rows = problem.c % 4 == 0 and (problem.groups == 1 or problem.group_c % ROW == 0)
-    reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
-    if problem.layout != "NHWC" or not whole_rows or reach > 255 or problem.group_c < ROW // 2 or problem.n < 1:
+    near = reach_of(problem) <= MAX_REACH[phase.volume]
+    if problem.layout != "NHWC" or not whole_rows or not near or problem.group_c < ROW // 2 or problem.n < 1:
         return False
-    return not pixel_map(problem, 64).why_not()
+    return not pixel_map(problem, 64, volume=phase.volume).why_not()
 
 
 def is_linear(problem: ConvProblem) -> bool:
     """Whether output pixel i reads input pixel i + shift, with a shift that the tap determines."""
-    same = (problem.p, problem.q) == (problem.h, problem.w) and problem.stride == (1, 1)
+    same = (problem.z, problem.p, problem.q) == (problem.d, problem.h, problem.w)
+    same = same and (problem.stride_d, *problem.stride) == (1, 1, 1)
     whole = problem.groups == 1 or problem.group_c % ROW == 0
     if problem.layout == "NHWC" or not same or not whole or problem.group_c < ROW // 2 or problem.n < 1:
         return False
@@ -170,7 +180,7 @@ def is_linear(problem: ConvProblem) -> bool:
 
 def linear_map(problem: ConvProblem, column: int = RingConfig.box_width + 4) -> TensorMap:
     """The tensor map of linear pixels in NCHW or CHWN: boxes of 32 channels x ``column`` pixels."""
-    pixels, images = problem.h * problem.w, problem.n
+    pixels, images = problem.d * problem.h * problem.w, problem.n
     if problem.layout == "CHWN":
         pixels, images = pixels * images, 1
     return TensorMap(
@@ -195,7 +205,7 @@ def resident_of(problem: ConvProblem, pixels: int) -> Resident | None:
     """The resident images of a tile of ``pixels``; lanes' channels are so far apart that loads have no bank
     conflicts."""
     channel_pixels, image = problem.h * problem.w, problem.p * problem.q
-    if problem.layout != "NCHW" or problem.group_c % ROW or channel_pixels % 16 == 0:
+    if problem.layout != "NCHW" or problem.group_c % ROW or channel_pixels % 16 == 0 or problem.is_volume:
         return None
     images = (image - gcd(pixels, image) + pixels - 1) // image + 1
     if images > MOST_IMAGES or problem.r * problem.s > MOST_TAPS:
@@ -318,7 +328,7 @@ def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) ->
 def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
     problem, pixels = phase.problem, phase.pixels
     if config.linear and problem.layout == "NCHW":
-        pixels = problem.n * ceil_div(problem.p * problem.q, config.box_width) * config.box_width
+        pixels = problem.n * ceil_div(problem.z * problem.p * problem.q, config.box_width) * config.box_width
     return ceil_div(pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
@@ -326,6 +336,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     """Direct convolution and its input's gradient on tensor cores, each float32 split into two float16."""
 
     name = "tensor_gemm"
+    volumes = True
 
     def target_limits(self, target: Target) -> list[str]:
         return wgmma_limits(target)
@@ -336,7 +347,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             return []
         products, whole = 1 if problem.precision == "tf32" else 3, len(phases) == 1 and phases[0].whole
         ways: list[tuple[Way, int]] = [("columns", _channel_block(phases[0].problem))]
-        if all(_in_rows(phase.problem) for phase in phases):
+        if all(_in_rows(phase) for phase in phases):
             ways = [("rows", ROW)]
         elif whole and is_linear(phases[0].problem):
             ways.insert(0, ("linear", ROW))
@@ -393,7 +404,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
         x, _, *rest = conv_arguments(problem)
         source: Argument = x
         if config.rows or config.linear:
-            encoded = linear_map(phase.problem) if config.linear else pixel_map(phase.problem, config.pixels)
+            encoded = linear_map(phase.problem) if config.linear else None
+            encoded = encoded or pixel_map(phase.problem, config.pixels, volume=phase.volume)
             if config.row_pixels:
                 encoded = row_map(phase.problem, config.row_pixels)
             source = replace(encoded, role=problem.operands[0].role)

@@ -41,7 +41,7 @@ struct GemmTiles {
     long long batch;
     Offset<Problem> of_pixels;
     __device__ __forceinline__ explicit GemmTiles(long long batch)
-        : batch(batch), of_pixels((static_cast<Offset<Problem>>(batch) * (Problem::p * Problem::q) + (pixels - 1)) / pixels) {}
+        : batch(batch), of_pixels((static_cast<Offset<Problem>>(batch) * output_pixels<Problem> + (pixels - 1)) / pixels) {}
     __device__ __forceinline__ Offset<Problem> count() const { return of_pixels * (of_group * Problem::groups); }
     static __device__ __forceinline__ int filters(Offset<Problem> tile) { return static_cast<int>(tile % of_group); }
     __device__ __forceinline__ int group(Offset<Problem> tile) const {
@@ -72,7 +72,7 @@ struct GemmRing {
     static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "a row is as long as a swizzle's span");
     static_assert(pixel_bytes % 1024 == 0 && filter_bytes % 1024 == 0, "operands begin where swizzle patterns do");
     static constexpr int of_tap = ceil_div(Problem::group_c, Tuning::channel_block);
-    static constexpr int all = Problem::r * Problem::s * of_tap;  // channel blocks of the reduction
+    static constexpr int all = filter_taps<Problem> * of_tap;  // channel blocks of the reduction
     static_assert(all % Tuning::stage_blocks == 0, "a reduction has whole stages");
     static_assert(Problem::groups == 1 || Problem::group_c % Tuning::channel_block == 0, "a row has channels of one group");
     // Stages of one CTA: all of them, or its share where the CTAs of a cluster split them.
@@ -120,6 +120,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
                                         const GemmTiles<Problem, Tuning>& tiles, const GemmRing<Problem, Tuning>& ring,
                                         Offset<Problem> first_tile, Offset<Problem> step) {
     using Ring = GemmRing<Problem, Tuning>;
+    using D = Depth<Problem>;
     // A map begins where the array does: the filters of a gradient's phase lie so many rows of channels further.
     constexpr int first_row = static_cast<int>(Problem::first_weight / Problem::group_c);
     static_assert(Problem::first_weight % Problem::group_c == 0, "filters begin with a row of channels");
@@ -127,6 +128,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         const int first_c = tiles.group(tile) * Problem::group_c, n = static_cast<int>(from.n);
+        const int d0 = from.z * D::stride - D::pad;
         const int h0 = from.p * Problem::stride_h - Problem::pad_top, w0 = from.q * Problem::stride_w - Problem::pad_left;
         const int first_k = tiles.group(tile) * Problem::group_k + tiles.filters(tile) * Tuning::filters;
         for (int stage = ring.first; stage < ring.end; ++stage) {
@@ -137,9 +139,16 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
             for (int block = 0; block < Tuning::stage_blocks; ++block) {
                 const int number = stage * Tuning::stage_blocks + block, tap = number / Ring::of_tap;
                 const int c = number % Ring::of_tap * Tuning::channel_block;
-                cp_async_bulk_tensor_im2col_shared_global(ring.pixels_of(place.stage, block), x, full, first_c + c, w0, h0, n,
-                                                          static_cast<unsigned short>(tap % Problem::s * Problem::dilation_w),
-                                                          static_cast<unsigned short>(tap / Problem::s * Problem::dilation_h));
+                const FilterTap<Problem> at(tap);
+                unsigned char* const to = ring.pixels_of(place.stage, block);
+                const auto right = static_cast<unsigned short>(at.s * Problem::dilation_w);
+                const auto down = static_cast<unsigned short>(at.r * Problem::dilation_h);
+                if constexpr (D::volume) {
+                    const auto behind = static_cast<unsigned short>(at.t * D::dilation);
+                    cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w0, h0, d0, n, right, down, behind);
+                } else {
+                    cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w0, h0, n, right, down);
+                }
                 cp_async_bulk_tensor_shared_global(ring.filters_of(place.stage, block), w, full, c, first_row + tap, first_k);
             }
             place.advance();

@@ -11,7 +11,14 @@ from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import input_gradient, layers
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, limits, view_constants, wgmma_limits
-from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS, SPLITS, pixel_map
+from leanconv.kernels.common.tensor_core_gemm import (
+    FLOPS_PER_CYCLE,
+    MAX_REACH,
+    REGISTERS,
+    SPLITS,
+    pixel_map,
+    reach_of,
+)
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.options import Precision
@@ -24,8 +31,6 @@ BLOCK_BYTES = (128, 64, 32)
 MIN_STAGES, MAX_STAGES = 3, 8
 #: Sums of a thread that it may have where it adds to the output, without spilling registers.
 MAX_ADDED = 128
-#: Offsets of a filter tap that a copy takes.
-MAX_REACH = 255
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ def _with_splits(config: NativeConfig, phases: list[PartialConvolution], target:
 
 def _copies(problem: ConvProblem, block: int) -> int:
     """Copies of pixels that the reduction takes."""
-    return problem.r * problem.s * ceil_div(problem.group_c, block)
+    return problem.taps * ceil_div(problem.group_c, block)
 
 
 def _stages(problem: ConvProblem, config: NativeConfig) -> int:
@@ -174,7 +179,7 @@ def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> T
     the coordinate of the tap counts too.
     """
     problem = phase.problem
-    taps, row = problem.r * problem.s, item_bytes(problem.dtype) * problem.group_c
+    taps, row = problem.taps, item_bytes(problem.dtype) * problem.group_c
     return TensorMap(
         role=role,
         element=problem.dtype,
@@ -192,6 +197,7 @@ class NativeGemm16bit(TimedAlgorithm):
     strategy = "16bit"
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
     precision: ClassVar[Precision] = "fp32"
+    volumes = True
     dtypes: ClassVar[tuple[str, ...]] = layers.FLOATS_16BIT
     kind: ClassVar[type[NativeConfig]] = NativeConfig
     tiles: ClassVar[tuple[Tile, ...]] = TILES
@@ -212,11 +218,11 @@ class NativeGemm16bit(TimedAlgorithm):
         if not (block := _channel_block(read, problem.groups, item)):
             least = BLOCK_BYTES[-1] // item
             return [f"groups={problem.groups} leaves {read} {name} in a group, no multiple of {least}"]
-        for phase in (each.problem for each in distinct_phases(problem)):
-            reach = max((phase.r - 1) * phase.dilation[0], (phase.s - 1) * phase.dilation[1])
-            if reach > MAX_REACH:
-                return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH}"]
-            if broken := pixel_map(phase, 64, block).why_not():
+        for each in distinct_phases(problem):
+            phase, most = each.problem, MAX_REACH[each.volume]
+            if (reach := reach_of(phase)) > most:
+                return [f"a filter reaches {reach} pixels, and tensor copies {most}"]
+            if broken := pixel_map(phase, 64, block, each.volume).why_not():
                 return [f"no tensor map describes the pixels: {broken[0]}"]
         return []
 
@@ -272,7 +278,7 @@ class NativeGemm16bit(TimedAlgorithm):
         )
 
     def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, target: Target) -> Launch:
-        x = replace(pixel_map(phase.problem, config.pixels, config.channel_block), role=problem.operands[0].role)
+        x = replace(pixel_map(phase.problem, config.pixels, config.channel_block, phase.volume), role=problem.operands[0].role)
         filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem) else "w")
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
         tuning = (*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes))

@@ -140,22 +140,6 @@ __device__ __forceinline__ unsigned inside_bits(int d, int h, int w) {
     return bits;
 }
 
-// A tap of the filter by its number, and how many pixels of the input lie between it and the first.
-template <class Problem>
-struct FilterTap {
-    using D = Depth<Problem>;
-    int t = 0, r, s;
-    __device__ __forceinline__ explicit FilterTap(int number) : r(number / Problem::s), s(number % Problem::s) {
-        if constexpr (D::volume) t = r / Problem::r, r %= Problem::r;
-    }
-    template <class T>
-    __device__ __forceinline__ T pixels() const {
-        T rows = static_cast<T>(r) * Problem::dilation_h;
-        if constexpr (D::volume) rows += static_cast<T>(t) * D::dilation * Problem::h;
-        return rows * Problem::w + s * Problem::dilation_w;
-    }
-};
-
 // One window of the input: where its first element would lie, and what of it is inside the image.
 template <class Problem>
 struct Window {
@@ -232,8 +216,10 @@ struct PixelLoaderAcross {
     int next, tap;
     Held<Problem, at_once, rows, pixels> held;
 
+    static __device__ __forceinline__ FilterTap<Problem> tap_of(int index) { return {index % taps, index}; }
     __device__ __forceinline__ B decode(int index) const {
-        const auto pixel = FilterTap<Problem>(index % taps).template pixels<typename Select<Depth<Problem>::volume, B, int>::type>();
+        using Pixels = typename Select<Depth<Problem>::volume, B, int>::type;
+        const Pixels pixel = tap_of(index).template pixels<Pixels>();
         return (static_cast<B>(index / taps) * strides.channel + pixel * strides.pixel) * item<Problem>;
     }
 
@@ -257,7 +243,7 @@ struct PixelLoaderAcross {
         if constexpr (tabled)
             for (int i = threadIdx.x; i < period; i += threads) {
                 offsets[i] = decode(i);
-                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(FilterTap<Problem>(i % taps));
+                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(tap_of(i));
             }
     }
 
@@ -277,7 +263,7 @@ struct PixelLoaderAcross {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
             const bool real = size % depth == 0 || next + row + i < size;
-            const FilterTap<Problem> at((tap + row + i) % taps);
+            const FilterTap<Problem> at = tap_of(tap + row + i);
 #pragma unroll
             for (int j = 0; j < pixels; ++j) {
                 float* const to = stage + (row + i) * Rows::pitch + slot[j];
