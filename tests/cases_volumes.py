@@ -29,9 +29,15 @@ _LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "padding-alone": ((1, 3, 5, 6, 4, 3, 3), dict(d=1, t=1, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
     "empty": ((0, 4, 5, 5, 6, 3, 3), dict(d=4, t=3)),
     "tensor": ((1, 32, 5, 6, 24, 3, 3), dict(d=4, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
-    "tensor-strides": ((2, 16, 7, 6, 32, 3, 3), dict(d=5, t=3, stride_d=2, stride=(2, 2), padding=(1, 1, 1, 1), padding_d=(1, 1))),
+    "tensor-strides": (
+        (2, 16, 7, 6, 32, 3, 3),
+        dict(d=5, t=3, stride_d=2, stride=(2, 2), padding=(1, 1, 1, 1), padding_d=(1, 1)),
+    ),
     "tensor-patches": ((1, 16, 4, 4, 32, 2, 2), dict(d=4, t=2, stride_d=2, stride=(2, 2))),
-    "tensor-dilated": ((1, 16, 6, 5, 16, 2, 3), dict(d=7, t=3, dilation_d=2, dilation=(2, 1), padding=(1, 1, 1, 1), padding_d=(2, 2))),
+    "tensor-dilated": (
+        (1, 16, 6, 5, 16, 2, 3),
+        dict(d=7, t=3, dilation_d=2, dilation=(2, 1), padding=(1, 1, 1, 1), padding_d=(2, 2)),
+    ),
     "deep": ((1, 16, 3, 4, 8, 3, 3), dict(d=20, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
 }
 
@@ -51,7 +57,11 @@ def _cases() -> list[Case]:
             if name in ("plain", "strides", "groups", "tensor", "tensor-strides"):
                 for op in ("fprop", "dgrad", "wgrad"):
                     for dtype in ("float16", "bfloat16"):
-                        cases.append(Case(f"{of}-{op}-{dtype}-{end}", replace(placed, op=op, dtype=dtype, bias=False), False, turn))
+                        cases.append(
+                            Case(
+                                f"{of}-{op}-{dtype}-{end}", replace(placed, op=op, dtype=dtype, bias=False), False, turn
+                            )
+                        )
     rest = _LAYERS["strides"]
     transposed = ConvProblem(*rest[0], **rest[1], op="dgrad", bias=True)
     cases.append(Case("volume-transposed-nchw", transposed))

@@ -31,6 +31,7 @@ COUNTS = {
     "depthwise": 34,
     "depthwise-wide": 30,
     "first-layers": 18,
+    "conv3d": 32,
 }
 
 TINY = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,15 @@ _CPU_LIMITS = (4e8, 2e7)
 
 
 def in_order(array: Any, layout: Layout) -> Any:
-    """A view of an array of (images, channels, rows, columns), NumPy's or PyTorch's, with its axes as in ``layout``."""
-    return _with_axes(array, lay_out(layout, 0, 1, 2, 3))
+    """A view of an array of (images, channels, rows, columns), NumPy's or PyTorch's, with its axes as in ``layout``. Of
+    volumes the slices come before the rows."""
+    return _with_axes(array, lay_out(layout, *range(array.ndim)))
 
 
 def as_nchw(array: Any, layout: Layout) -> Any:
     """The inverse: an array in ``layout``, viewed as (images, channels, rows, columns)."""
-    order = lay_out(layout, 0, 1, 2, 3)
-    return _with_axes(array, tuple(order.index(axis) for axis in range(4)))
+    order = lay_out(layout, *range(array.ndim))
+    return _with_axes(array, tuple(order.index(axis) for axis in range(array.ndim)))
 
 
 def _with_axes(array: Any, order: tuple[int, ...]) -> Any:
@@ -189,9 +191,9 @@ def _blocks(problem: Problem, limits: tuple[float, float], seed: int) -> Iterato
     count, rows = _extents(problem)
     if problem.kind == "conv2d" and problem.op == "wgrad":
         # a filter's gradient takes its channels of all images
-        elements = problem.n * (problem.group_c * problem.h * problem.w + problem.p * problem.q)
+        elements = problem.n * problem.group_c * problem.d * problem.h * problem.w + problem.pixels
     elif problem.kind == "conv2d":
-        elements = problem.c * problem.h * problem.w + problem.k * problem.p * problem.q
+        elements = problem.c * problem.d * problem.h * problem.w + problem.k * problem.z * problem.p * problem.q
     else:
         elements = 2 * problem.h * problem.w * problem.channels
     flops = problem.flops / count
@@ -228,7 +230,7 @@ def _layer_block(operands: Operands, block: _Block) -> Any:
         last = (block.end - 1) * problem.stride[0] - problem.padding[0] + (problem.r - 1) * problem.dilation[0] + 1
         begin, end = max(0, min(first, problem.h)), max(0, min(last, problem.h))
         part = replace(part, h=end - begin, padding=(begin - first, last - end, *problem.padding[2:]))
-        x, bias = x[block.images][:, :, begin:end], operands.bias
+        x, bias = x[block.images][..., begin:end, :], operands.bias
     return _direct_torch(part, x.double(), w.double(), bias) if operands.gpu else oracle.conv2d(part, x, w, bias)
 
 
@@ -243,41 +245,56 @@ def _picked(array: Any, images: np.ndarray) -> Any:
 
 def _direct_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
     """The direct convolution, or a gradient, in float64 on the GPU: one matrix product for each filter element."""
+    if not problem.is_volume:  # images are volumes of one slice
+        y = _direct_torch_volume(problem, *(each.unsqueeze(2) for each in (x, w)), bias)
+        return y.squeeze(2)
+    return _direct_torch_volume(problem, x, w, bias)
+
+
+def _direct_torch_volume(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
     import torch
 
-    top, bottom, left, right = problem.padding
+    front, back, top, bottom, left, right = (*problem.padding_d, *problem.padding)
     channels, filters = (problem.groups, problem.group_c), (problem.groups, problem.group_k)
     if problem.op == "dgrad":
         grad, w = x.unflatten(1, filters), w.unflatten(0, filters)
-        image = x.new_zeros((problem.n, *channels, problem.h + top + bottom, problem.w + left + right))
-        for r, s, seen in _taps(problem):
-            image[seen] += torch.einsum("ngkpq,gkc->ngcpq", grad, w[..., r, s])
-        return image.flatten(1, 2)[:, :, top : top + problem.h, left : left + problem.w]
-    image = torch.nn.functional.pad(x, (left, right, top, bottom)).unflatten(1, channels)
+        extent = problem.d + front + back, problem.h + top + bottom, problem.w + left + right
+        image = x.new_zeros((problem.n, *channels, *extent))
+        for tap, seen in _taps(problem):
+            image[seen] += torch.einsum("ngkzpq,gkc->ngczpq", grad, w[tap])
+        kept = image.flatten(1, 2)[:, :, front : front + problem.d, top : top + problem.h]
+        return kept[..., left : left + problem.w]
+    image = torch.nn.functional.pad(x, (left, right, top, bottom, front, back)).unflatten(1, channels)
     if problem.op == "wgrad":
         grad = w.unflatten(1, filters)
-        result = x.new_zeros((*filters, problem.group_c, problem.r, problem.s))
-        for r, s, seen in _taps(problem):
-            result[..., r, s] = torch.einsum("ngkpq,ngcpq->gkc", grad, image[seen])
+        result = x.new_zeros((*filters, problem.group_c, problem.t, problem.r, problem.s))
+        for tap, seen in _taps(problem):
+            result[tap] = torch.einsum("ngkzpq,ngczpq->gkc", grad, image[seen])
         return result.flatten(0, 1)
     w = w.unflatten(0, filters)
     y: Any = 0.0
-    for r, s, seen in _taps(problem):
-        y = y + torch.einsum("ngcpq,gkc->ngkpq", image[seen], w[..., r, s])
+    for tap, seen in _taps(problem):
+        y = y + torch.einsum("ngczpq,gkc->ngkzpq", image[seen], w[tap])
     y = y.flatten(1, 2)
     if bias is not None:
-        y = y + bias.double()[:, None, None]
+        y = y + bias.double()[:, None, None, None]
     return torch.relu(y) if problem.activation == "relu" else y
 
 
-def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, Any]]:
-    """Each tap, and an index of what its windows cover of padded images: (n, groups, channels, rows, columns)."""
-    (step_h, step_w), (dil_h, dil_w) = problem.stride, problem.dilation
-    for r in range(problem.r):
-        for s in range(problem.s):
-            rows = slice(r * dil_h, r * dil_h + (problem.p - 1) * step_h + 1, step_h)
-            columns = slice(s * dil_w, s * dil_w + (problem.q - 1) * step_w + 1, step_w)
-            yield r, s, (..., rows, columns)
+def _taps(problem: ConvProblem) -> Iterator[tuple[Any, Any]]:
+    """Indices of each tap, and of what its windows cover of padded volumes: (n, groups, channels, slices, rows,
+    columns)."""
+    axes = (
+        (problem.t, problem.dilation_d, problem.z, problem.stride_d),
+        (problem.r, problem.dilation[0], problem.p, problem.stride[0]),
+        (problem.s, problem.dilation[1], problem.q, problem.stride[1]),
+    )
+    for tap in product(*(range(taps) for taps, *_ in axes)):
+        seen = [
+            slice(number * apart, number * apart + (outputs - 1) * step + 1, step)
+            for number, (_, apart, outputs, step) in zip(tap, axes, strict=True)
+        ]
+        yield (..., *tap), (..., *seen)
 
 
 def with_border(problem: FilterProblem, image: Any, rows: np.ndarray, columns: np.ndarray) -> Any:

@@ -48,7 +48,7 @@ _SETTINGS: dict[str, tuple[str, ...]] = {
 @cache
 def _shipped() -> dict[str, Any]:
     suites: dict[str, Any] = {}
-    for name in ("suites.json", "filter_suites.json"):
+    for name in ("suites.json", "filter_suites.json", "volume_suites.json"):
         suites |= json.loads(resources.files("leanconv.bench").joinpath(name).read_text(encoding="utf-8"))
     return suites
 

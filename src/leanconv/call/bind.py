@@ -44,7 +44,9 @@ def bind(resolved: Resolved) -> Call:
 
 
 def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
-    """What is chosen for a problem on a GPU; from the second time on, a look-up. ``limit`` is that of `choose`."""
+    """What is chosen for a problem on a GPU; from the second time on, a look-up. ``limit`` is that of `choose`.
+
+    A layer of volumes must be what `as_images` makes of it, as that of a resolved call is."""
     key = (problem, device_index, algorithm, limit)
     loaded = _loaded.recall(key)
     if loaded is None:

@@ -92,11 +92,9 @@ template <class Problem>
 struct FilterTap {
     using D = Depth<Problem>;
     int t = 0, r, s;
-    // `column`: any number that has the tap's column as its rest.
-    __device__ __forceinline__ FilterTap(int number, int column) : r(number / Problem::s), s(column % Problem::s) {
+    __device__ __forceinline__ explicit FilterTap(int number) : r(number / Problem::s), s(number % Problem::s) {
         if constexpr (D::volume) t = r / Problem::r, r %= Problem::r;
     }
-    __device__ __forceinline__ explicit FilterTap(int number) : FilterTap(number, number) {}
     template <class T>
     __device__ __forceinline__ T pixels() const {
         T rows = static_cast<T>(r) * Problem::dilation_h;

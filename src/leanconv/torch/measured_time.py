@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any
 
 import torch
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import conv2d, conv3d, pad
 
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime.timing import Clock
@@ -76,7 +76,13 @@ def _arithmetic(tf32: bool, searched: bool) -> Iterator[None]:
 def _tensor(shape: tuple[int, ...], problem: ConvProblem, seed: int) -> Any:
     generator = torch.Generator("cuda").manual_seed(seed)
     made = torch.randn(shape, generator=generator, device="cuda").to(getattr(torch, problem.dtype))
-    return made.contiguous(memory_format=torch.channels_last) if problem.layout == "NHWC" else made
+    return made.contiguous(memory_format=_form(problem))
+
+
+def _form(problem: ConvProblem) -> Any:
+    """The memory order of a layer's tensors, as PyTorch calls it."""
+    last = torch.channels_last_3d if problem.is_volume else torch.channels_last
+    return last if problem.layout == "NHWC" else torch.contiguous_format
 
 
 def _call(problem: ConvProblem, seed: int) -> Callable[[], Any]:
@@ -87,31 +93,37 @@ def _call(problem: ConvProblem, seed: int) -> Callable[[], Any]:
 
 
 def call_of(problem: ConvProblem, first: Any, second: Any, bias: Any = None) -> Callable[[], Any]:
-    """PyTorch's convolution, or the gradient of it that is asked for, on the two tensors (n, c, h, w) that are read.
+    """PyTorch's convolution, or the gradient of it that is asked for, on the two tensors (n, c, h, w), of volumes
+    (n, c, d, h, w), that are read.
 
     The memory order of ``problem`` is theirs. Of a gradient ``problem.bias`` asks for the bias's too.
     """
-    top, bottom, left, right = problem.padding
-    even = (top, left) == (bottom, right)
-    inside = (top, left) if even else (0, 0)
+    axes = 3 if problem.is_volume else 2
+    sides = (*problem.padding_d, *problem.padding)[-2 * axes :]
+    stride, dilation = (problem.stride_d, *problem.stride)[-axes:], (problem.dilation_d, *problem.dilation)[-axes:]
+    even = sides[::2] == sides[1::2]
+    inside = sides[::2] if even else (0,) * axes
+    # the last axis first
+    around = [side for at in range(2 * axes - 2, -1, -2) for side in sides[at : at + 2]]
 
     def padded(image: Any) -> Any:
-        return image if even else pad(image, (left, right, top, bottom))
+        return image if even else pad(image, around)
 
     if problem.op == "fprop":
 
         def forward() -> Any:
-            y = conv2d(padded(first), second, bias, problem.stride, inside, problem.dilation, problem.groups)
+            convolve = conv3d if problem.is_volume else conv2d
+            y = convolve(padded(first), second, bias, stride, inside, dilation, problem.groups)
             return torch.relu_(y) if problem.activation else y
 
         return forward
     absent = torch.empty(
         replace(problem, layout="NCHW").y_shape, dtype=first.dtype, device=first.device,
-        memory_format=torch.channels_last if problem.layout == "NHWC" else torch.contiguous_format,
+        memory_format=_form(problem),
     )  # fmt: skip
     grad, x, w = (first, absent, second) if problem.op == "dgrad" else (second, first, absent)
     x = padded(x)
-    layer = (problem.stride, inside, problem.dilation, False, (0, 0), problem.groups)
+    layer = (stride, inside, dilation, False, (0,) * axes, problem.groups)
     sizes = [problem.k] if problem.bias else None
     wanted = (problem.op == "dgrad", problem.op == "wgrad", problem.bias)
 
@@ -119,6 +131,10 @@ def call_of(problem: ConvProblem, first: Any, second: Any, bias: Any = None) -> 
         dx, dw, _ = torch.ops.aten.convolution_backward(grad, x, w, sizes, *layer, wanted)
         if problem.op == "wgrad":
             return dw
-        return dx if even else dx[:, :, top : top + problem.h, left : left + problem.w]
+        if even:
+            return dx
+        for axis, (before, size) in enumerate(zip(sides[::2], (problem.d, problem.h, problem.w)[-axes:], strict=True)):
+            dx = dx.narrow(2 + axis, before, size)
+        return dx
 
     return backward

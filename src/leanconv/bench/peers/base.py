@@ -59,6 +59,8 @@ class Peer(ABC):
     #: the name its engines start with, for choosing engines; none of them is prepared when no name could match
     engines: ClassVar[tuple[str, ...]]
     solves: ClassVar[tuple[str, ...]]
+    #: whether it takes layers of volumes too
+    volumes: ClassVar[bool] = False
     needs_gpu: ClassVar[bool]
     #: takes so long to prepare that it runs only where a pattern of engines asks for it
     by_request: ClassVar[bool] = False

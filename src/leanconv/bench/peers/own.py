@@ -22,11 +22,12 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.images.api import run
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm
-from leanconv.options import Layout, filter_options
+from leanconv.options import LAYOUTS, LAYOUTS_OF, Layout, filter_options
 from leanconv.plan import Launch, Plan
 from leanconv.problem import Problem
 from leanconv.runtime import cache, launch
 from leanconv.runtime.threads import side_by_side
+from leanconv.volumes.images import as_images
 
 
 class LeanconvPeer(Peer):
@@ -41,6 +42,7 @@ class LeanconvPeer(Peer):
     name = "leanconv"
     engines = ("leanconv", "leanconv:prepared", AUTO_ENGINE)
     solves = ("conv2d", "filter2d")
+    volumes = True
     needs_gpu = False
 
     def __init__(self, algorithms: Sequence[str] = ()) -> None:
@@ -60,11 +62,12 @@ class LeanconvPeer(Peer):
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
         """Compile the kernels of all problems, on every core; one after another would take longer than their timing."""
-        algorithms = self._algorithms(gpu)
+        algorithms, problems = self._algorithms(gpu), [computed(each) for each in problems]
         if gpu:
             compile_ahead(chain(_picked(problems), _plans(algorithms, problems)))
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
+        problem = computed(problem)
         if gpu:
             yield from _auto(problem, operands)
         for algorithm in self._algorithms(gpu):
@@ -80,6 +83,11 @@ class LeanconvPeer(Peer):
                 layout = getattr(problem, "layout", None)
                 call = _call(problem, operands, algorithm, operands.output(layout))
                 yield Candidate("leanconv", algorithm.stem, call, layout, None, on_gpu=False, note="CPU")
+
+
+def computed(problem: Problem) -> Problem:
+    """What a call computes: of some layers of volumes it is a layer of images, on the same memory."""
+    return as_images(problem) if problem.kind == "conv2d" else problem
 
 
 def _picked(problems: Sequence[Problem]) -> Iterator[Plan]:
@@ -200,23 +208,30 @@ def _call(
     prepared: bool = False,
 ) -> Any:  # fmt: skip
     """A call of ``algorithm``, or as ``auto`` picks."""
-    if problem.kind == "conv2d":
+    if operands.problem.kind == "conv2d":
+        problem = operands.problem
         x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
         if operands.gpu:
             # PyTorch tensors have the shape of NCHW whatever the order in memory
             x, w, out = (as_nchw(array, problem.layout) for array in (x, w, y))
         w = leanconv.prepare_weights(w) if prepared else w
-        layer = (problem.stride, problem.padding, problem.dilation, problem.groups)
+        axes = 3 if problem.is_volume else 2
+        layer: Any = (
+            (problem.stride_d, *problem.stride)[-axes:], (*problem.padding_d, *problem.padding)[-2 * axes :],
+            (problem.dilation_d, *problem.dilation)[-axes:], problem.groups,
+        )  # fmt: skip
+        layout = LAYOUTS_OF[axes][LAYOUTS.index(problem.layout)]
+        forward, of_input, of_filters = (getattr(leanconv, f"conv{axes}d{end}") for end in ("", "_input", "_weight"))
         how: Any = {
-            "layout": problem.layout, "algorithm": algorithm.stem if algorithm else AUTO,
+            "layout": layout, "algorithm": algorithm.stem if algorithm else AUTO,
             "precision": problem.precision, "out": out, "workspace_limit": limit,
         }  # fmt: skip
-        gradients: dict[str, Any] = {"dgrad": leanconv.conv2d_input, "wgrad": leanconv.conv2d_weight}
+        gradients: dict[str, Any] = {"dgrad": of_input, "wgrad": of_filters}
         shape = tuple(out.shape)
 
         def call() -> Any:
             if problem.op == "fprop":
-                leanconv.conv2d(x, w, operands.bias, *layer, activation=problem.activation, **how)
+                forward(x, w, operands.bias, *layer, activation=problem.activation, **how)
             else:
                 gradients[problem.op](x, w, shape, *layer, **how)
             return y

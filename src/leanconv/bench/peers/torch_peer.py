@@ -31,7 +31,7 @@ def arithmetic(tf32: bool) -> Iterator[None]:
 
 
 def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
-    """F.conv2d, or a gradient of it, on tensors whose memory order is ``layout``, and so is the output's."""
+    """F.conv2d or F.conv3d, or a gradient of it, on tensors whose memory order is ``layout``, and so is the output's."""
     from leanconv.torch.measured_time import call_of
 
     call = call_of(replace(problem, layout=layout, bias=False), as_nchw(x, layout), as_nchw(w, layout), bias)
@@ -78,6 +78,7 @@ class TorchPeer(Peer):
         f"torch-{kind}-{layout.lower()}" for kind in ("fp32", "tf32", "float16", "bfloat16") for layout in PEER_LAYOUTS
     )
     solves = ("conv2d", "filter2d")
+    volumes = True
     needs_gpu = True
     module = "torch"
 
@@ -104,7 +105,7 @@ class TorchPeer(Peer):
             for layout in PEER_LAYOUTS:
                 yield Candidate(
                     f"torch-{precision}-{layout.lower()}",
-                    "conv2d" if problem.op == "fprop" else "convolution_backward",
+                    ("conv3d" if problem.is_volume else "conv2d") if problem.op == "fprop" else "convolution_backward",
                     _layer(problem, operands.x(layout), operands.w(layout), operands.bias, layout),
                     layout,
                     workspace_bytes="measure",
@@ -119,6 +120,7 @@ class TorchCpuPeer(Peer):
     name = "torch-cpu"
     engines = ("torch-cpu",)
     solves = ("conv2d", "filter2d")
+    volumes = True
     needs_gpu = False
     module = "torch"
 
@@ -143,7 +145,8 @@ class TorchCpuPeer(Peer):
             return
         run = call
         backward = problem.kind == "conv2d" and problem.op != "fprop"
-        name = "convolution_backward" if backward else "conv2d"
+        name = "conv3d" if problem.kind == "conv2d" and problem.is_volume else "conv2d"
+        name = "convolution_backward" if backward else name
         yield Candidate("torch-cpu", name, lambda: run().numpy(), layout, None, on_gpu=False, note=note)
 
 

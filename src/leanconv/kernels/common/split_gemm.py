@@ -228,7 +228,11 @@ def _mirrored_block(problem: ConvProblem) -> int:
 
 def _is_mirrored(problem: ConvProblem) -> bool:
     """Whether the filters of a gradient are read from the layer's; those of volumes are rearranged first."""
-    return problem.op == "dgrad" and not problem.is_volume and all(_mirrored_block(phase.problem) for phase in distinct_phases(problem))
+    return (
+        problem.op == "dgrad"
+        and not problem.is_volume
+        and all(_mirrored_block(phase.problem) for phase in distinct_phases(problem))
+    )
 
 
 def filter_launches(

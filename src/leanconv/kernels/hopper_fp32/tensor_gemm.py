@@ -151,7 +151,13 @@ def row_map(problem: ConvProblem, copy_pixels: int) -> TensorMap:
 def row_pixels_of(problem: ConvProblem, pixels: int) -> int:
     """Pixels that all taps of a filter row read for ``pixels`` neighbouring outputs, a multiple of 8; 0 where each tap
     has a copy of its own."""
-    if problem.is_volume or problem.s < 2 or problem.stride != (1, 1) or problem.dilation[1] != 1 or problem.group_c % DEPTH:
+    if (
+        problem.is_volume
+        or problem.s < 2
+        or problem.stride != (1, 1)
+        or problem.dilation[1] != 1
+        or problem.group_c % DEPTH
+    ):
         return 0
     ends = (problem.q - gcd(pixels, problem.q) + pixels - 1) // problem.q
     copy_pixels = 8 * ceil_div(pixels + (problem.s - 1) * (1 + ends), 8)

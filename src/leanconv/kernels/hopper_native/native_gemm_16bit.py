@@ -278,7 +278,9 @@ class NativeGemm16bit(TimedAlgorithm):
         )
 
     def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, target: Target) -> Launch:
-        x = replace(pixel_map(phase.problem, config.pixels, config.channel_block, phase.volume), role=problem.operands[0].role)
+        x = replace(
+            pixel_map(phase.problem, config.pixels, config.channel_block, phase.volume), role=problem.operands[0].role
+        )
         filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem) else "w")
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
         tuning = (*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes))

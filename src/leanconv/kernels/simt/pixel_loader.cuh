@@ -154,9 +154,10 @@ struct Window {
           w(pixel.q * Problem::stride_w - phase.pad_left), bits(0) {
         if constexpr (Problem::padded && bitwise) bits = inside_bits<Problem>(d, h, w);
     }
-    static __device__ __forceinline__ unsigned tap_bits(const FilterTap<Problem>& tap) {
+    static __device__ __forceinline__ unsigned tap_bits(int t, int r, int s) {
         using Bits = TapBits<Problem>;
-        return bitwise ? (D::volume ? Bits::slice << tap.t : 0) | Bits::row << tap.r | 1u << tap.s : 0;
+        if constexpr (D::volume) return bitwise ? Bits::slice << t | Bits::row << r | 1u << s : 0;
+        else return bitwise ? Bits::row << r | 1u << s : 0;
     }
     // The row of all images, of one channel, in which the window begins.
     __device__ __forceinline__ Bytes<Problem> row(Offset<Problem> n) const {
@@ -165,12 +166,12 @@ struct Window {
         return image * Problem::h + h;
     }
 
-    __device__ __forceinline__ bool holds(const FilterTap<Problem>& tap, unsigned in_bits) const {
+    __device__ __forceinline__ bool holds(int t, int r, int s, unsigned tap) const {
         if constexpr (!Problem::padded) return true;
-        else if constexpr (bitwise) return (bits & in_bits) == in_bits;
+        else if constexpr (bitwise) return (bits & tap) == tap;
         else {
-            const int slice = d + tap.t * D::dilation;
-            const int row = h + tap.r * Problem::dilation_h, column = w + tap.s * Problem::dilation_w;
+            const int slice = d + t * D::dilation;
+            const int row = h + r * Problem::dilation_h, column = w + s * Problem::dilation_w;
             const bool in_volume = !D::volume || (slice >= 0 && slice < D::d);
             return in_volume && row >= 0 && row < Problem::h && column >= 0 && column < Problem::w;
         }
@@ -216,10 +217,16 @@ struct PixelLoaderAcross {
     int next, tap;
     Held<Problem, at_once, rows, pixels> held;
 
-    static __device__ __forceinline__ FilterTap<Problem> tap_of(int index) { return {index % taps, index}; }
+    static constexpr bool volume = Depth<Problem>::volume;
+    static __device__ __forceinline__ int tap_t(int index) { return index % taps / (Problem::r * Problem::s); }
+    static __device__ __forceinline__ int tap_r(int index) {
+        return volume ? index % taps / Problem::s % Problem::r : index % taps / Problem::s;
+    }
+    static __device__ __forceinline__ int tap_s(int index) { return index % Problem::s; }
     __device__ __forceinline__ B decode(int index) const {
-        using Pixels = typename Select<Depth<Problem>::volume, B, int>::type;
-        const Pixels pixel = tap_of(index).template pixels<Pixels>();
+        using Pixels = typename Select<volume, B, int>::type;
+        Pixels pixel = tap_r(index) * Problem::dilation_h * Problem::w + tap_s(index) * Problem::dilation_w;
+        if constexpr (volume) pixel += static_cast<B>(tap_t(index)) * (Depth<Problem>::dilation * Problem::h) * Problem::w;
         return (static_cast<B>(index / taps) * strides.channel + pixel * strides.pixel) * item<Problem>;
     }
 
@@ -243,7 +250,7 @@ struct PixelLoaderAcross {
         if constexpr (tabled)
             for (int i = threadIdx.x; i < period; i += threads) {
                 offsets[i] = decode(i);
-                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(tap_of(i));
+                if constexpr (Problem::padded) bits[i] = Window<Problem>::tap_bits(tap_t(i), tap_r(i), tap_s(i));
             }
     }
 
@@ -263,12 +270,12 @@ struct PixelLoaderAcross {
 #pragma unroll
         for (int i = 0; i < rows; ++i) {
             const bool real = size % depth == 0 || next + row + i < size;
-            const FilterTap<Problem> at = tap_of(tap + row + i);
+            const int t = tap_t(tap + row + i), r = tap_r(tap + row + i), s = tap_s(tap + row + i);
 #pragma unroll
             for (int j = 0; j < pixels; ++j) {
                 float* const to = stage + (row + i) * Rows::pitch + slot[j];
                 const T* const from = at_byte(image, offset[j] + tap_offset[i]);
-                held.load(i, j, to, from, real && window[j].holds(at, tap_bits[i]));
+                held.load(i, j, to, from, real && window[j].holds(t, r, s, tap_bits[i]));
             }
         }
         next += depth;
@@ -361,13 +368,13 @@ struct PixelLoaderAlong {
             in_run = (next + row) % Image::run;
         }
         const FilterTap<Problem> at(tap);
-        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(at) : 0;
+        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(at.t, at.r, at.s) : 0;
         const B at_tap = Image::tap(tap, in_run);
 #pragma unroll
         for (int j = 0; j < pixels; ++j)
             if (tile % per_pass == 0 || slot + j * per_pass < tile) {
                 const T* const from = at_byte(image, offset[j] + at_tap);
-                const bool inside = real && (!Image::checked || window[j].holds(at, bits));
+                const bool inside = real && (!Image::checked || window[j].holds(at.t, at.r, at.s, bits));
                 held.load(0, j, stage + row * Rows::pitch + slot + j * per_pass, from, inside, in_run);
             }
         next += depth;
