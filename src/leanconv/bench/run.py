@@ -298,9 +298,9 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
         if problem.kind not in peer.solves:
             continue
         if problem.kind == "conv2d" and problem.is_volume and not peer.volumes:
-            reason = "it is called for layers of images only"
+            why = "it is called for layers of images only"
             engines = [engine for engine in peer.engines if run.wants(engine)]
-            results.skipped += [{"problem": name, "engine": engine, "reason": reason} for engine in engines]
+            results.skipped += [{"problem": name, "engine": engine, "reason": why} for engine in engines]
             continue
         start = time.perf_counter()
         iterator = peer.candidates(problem, operands, run.gpu)

@@ -24,7 +24,7 @@ from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Algorithm, CpuAlgorithm, GpuAlgorithm
 from leanconv.options import LAYOUTS, LAYOUTS_OF, Layout, filter_options
 from leanconv.plan import Launch, Plan
-from leanconv.problem import Problem
+from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import cache, launch
 from leanconv.runtime.threads import side_by_side
 from leanconv.volumes.images import as_images
@@ -209,34 +209,8 @@ def _call(
 ) -> Any:  # fmt: skip
     """A call of ``algorithm``, or as ``auto`` picks."""
     if operands.problem.kind == "conv2d":
-        problem = operands.problem
-        x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
-        if operands.gpu:
-            # PyTorch tensors have the shape of NCHW whatever the order in memory
-            x, w, out = (as_nchw(array, problem.layout) for array in (x, w, y))
-        w = leanconv.prepare_weights(w) if prepared else w
-        axes = 3 if problem.is_volume else 2
-        layer: Any = (
-            (problem.stride_d, *problem.stride)[-axes:], (*problem.padding_d, *problem.padding)[-2 * axes :],
-            (problem.dilation_d, *problem.dilation)[-axes:], problem.groups,
-        )  # fmt: skip
-        layout = LAYOUTS_OF[axes][LAYOUTS.index(problem.layout)]
-        forward, of_input, of_filters = (getattr(leanconv, f"conv{axes}d{end}") for end in ("", "_input", "_weight"))
-        how: Any = {
-            "layout": layout, "algorithm": algorithm.stem if algorithm else AUTO,
-            "precision": problem.precision, "out": out, "workspace_limit": limit,
-        }  # fmt: skip
-        gradients: dict[str, Any] = {"dgrad": of_input, "wgrad": of_filters}
-        shape = tuple(out.shape)
-
-        def call() -> Any:
-            if problem.op == "fprop":
-                forward(x, w, operands.bias, *layer, activation=problem.activation, **how)
-            else:
-                gradients[problem.op](x, w, shape, *layer, **how)
-            return y
-
-        return call
+        return _layer_call(operands.problem, operands, algorithm, y, limit, prepared)
+    assert problem.kind == "filter2d"
     image, weights = operands.image, operands.weights
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
@@ -250,3 +224,35 @@ def _call(
     if not problem.is_whole:
         requested = requested._replace(window=(problem.kh, problem.kw), reduction=problem.reduction)
     return lambda: run(requested, image, weights, 0, 0, y)
+
+
+def _layer_call(
+    problem: ConvProblem, operands: Operands, algorithm: Algorithm | None, y: Any, limit: int | None, prepared: bool
+) -> Any:
+    x, w, out = operands.x(problem.layout), operands.w(problem.layout), y
+    if operands.gpu:
+        # PyTorch tensors have the shape of NCHW whatever the order in memory
+        x, w, out = (as_nchw(array, problem.layout) for array in (x, w, y))
+    w = leanconv.prepare_weights(w) if prepared else w
+    axes = 3 if problem.is_volume else 2
+    layer: Any = (
+        (problem.stride_d, *problem.stride)[-axes:], (*problem.padding_d, *problem.padding)[-2 * axes :],
+        (problem.dilation_d, *problem.dilation)[-axes:], problem.groups,
+    )  # fmt: skip
+    layout = LAYOUTS_OF[axes][LAYOUTS.index(problem.layout)]
+    forward, of_input, of_filters = (getattr(leanconv, f"conv{axes}d{end}") for end in ("", "_input", "_weight"))
+    how: Any = {
+        "layout": layout, "algorithm": algorithm.stem if algorithm else AUTO,
+        "precision": problem.precision, "out": out, "workspace_limit": limit,
+    }  # fmt: skip
+    gradients: dict[str, Any] = {"dgrad": of_input, "wgrad": of_filters}
+    shape = tuple(out.shape)
+
+    def call() -> Any:
+        if problem.op == "fprop":
+            forward(x, w, operands.bias, *layer, activation=problem.activation, **how)
+        else:
+            gradients[problem.op](x, w, shape, *layer, **how)
+        return y
+
+    return call

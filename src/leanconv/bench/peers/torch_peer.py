@@ -31,7 +31,7 @@ def arithmetic(tf32: bool) -> Iterator[None]:
 
 
 def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
-    """F.conv2d or F.conv3d, or a gradient of it, on tensors whose memory order is ``layout``, and so is the output's."""
+    """F.conv2d or F.conv3d, or a gradient, on tensors whose memory order is ``layout``, and so is the output's."""
     from leanconv.torch.measured_time import call_of
 
     call = call_of(replace(problem, layout=layout, bias=False), as_nchw(x, layout), as_nchw(w, layout), bias)
