@@ -246,8 +246,7 @@ def _picked(array: Any, images: np.ndarray) -> Any:
 def _direct_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
     """The direct convolution, or a gradient, in float64 on the GPU: one matrix product for each filter element."""
     if not problem.is_volume:  # images are volumes of one slice
-        y = _direct_torch_volume(problem, *(each.unsqueeze(2) for each in (x, w)), bias)
-        return y.squeeze(2)
+        return _direct_torch_volume(problem, x.unsqueeze(2), w.unsqueeze(2), bias).squeeze(2)
     return _direct_torch_volume(problem, x, w, bias)
 
 
