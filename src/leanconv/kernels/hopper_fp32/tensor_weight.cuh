@@ -158,7 +158,7 @@ template <class Problem, class Tuning, int count>
 __device__ __forceinline__ void store_weights(float* dw, const float (&sums)[count], int first,
                                               const WeightTiles<Problem, Tuning>& tile, int row, int t) {
     using Row = WeightRow<Problem, Tuning>;
-    constexpr int share = Tuning::taps, of_row = Row::of_row, taps = Problem::r * Problem::s;
+    constexpr int share = Tuning::taps, of_row = Row::of_row, taps = filter_taps<Problem>;
     const Row rows[2] = {Row(tile.first_row + row), Row(tile.first_row + row + row_step<Tuning>)};
     constexpr bool pairs = Tuning::x_tma && Tuning::split_k > 1;  // two channels at a time: a workspace is aligned
 #pragma unroll
@@ -311,7 +311,7 @@ __device__ __forceinline__ void tensor_weight(const X& x, const DY& dy, float* d
     const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup < Tuning::warpgroups) {
         set_registers_up<Tuning::consumer_registers>();
-        constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
+        constexpr int64 weights = static_cast<int64>(Problem::k) * Problem::group_c * filter_taps<Problem>;
         sum_weights<Problem, Tuning>(dw + slice * weights, tile, rings, range, warpgroup);
         return;
     }

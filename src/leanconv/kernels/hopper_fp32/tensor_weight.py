@@ -10,7 +10,7 @@ from math import inf
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, few_channels, gradient_arguments, limits, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, LEAST_CHANNELS, SplitGemm
-from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, ROW, pixel_map
+from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, MAX_REACH, ROW, pixel_map, reach_of
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
 from leanconv.plan import Plan, Pointer, Target, TensorMap
@@ -180,7 +180,7 @@ def may_share(problem: ConvProblem) -> bool:
         return False
     row_pitch, _, dy_lead = grid_of(problem, taps)
     in_window = (taps - 1) * problem.dilation[1] <= WINDOW_BEHIND
-    return dy_lead >= 0 and in_window and problem.n * problem.p * row_pitch < 2**31
+    return dy_lead >= 0 and in_window and problem.n * problem.z * problem.p * row_pitch < 2**31
 
 
 def x_map(problem: ConvProblem, taps: int) -> TensorMap:
@@ -189,22 +189,22 @@ def x_map(problem: ConvProblem, taps: int) -> TensorMap:
     if taps == 1:
         return plain
     row_pitch, x_lead, _ = grid_of(problem, taps)
-    upper = (row_pitch - x_lead - problem.w, plain.upper[1])
-    return replace(plain, lower=(-x_lead, plain.lower[1]), upper=upper)
+    upper = (row_pitch - x_lead - problem.w, *plain.upper[1:])
+    return replace(plain, lower=(-x_lead, *plain.lower[1:]), upper=upper)
 
 
 def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
     """How TMA walks over dy in NHWC: boxes of 32 filters of 64 pixels, or of a window."""
     row, swizzle = 4 * problem.k, 4 * ROW
     if taps == 1:
-        pixels = problem.n * problem.p * problem.q
-        return TensorMap("dy", "float32", (problem.k, pixels), (row,), box=(ROW, DEPTH), swizzle=swizzle)
+        return TensorMap("dy", "float32", (problem.k, problem.pixels), (row,), box=(ROW, DEPTH), swizzle=swizzle)
     row_pitch, _, dy_lead = grid_of(problem, taps)
+    rows = problem.z * problem.p  # of all slices
     return TensorMap(
         "dy",
         "float32",
-        shape=(problem.k, problem.q, problem.p, problem.n),
-        strides=(row, row * problem.q, row * problem.q * problem.p),
+        shape=(problem.k, problem.q, rows, problem.n),
+        strides=(row, row * problem.q, row * problem.q * rows),
         lower=(-dy_lead, 0),
         upper=(row_pitch - dy_lead - problem.q, 0),
         channels=ROW,
@@ -216,10 +216,10 @@ def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
 
 def _x_by_tma(problem: ConvProblem, taps: int) -> bool:
     """Whether TMA can load x."""
-    reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
+    near = reach_of(problem) <= MAX_REACH[problem.is_volume]
     if problem.layout != "NHWC" or problem.c % 4 or problem.group_c % 4 or problem.group_c < LEAST_CHANNELS:
         return False
-    return problem.n > 0 and reach <= 255 and not x_map(problem, taps).why_not()
+    return problem.n > 0 and near and not x_map(problem, taps).why_not()
 
 
 def _dy_by_tma(problem: ConvProblem, taps: int) -> bool:
@@ -271,10 +271,12 @@ class WeightGradient(TimedAlgorithm):
 class TensorWeight(WeightGradient, split_k.SplitK):
     """Stages of 64 neighbouring pixels."""
 
+    volumes = True
+
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*limits(problem, "wgrad"), *wgmma_limits(target), *few_channels(problem, LEAST_CHANNELS)]
-        if problem.n * problem.p * problem.q >= 2**31:
-            reasons.append(f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more")
+        if problem.pixels >= 2**31:
+            reasons.append(f"the output has {problem.pixels} pixels, 2**31 or more")
         return reasons
 
     def within(
@@ -322,7 +324,7 @@ def _most_blocks(problem: ConvProblem) -> int:
     """Most blocks that share a tile: they make one round of a large GPU's multiprocessors, of many tiles two or three,
     so that few of these idle in the last one."""
     tiles = ceil_div(split_k.weights_of(problem), LARGEST_TILE if may_share(problem) else 128 * 128)
-    stages = ceil_div(problem.n * problem.p * problem.q, DEPTH)
+    stages = ceil_div(problem.pixels, DEPTH)
     return max(2, min(stages, BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles))
 
 
@@ -341,11 +343,11 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[TensorWeightConfig]
 
 
 def stages_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
-    return ceil_div(problem.n * problem.p * grid_of(problem, config.taps)[0], DEPTH)
+    return ceil_div(problem.n * problem.z * problem.p * grid_of(problem, config.taps)[0], DEPTH)
 
 
 def tiles_of(problem: ConvProblem, config: TensorWeightConfig) -> int:
-    taps = problem.r * ceil_div(problem.s, config.taps)
+    taps = problem.t * problem.r * ceil_div(problem.s, config.taps)
     rows = taps * ceil_div(problem.group_c, config.channel_block) * config.channel_block
     return ceil_div(rows, config.rows) * ceil_div(problem.group_k, config.filters) * problem.groups
 

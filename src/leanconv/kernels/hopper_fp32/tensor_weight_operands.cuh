@@ -18,7 +18,7 @@ template <class Problem, class Tuning>
 struct StagePixels {
     static constexpr int count = ReductionPixels<Problem, Tuning>::shared ? 3 : 2;
     int64 n[count];
-    int p[count], column[count];
+    int z[count], p[count], column[count];
     bool exists[count];
     __device__ __forceinline__ StagePixels(int stage, int lane, long long batch) {
         const auto all = static_cast<Offset<Problem>>(ReductionPixels<Problem, Tuning>::count(batch));
@@ -28,7 +28,7 @@ struct StagePixels {
             const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + of_stage;
             exists[i] = number < all;
             const ReductionPixel<Problem, Tuning> pixel(exists[i] ? number : 0, batch);
-            n[i] = pixel.n, p[i] = pixel.p, column[i] = pixel.column;
+            n[i] = pixel.n, z[i] = pixel.z, p[i] = pixel.p, column[i] = pixel.column;
         }
     }
 };
@@ -67,6 +67,7 @@ struct WeightProducer {
     using Tiles = WeightTiles<Problem, Tuning>;
     using Rings = WeightRings<Problem, Tuning>;
     using Pixels = StagePixels<Problem, Tuning>;
+    using D = Depth<Problem>;
     static constexpr bool shared = ReductionPixels<Problem, Tuning>::shared;
     const Tiles& tile;
     const Rings& rings;
@@ -83,10 +84,14 @@ struct WeightProducer {
             // NOTE: boxes past the last repeat it; what is computed from them is never stored.
             const int next = tile.first_row + 32 * i;
             const WeightRow<Problem, Tuning> row(next < Tiles::all_rows ? next : Tiles::all_rows - 32);
-            cp_async_bulk_tensor_im2col_shared_global(rings.x(place) + i * Rings::x_box_bytes, x, full,
-                                                      tile.group * Problem::group_c + row.channel, w, h,
-                                                      static_cast<int>(from.n), static_cast<unsigned short>(row.right()),
-                                                      static_cast<unsigned short>(row.down()));
+            unsigned char* const to = rings.x(place) + i * Rings::x_box_bytes;
+            const int c = tile.group * Problem::group_c + row.channel, n = static_cast<int>(from.n);
+            const auto right = static_cast<unsigned short>(row.right()), down = static_cast<unsigned short>(row.down());
+            if constexpr (D::volume)
+                cp_async_bulk_tensor_im2col_shared_global(to, x, full, c, w, h, from.d(), n, right, down,
+                                                          static_cast<unsigned short>(row.deep()));
+            else
+                cp_async_bulk_tensor_im2col_shared_global(to, x, full, c, w, h, n, right, down);
         }
     }
 
@@ -99,7 +104,7 @@ struct WeightProducer {
             const ReductionPixel<Problem, Tuning> from(static_cast<Offset<Problem>>(stage) * split_depth, batch);
             for (int i = 0; i < Tiles::mma_n / 32; ++i)
                 cp_async_bulk_tensor_im2col_shared_global(rings.dy(place) + i * Rings::dy_box_bytes, dy, full, first + i * 32,
-                                                          from.column - Tuning::dy_lead, from.p, static_cast<int>(from.n), 0, 0);
+                                                          from.column - Tuning::dy_lead, from.row(), static_cast<int>(from.n), 0, 0);
             return;
         }
         for (int i = 0; i < Tiles::mma_n / 32; ++i)
@@ -112,7 +117,7 @@ struct WeightProducer {
         constexpr int rows = Tiles::rows / Rings::producer_warps, run = Tiles::channel_block < 16 ? Tiles::channel_block : 16;
         const InputStrides<Problem> stride(batch);
         const int first = thread / 32 * rows, lane = thread % 32;
-        int h[2], w[2];
+        int d[2], h[2], w[2];
         const char* from[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -121,7 +126,9 @@ struct WeightProducer {
             else w[i] = w[i] * Problem::stride_w - Problem::pad_left;
             // NOTE: a pixel that does not exist lies above all images, so that zeros are read
             h[i] = pixels.exists[i] ? pixels.p[i] * Problem::stride_h - Problem::pad_top : -(1 << 30);
-            const int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
+            int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
+            d[i] = pixels.z[i] * D::stride - D::pad;
+            if constexpr (D::volume) place += static_cast<int64>(d[i]) * (Problem::h * Problem::w);
             from[i] = reinterpret_cast<const char*>(x + pixels.n[i] * static_cast<int64>(stride.image) +
                                                     place * static_cast<int64>(stride.pixel));
         }
@@ -129,12 +136,15 @@ struct WeightProducer {
 #pragma unroll 1
         for (int i = 0; i < rows; i += run) {
             const WeightRow<Problem, Tuning> row(tile.first_row + first + i);
-            const int64 tap = static_cast<int64>(row.down() * Problem::w + row.right()) * static_cast<int64>(stride.pixel);
+            int down = row.down();
+            if constexpr (D::volume) down += row.deep() * Problem::h;
+            const int64 tap = static_cast<int64>(down * Problem::w + row.right()) * static_cast<int64>(stride.pixel);
             const int64 of_x = tile.group * Problem::group_c + row.channel, channel = of_x * static_cast<int64>(stride.channel);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const bool in_volume = !D::volume || static_cast<unsigned>(d[half] + row.deep()) < D::d;
                 const bool inside = row.tap < Tiles::taps && static_cast<unsigned>(h[half] + row.down()) < Problem::h &&
-                                    static_cast<unsigned>(w[half] + row.right()) < Problem::w;
+                                    static_cast<unsigned>(w[half] + row.right()) < Problem::w && in_volume;
                 const char* const source = from[half] + (tap + channel) * 4;
 #pragma unroll
                 for (int j = 0; j < run; ++j) {
@@ -153,8 +163,8 @@ struct WeightProducer {
         const OutputStrides<Problem> stride(batch);
         const int own = thread / 32 * 16, lane = thread % 32;
         const int first = tile.first_filter + mma_tile * Tiles::mma_n + own;
-        if constexpr (!shared && !Problem::nhwc && !Problem::chwn && Problem::p * Problem::q % 4 == 0) {
-            constexpr int image = Problem::p * Problem::q;
+        if constexpr (!shared && !Problem::nhwc && !Problem::chwn && output_pixels<Problem> % 4 == 0) {
+            constexpr int image = output_pixels<Problem>;
             const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * split_depth + lane % 16 * 4;
             const Offset<Problem> n = number / image;
             const float* const from = dy + static_cast<int64>(n) * static_cast<int64>(stride.image) + (number - n * image) +
@@ -171,7 +181,8 @@ struct WeightProducer {
             // The few pixels behind the 64: eight lanes have them, of every fourth filter.
             const int step = half == 2 ? 4 : 1, start = half == 2 ? lane / 8 : 0, q = pixels.column[half] - Tuning::dy_lead;
             const bool exists = pixels.exists[half] && (!shared || static_cast<unsigned>(q) < Problem::q);
-            const int64 place = static_cast<int64>(pixels.p[half]) * Problem::q + q;
+            const int row = D::volume ? pixels.z[half] * Problem::p + pixels.p[half] : pixels.p[half];
+            const int64 place = static_cast<int64>(row) * Problem::q + q;
             const int64 filter = tile.group * Problem::group_k + first + start;
             const float* const from = dy + pixels.n[half] * static_cast<int64>(stride.image) +
                                       place * static_cast<int64>(stride.pixel) + filter * static_cast<int64>(stride.channel);

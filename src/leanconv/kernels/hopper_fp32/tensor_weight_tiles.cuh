@@ -31,7 +31,7 @@ struct ReductionPixels {
     static_assert(!shared || (Problem::stride_w == 1 && !Problem::chwn), "the taps of a row read neighbouring pixels");
     static constexpr int groups = ceil_div(Problem::s, Tuning::taps);
     static constexpr int reach = (Tuning::taps - 1) * Problem::dilation_w, used = split_depth + reach;
-    static constexpr int row_pitch = Tuning::row_pitch, window = Tuning::window, image = Problem::p * row_pitch;
+    static constexpr int row_pitch = Tuning::row_pitch, window = Tuning::window, image = Depth<Problem>::z * Problem::p * row_pitch;
     static_assert(Tuning::dy_lead >= 0, "no tap reads padding alone");
     static_assert(used <= window && window <= split_depth + 8, "a stage of dy has all pixels that its taps read");
 
@@ -40,23 +40,28 @@ struct ReductionPixels {
     static __host__ __device__ constexpr int shift(int s) { return shared ? reach - s * Problem::dilation_w : 0; }
 };
 
-// One of them: an image, a row of outputs, and a column.
+// One of them: an image, a row of outputs, of volumes a slice, and a column.
 template <class Problem, class Tuning>
 struct ReductionPixel {
     using Pixels = ReductionPixels<Problem, Tuning>;
+    using D = Depth<Problem>;
     Offset<Problem> n;
-    int p, column;
+    int z = 0, p, column;
     __device__ __forceinline__ ReductionPixel(Offset<Problem> number, long long batch) {
         if constexpr (Pixels::shared) {
             n = number / Pixels::image;
             const int rest = static_cast<int>(number - n * Pixels::image);
             p = rest / Pixels::row_pitch, column = rest % Pixels::row_pitch;
+            if constexpr (D::volume) z = p / Problem::p, p %= Problem::p;
         } else {
             const Pixel<Problem> pixel(number, batch);
-            n = pixel.n, p = pixel.p, column = pixel.q;
+            n = pixel.n, z = pixel.z, p = pixel.p, column = pixel.q;
         }
     }
+    // Its row among those of all slices.
+    __device__ __forceinline__ int row() const { return D::volume ? z * Problem::p + p : p; }
     // The pixel of x that the first tap reads.
+    __device__ __forceinline__ int d() const { return z * D::stride - D::pad; }
     __device__ __forceinline__ int h() const { return p * Problem::stride_h - Problem::pad_top; }
     __device__ __forceinline__ int w() const {
         return Pixels::shared ? column - Tuning::x_lead : column * Problem::stride_w - Problem::pad_left;
@@ -70,7 +75,7 @@ struct ReductionPixel {
 template <class Problem, class Tuning>
 struct WeightTiles {
     static constexpr int channel_block = Tuning::channel_block, mma_n = 64;  // filters of one wgmma
-    static constexpr int taps = Problem::r * ReductionPixels<Problem, Tuning>::groups;
+    static constexpr int taps = filter_rows<Problem> * ReductionPixels<Problem, Tuning>::groups;
     static constexpr int of_tap = ceil_div(Problem::group_c, channel_block), all_rows = taps * of_tap * channel_block;
     static constexpr int rows = 64 * Tuning::warpgroups, filters = mma_n * Tuning::n_tiles;
     static constexpr int of_rows = ceil_div(all_rows, rows), of_filters = ceil_div(Problem::group_k, filters);
@@ -93,7 +98,11 @@ struct WeightRow {
     __device__ __forceinline__ explicit WeightRow(int row)
         : tap(row / Tiles::channel_block / Tiles::of_tap),
           channel(row / Tiles::channel_block % Tiles::of_tap * Tiles::channel_block + row % Tiles::channel_block) {}
-    __device__ __forceinline__ int down() const { return tap / of_row * Problem::dilation_h; }
+    __device__ __forceinline__ int deep() const { return tap / of_row / Problem::r * Depth<Problem>::dilation; }
+    __device__ __forceinline__ int down() const {
+        const int row = tap / of_row;
+        return (Depth<Problem>::volume ? row % Problem::r : row) * Problem::dilation_h;
+    }
     __device__ __forceinline__ int right() const { return tap % of_row * (Tuning::taps * Problem::dilation_w); }
 };
 
