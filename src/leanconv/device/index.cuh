@@ -103,11 +103,22 @@ struct FilterTap {
     }
 };
 
-// An output position (n, z, p, q) from its number in the order of a tensor of one channel: n-z-p-q, in CHWN p-q-n.
+// What only volumes have to store; of images it is 0. `slice`: of an output, or where a window begins.
+template <bool volume>
+struct SliceOf {
+    static constexpr int slice = 0;
+};
+template <>
+struct SliceOf<true> {
+    int slice;
+};
+
+// An output position (n, z, p, q) from its number in the order of a tensor of one channel: n-z-p-q, in CHWN p-q-n. z is
+// `slice`.
 template <class Problem>
-struct Pixel {
+struct Pixel : SliceOf<Depth<Problem>::volume> {
     Offset<Problem> n;
-    int z = 0, p, q;
+    int p, q;
     __device__ __forceinline__ Pixel(Offset<Problem> number, long long batch) {
         int rest;
         if constexpr (Problem::chwn) {
@@ -117,7 +128,10 @@ struct Pixel {
             n = number / output_pixels<Problem>;
             rest = static_cast<int>(number - n * output_pixels<Problem>);
         }
-        if constexpr (Depth<Problem>::volume) z = rest / (Problem::p * Problem::q), rest -= z * (Problem::p * Problem::q);
+        if constexpr (Depth<Problem>::volume) {
+            this->slice = rest / (Problem::p * Problem::q);
+            rest -= this->slice * (Problem::p * Problem::q);
+        }
         p = rest / Problem::q;
         q = rest % Problem::q;
     }
@@ -129,25 +143,35 @@ struct Pixel {
 // It may also serve phases_h x phases_w such phases at once, which differ in where they begin and in their filters, all
 // of them with p x q outputs, of which those outside the image are not stored. Phase i begins `phase_step * i` rows
 // below the first: as many whole steps as that makes move its windows instead. Volumes have phases of slices as well.
+template <bool volume>
+struct PhaseSlices {
+    static constexpr int pad_front = 0, first_z = 0;
+};
+template <>
+struct PhaseSlices<true> {
+    int pad_front, first_z;
+};
 template <class Problem>
-struct Phase {
+struct Phase : PhaseSlices<Depth<Problem>::volume> {
     using D = DepthPhases<Problem>;
     static constexpr int count = D::count * Problem::phases_h * Problem::phases_w;
     static constexpr bool whole = count == 1 && D::out == Depth<Problem>::z && Problem::out_h == Problem::p &&
                                   Problem::out_w == Problem::q;
-    int number, pad_front, pad_top, pad_left, first_z, first_p, first_q;
+    int number, pad_top, pad_left, first_p, first_q;
 
     __device__ __forceinline__ explicit Phase(int number)
-        : number(number), pad_front(Depth<Problem>::pad), pad_top(Problem::pad_top), pad_left(Problem::pad_left),
-          first_z(D::first), first_p(Problem::first_p), first_q(Problem::first_q) {
-        int of_rows = number / Problem::phases_w;
-        if constexpr (D::count > 1) {
-            const int slice = first_z + of_rows / Problem::phases_h * D::phase_step;
-            of_rows %= Problem::phases_h;
-            pad_front += slice / D::step, first_z = slice % D::step;
+        : number(number), pad_top(Problem::pad_top), pad_left(Problem::pad_left), first_p(Problem::first_p),
+          first_q(Problem::first_q) {
+        int of_slice = number;
+        if constexpr (Depth<Problem>::volume) {
+            constexpr int of_each = Problem::phases_h * Problem::phases_w;
+            const int slice = D::first + number / of_each * D::phase_step;
+            of_slice %= of_each;
+            this->pad_front = Depth<Problem>::pad + (D::count > 1 ? slice / D::step : 0);
+            this->first_z = D::count > 1 ? slice % D::step : D::first;
         }
         if constexpr (count > 1) {
-            const int row = first_p + of_rows * Problem::phase_step_h;
+            const int row = first_p + of_slice / Problem::phases_w * Problem::phase_step_h;
             const int column = first_q + number % Problem::phases_w * Problem::phase_step_w;
             pad_top += row / Problem::step_p, first_p = row % Problem::step_p;
             pad_left += column / Problem::step_q, first_q = column % Problem::step_q;
@@ -188,17 +212,16 @@ struct FlatPixels {
         } else {
             const Pixel<Problem> at(pixel, batch);
             const int row = phase.first_p + at.p * Problem::step_p, column = phase.first_q + at.q * Problem::step_q;
-            bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
-            int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
-            if constexpr (Depth<Problem>::volume) {
-                const int slice = phase.first_z + at.z * P::D::step;
-                inside = inside && (P::count == 1 || slice < P::D::out);
-                in_image += static_cast<int64>(slice) * (Problem::out_h * Problem::out_w);
-            }
+            const bool inside = P::count == 1 || (row < Problem::out_h && column < Problem::out_w);
+            const int64 in_image = static_cast<int64>(row) * Problem::out_w + column;
             const int64 offset = Problem::chwn
                 ? in_image * batch + at.n
                 : static_cast<int64>(at.n) * (Problem::nhwc ? 1 : Problem::k) * image + in_image;
-            return {offset, pixel < count && inside ? 4 : 0};
+            if constexpr (!Depth<Problem>::volume) return {offset, pixel < count && inside ? 4 : 0};
+            const int slice = phase.first_z + at.slice * P::D::step;
+            const bool in_volume = inside && (P::count == 1 || slice < P::D::out);
+            const int64 of_slice = static_cast<int64>(slice) * (Problem::out_h * Problem::out_w);
+            return {offset + of_slice, pixel < count && in_volume ? 4 : 0};
         }
     }
 };

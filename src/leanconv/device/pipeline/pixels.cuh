@@ -90,12 +90,12 @@ struct FilterCopies {
 
 // One thread's TMA copies of pixels in rows. A stage is two copies of 32 channels.
 template <class Problem, class Tuning>
-struct RowCopies {
+struct RowCopies : SliceOf<Depth<Problem>::volume> {
     using F = TensorFilters<Problem, Tuning>;
     using Rings = TensorRings<Problem, Tuning>;
     using Tiles = TensorTiles<Problem, Tuning>;
     using D = Depth<Problem>;
-    int n, d, h, w, first_c, down = 0;
+    int n, h, w, first_c, down = 0;
 
     __device__ __forceinline__ RowCopies(const Tiles& tiles, Offset<Problem> tile, long long batch)
         : first_c(tiles.group(tile) * Problem::group_c) {
@@ -110,18 +110,20 @@ struct RowCopies {
         }
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         n = static_cast<int>(from.n);
-        d = from.z * D::stride - D::pad;
+        if constexpr (D::volume) this->slice = from.slice * D::stride - D::pad;
         h = from.p * Problem::stride_h - Problem::pad_top;
         w = from.q * Problem::stride_w - Problem::pad_left;
     }
     __device__ __forceinline__ void half(unsigned char* to, const TensorMap& x, Mbarrier* full, int tap, int c) const {
-        const auto right = static_cast<unsigned short>(tap_right<Problem, Tuning>(tap));
-        const auto below = static_cast<unsigned short>(down + tap_down<Problem, Tuning>(tap));
         if constexpr (D::volume) {
-            const auto behind = static_cast<unsigned short>(tap_deep<Problem, Tuning>(tap));
-            cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, d, n, right, below, behind);
+            cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, this->slice, n,
+                                                      static_cast<unsigned short>(tap_right<Problem, Tuning>(tap)),
+                                                      static_cast<unsigned short>(tap_down<Problem, Tuning>(tap)),
+                                                      static_cast<unsigned short>(tap_deep<Problem, Tuning>(tap)));
         } else {
-            cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n, right, below);
+            cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w, h, n,
+                                                      static_cast<unsigned short>(tap_right<Problem, Tuning>(tap)),
+                                                      static_cast<unsigned short>(down + tap_down<Problem, Tuning>(tap)));
         }
     }
 };
@@ -315,7 +317,7 @@ struct ColumnCopies {
             h[i] = number < count ? pixel.p * Problem::stride_h - Problem::pad_top : -(1 << 30);
             int64 place = static_cast<int64>(h[i]) * Problem::w + w[i];
             if constexpr (D::volume) {
-                d[i] = pixel.z * D::stride - D::pad;
+                d[i] = pixel.slice * D::stride - D::pad;
                 place += static_cast<int64>(d[i]) * (Problem::h * Problem::w);
             }
             from[i] = reinterpret_cast<const char*>(x + static_cast<int64>(pixel.n) * stride.image + place * stride.pixel +

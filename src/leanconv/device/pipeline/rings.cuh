@@ -53,7 +53,7 @@ struct TensorPixels {
             if constexpr (Depth<Problem>::volume) z = p / Problem::p, p %= Problem::p;
         } else {
             const Pixel<Problem> pixel(number < count() ? number : 0, batch);
-            z = pixel.z, p = pixel.p, q = pixel.q;
+            z = pixel.slice, p = pixel.p, q = pixel.q;
         }
     }
     __device__ __forceinline__ void position(Offset<Problem> number, int& p, int& q) const {

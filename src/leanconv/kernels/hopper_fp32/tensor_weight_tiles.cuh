@@ -55,7 +55,7 @@ struct ReductionPixel {
             if constexpr (D::volume) z = p / Problem::p, p %= Problem::p;
         } else {
             const Pixel<Problem> pixel(number, batch);
-            n = pixel.n, z = pixel.z, p = pixel.p, column = pixel.q;
+            n = pixel.n, z = pixel.slice, p = pixel.p, column = pixel.q;
         }
     }
     // Its row among those of all slices.

@@ -128,7 +128,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         const int first_c = tiles.group(tile) * Problem::group_c, n = static_cast<int>(from.n);
-        const int d0 = from.z * D::stride - D::pad;
+        const int d0 = from.slice * D::stride - D::pad;
         const int h0 = from.p * Problem::stride_h - Problem::pad_top, w0 = from.q * Problem::stride_w - Problem::pad_left;
         const int first_k = tiles.group(tile) * Problem::group_k + tiles.filters(tile) * Tuning::filters;
         for (int stage = ring.first; stage < ring.end; ++stage) {
@@ -139,15 +139,16 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
             for (int block = 0; block < Tuning::stage_blocks; ++block) {
                 const int number = stage * Tuning::stage_blocks + block, tap = number / Ring::of_tap;
                 const int c = number % Ring::of_tap * Tuning::channel_block;
-                const FilterTap<Problem> at(tap);
-                unsigned char* const to = ring.pixels_of(place.stage, block);
-                const auto right = static_cast<unsigned short>(at.s * Problem::dilation_w);
-                const auto down = static_cast<unsigned short>(at.r * Problem::dilation_h);
                 if constexpr (D::volume) {
-                    const auto behind = static_cast<unsigned short>(at.t * D::dilation);
-                    cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w0, h0, d0, n, right, down, behind);
+                    const FilterTap<Problem> at(tap);
+                    cp_async_bulk_tensor_im2col_shared_global(ring.pixels_of(place.stage, block), x, full, first_c + c, w0, h0,
+                                                              d0, n, static_cast<unsigned short>(at.s * Problem::dilation_w),
+                                                              static_cast<unsigned short>(at.r * Problem::dilation_h),
+                                                              static_cast<unsigned short>(at.t * D::dilation));
                 } else {
-                    cp_async_bulk_tensor_im2col_shared_global(to, x, full, first_c + c, w0, h0, n, right, down);
+                    cp_async_bulk_tensor_im2col_shared_global(ring.pixels_of(place.stage, block), x, full, first_c + c, w0, h0, n,
+                                                              static_cast<unsigned short>(tap % Problem::s * Problem::dilation_w),
+                                                              static_cast<unsigned short>(tap / Problem::s * Problem::dilation_h));
                 }
                 cp_async_bulk_tensor_shared_global(ring.filters_of(place.stage, block), w, full, c, first_row + tap, first_k);
             }

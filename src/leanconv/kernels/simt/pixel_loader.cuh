@@ -142,17 +142,17 @@ __device__ __forceinline__ unsigned inside_bits(int d, int h, int w) {
 
 // One window of the input: where its first element would lie, and what of it is inside the image.
 template <class Problem>
-struct Window {
+struct Window : SliceOf<Depth<Problem>::volume> {
     using D = Depth<Problem>;
     static constexpr bool bitwise = TapBits<Problem>::enough;
-    int d, h, w;
+    int h, w;
     unsigned bits;
 
     Window() = default;
     __device__ __forceinline__ Window(const Pixel<Problem>& pixel, const Phase<Problem>& phase)
-        : d(pixel.z * D::stride - phase.pad_front), h(pixel.p * Problem::stride_h - phase.pad_top),
-          w(pixel.q * Problem::stride_w - phase.pad_left), bits(0) {
-        if constexpr (Problem::padded && bitwise) bits = inside_bits<Problem>(d, h, w);
+        : h(pixel.p * Problem::stride_h - phase.pad_top), w(pixel.q * Problem::stride_w - phase.pad_left), bits(0) {
+        if constexpr (D::volume) this->slice = pixel.slice * D::stride - phase.pad_front;
+        if constexpr (Problem::padded && bitwise) bits = inside_bits<Problem>(this->slice, h, w);
     }
     static __device__ __forceinline__ unsigned tap_bits(int t, int r, int s) {
         using Bits = TapBits<Problem>;
@@ -162,7 +162,7 @@ struct Window {
     // The row of all images, of one channel, in which the window begins.
     __device__ __forceinline__ Bytes<Problem> row(Offset<Problem> n) const {
         Bytes<Problem> image = static_cast<Bytes<Problem>>(n);
-        if constexpr (D::volume) image = image * D::d + d;
+        if constexpr (D::volume) image = image * D::d + this->slice;
         return image * Problem::h + h;
     }
 
@@ -170,7 +170,7 @@ struct Window {
         if constexpr (!Problem::padded) return true;
         else if constexpr (bitwise) return (bits & tap) == tap;
         else {
-            const int slice = d + t * D::dilation;
+            const int slice = this->slice + t * D::dilation;
             const int row = h + r * Problem::dilation_h, column = w + s * Problem::dilation_w;
             const bool in_volume = !D::volume || (slice >= 0 && slice < D::d);
             return in_volume && row >= 0 && row < Problem::h && column >= 0 && column < Problem::w;
@@ -307,7 +307,10 @@ struct ImageNHWC {
         return ((window.row(pixel.n) * Problem::w + window.w) * U::pixel + group * U::group) * U::bytes_each;
     }
     static __device__ __forceinline__ B tap(int number, int in_run) {
-        return (FilterTap<Problem>(number).template pixels<B>() * U::pixel + in_run * U::element) * U::bytes_each;
+        const int row = number / Problem::s, s = number % Problem::s, r = Depth<Problem>::volume ? row % Problem::r : row;
+        B pixel = static_cast<B>(r) * Problem::dilation_h * Problem::w + s * Problem::dilation_w;
+        if constexpr (Depth<Problem>::volume) pixel = FilterTap<Problem>(number).template pixels<B>();
+        return (pixel * U::pixel + in_run * U::element) * U::bytes_each;
     }
 };
 
@@ -367,14 +370,15 @@ struct PixelLoaderAlong {
             tap = (next + row) / Image::run;
             in_run = (next + row) % Image::run;
         }
-        const FilterTap<Problem> at(tap);
-        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(at.t, at.r, at.s) : 0;
+        const int of_rows = tap / Problem::s, s = tap % Problem::s, t = of_rows / Problem::r;
+        const int r = Depth<Problem>::volume ? of_rows % Problem::r : of_rows;
+        const unsigned bits = Image::checked ? Window<Problem>::tap_bits(t, r, s) : 0;
         const B at_tap = Image::tap(tap, in_run);
 #pragma unroll
         for (int j = 0; j < pixels; ++j)
             if (tile % per_pass == 0 || slot + j * per_pass < tile) {
                 const T* const from = at_byte(image, offset[j] + at_tap);
-                const bool inside = real && (!Image::checked || window[j].holds(at.t, at.r, at.s, bits));
+                const bool inside = real && (!Image::checked || window[j].holds(t, r, s, bits));
                 held.load(0, j, stage + row * Rows::pitch + slot + j * per_pass, from, inside, in_run);
             }
         next += depth;

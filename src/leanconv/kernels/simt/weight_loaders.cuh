@@ -141,7 +141,7 @@ struct WindowLoader {
             const Offset<Problem> number = next + pass * Share::per_pass;
             const Pixel<Problem> pixel(number, batch);
             const int h = pixel.p * Problem::stride_h - Problem::pad_top, w = pixel.q * Problem::stride_w - Problem::pad_left;
-            const int d = pixel.z * D::stride - D::pad;
+            const int d = pixel.slice * D::stride - D::pad;
             const T* image = x + static_cast<int64>(pixel.n) * static_cast<int64>(stride.image) +
                              (static_cast<int64>(h) * Problem::w + w) * static_cast<int64>(stride.pixel);
             if constexpr (D::volume) image += static_cast<int64>(d) * (Problem::h * Problem::w) * static_cast<int64>(stride.pixel);
