@@ -37,6 +37,8 @@ class PartialConvolution:
     view: OutputView
     #: Row and column of the layer's filters that the last taps of the first phase are.
     first_taps: tuple[int, int] = (0, 0)
+    #: And the slice.
+    first_slice: int = 0
     #: How many of a call's convolutions are equal to this one, the first of them (`distinct_phases`).
     times: int = 1
 
@@ -155,7 +157,7 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
             slices.count,
             dd,
         )
-        convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin)))
+        convolutions.append(PartialConvolution(convolution, view, (rows.begin, columns.begin), slices.begin))
     return convolutions
 
 
@@ -226,7 +228,7 @@ def _single(group: PartialConvolution, number: int, first: _Place, padding: _Pad
     front, back, *sides = padding
     top, bottom, left, right = sides
     convolution = replace(whole, padding=(top, bottom, left, right), padding_d=(front, back))
-    return PartialConvolution(convolution, single, taps)
+    return PartialConvolution(convolution, single, taps, group.first_slice + of_rows // view.phases[0])
 
 
 def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
@@ -239,7 +241,14 @@ def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
         ("last_column", group.first_taps[1] + (group.problem.s - 1) * apart[1]),
         ("apart_h", apart[0]),
         ("apart_w", apart[1]),
+        *(_mirrored_slices(problem, group) if group.volume else ()),
     )
+
+
+def _mirrored_slices(problem: ConvProblem, group: PartialConvolution) -> Constants:
+    apart = problem.stride_d // gcd(problem.stride_d, problem.dilation_d)
+    last = group.first_slice + (group.problem.t - 1) * apart
+    return ("layer_t", problem.t), ("last_slice", last), ("apart_d", apart)
 
 
 def prepared_bytes(problem: ConvProblem) -> int:

@@ -73,7 +73,9 @@ struct NchwGemm {
     using Result = typename Problem::result;
     using Pixels = LinearPixels<Problem, Tuning>;
     using Filters = PackedFilters<Problem, Tuning>;
-    static constexpr int taps = Filters::taps, blocks = Filters::blocks;
+    // Of volumes each output slice is an image, and the taps are those of one slice of the filters: the stages of a tile are the
+    // channel blocks of the first slice, then those of the next.
+    static constexpr int taps = Filters::taps, blocks = Filters::all_blocks;
     static constexpr int pixels = 64 * Tuning::warpgroups * Tuning::m_tiles;  // of a tile
     static constexpr int pixel_bytes = Tuning::channel_block / 8 * Pixels::pitch * 16;
     static constexpr int filter_bytes = Tuning::channel_block / 8 * Tuning::filters * 16;
@@ -89,7 +91,7 @@ struct NchwGemm {
     long long batch;
 
     __device__ __forceinline__ explicit NchwGemm(long long batch)
-        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch) {}
+        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch * Depth<Problem>::z) {}
 
     // Tiles: filters first, then groups, then pixels. Those of the same pixels follow each other.
     __device__ __forceinline__ int tiles() const {
@@ -142,13 +144,15 @@ struct NchwGemm {
         const int lane = thread % 32;
         Walk walk(*this, thread / 32);
         const auto load = [&](PixelUnit<GemmSource<Problem, Tuning>>& unit) {
-            unit.load(x, batch, first_pixel(walk.tile), group(walk.tile), walk.block * Tuning::channel_block,
-                      walk.round * 32 + lane);
+            const int block = Filters::slices > 1 ? walk.block % Filters::blocks : walk.block;
+            unit.load(x, batch, first_pixel(walk.tile), group(walk.tile), block * Tuning::channel_block, walk.round * 32 + lane,
+                      walk.block / Filters::blocks);
         };
         load_units<GemmSource<Problem, Tuning>>(walk, *this, lane, load, [&](int stage) { return pixels_of(stage); });
     }
     // Or one thread's tensor copies, each 64 pixels of `channel_block` channels: rows of 128 bytes of a channel, swizzled.
     __device__ __forceinline__ void load_pixels(const TensorMap& x, int thread) const {
+        static_assert(!Depth<Problem>::volume, "tensor copies bring images");
         if (thread > 0) return;
         RingPlace<Tuning::pixel_stages> place;
         for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x)

@@ -177,7 +177,7 @@ def _as_row(phase: PartialConvolution) -> PartialConvolution:
     """Where each output reads the pixel of its own place alone, an image is one row."""
     problem = phase.problem
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
-    if not (pointwise and phase.whole):
+    if phase.volume or not (pointwise and phase.whole):
         return phase
     pixels = problem.h * problem.w
     return replace(phase, problem=replace(problem, h=1, w=pixels), view=replace(phase.view, out_h=1, out_w=pixels))
@@ -187,6 +187,7 @@ def _can_copy(phase: PartialConvolution) -> bool:
     """Whether tensor copies can bring pixels as they lie: one tap, aligned images, channels of one group."""
     problem = phase.problem
     one_row = phase.whole and (problem.h, problem.r, problem.s, problem.stride) == (1, 1, 1, (1, 1))
+    one_row = one_row and not phase.volume
     aligned = problem.padding == (0, 0, 0, 0) and problem.w % ALIGNED == 0
     return one_row and aligned and (problem.groups == 1 or problem.group_c % K16 == 0)
 
@@ -209,7 +210,7 @@ def _rounded(channels: int) -> int:
 def _filter_bytes(problem: ConvProblem, filters: int) -> int:
     """Bytes of the packed filters of a forward convolution, in tiles of ``filters`` (packed_filters.cuh)."""
     rounded = ceil_div(problem.group_k, filters) * filters
-    return 2 * problem.groups * problem.r * problem.s * _rounded(problem.group_c) * rounded
+    return 2 * problem.groups * problem.taps * _rounded(problem.group_c) * rounded
 
 
 def _producers(tile: Tile) -> tuple[int, int, int]:
@@ -241,7 +242,7 @@ def _load_cycles(problem: ConvProblem, config: NchwConfig, speeds: NchwSpeeds) -
 
 
 def _tiles(problem: ConvProblem, config: NchwConfig) -> int:
-    of_pixels = ceil_div(problem.n * config.pixel_order(problem).image, config.pixels)
+    of_pixels = ceil_div(problem.n * problem.z * config.pixel_order(problem).image, config.pixels)
     return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
@@ -257,7 +258,7 @@ def linear_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
 def count_limits(problem: ConvProblem, image: int, resident: int) -> list[str]:
     """Why an int cannot count the pixels of ``problem``, ``image`` of each image, of which tiles read ``resident``."""
     # with those of three images, which what the first and the last tile read may be counted in
-    many = (problem.n + 3) * image + resident > MAX_INDEX
+    many = (problem.n * problem.z + 3) * image + resident > MAX_INDEX
     return [f"n={problem.n}: with the zeros between them, images have more than {MAX_INDEX} pixels"] if many else []
 
 
@@ -265,6 +266,7 @@ class NativeGemmNchw(TimedAlgorithm):
     """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
     name = "native_gemm_nchw"
+    volumes = True
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"
     precision = "fp32"
 
@@ -275,9 +277,9 @@ class NativeGemmNchw(TimedAlgorithm):
         for phase in (each.problem for each in phases):
             order = linear_order(phase)
             image = ceil_div(order.image, TMA_PIXELS) * TMA_PIXELS
-            if many := count_limits(problem, image, order.resident(256)):
+            if many := count_limits(phase, image, order.resident(256)):
                 return many
-            if ceil_div(problem.n * image, 128) * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups > MAX_INDEX:
+            if ceil_div(problem.n * phase.z * image, 128) * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups > MAX_INDEX:
                 return [f"n={problem.n}: outputs are more than {MAX_INDEX} tiles"]
             if phase.r * phase.s > MAX_TAPS:
                 return [f"filters have {phase.r * phase.s} taps, more than {MAX_TAPS}"]
@@ -333,7 +335,7 @@ class NativeGemmNchw(TimedAlgorithm):
         for phase, times in ((each.problem, each.times) for each in phases):
             full = config.channel_block // K16 * config.warpgroups * config.m_tiles * config.filters // 2
             multiplied = phase.r * phase.s * (speeds.stage[0] * full + speeds.stage[1])
-            blocks = _rounded(phase.group_c) // config.channel_block
+            blocks = phase.t * _rounded(phase.group_c) // config.channel_block
             of_tile = blocks * max(multiplied, _load_cycles(phase, config, speeds)) + speeds.tile[0]
             of_tile += speeds.tile[1] * config.m_tiles * config.filters
             launch = ceil_div(_tiles(phase, config), target.multiprocessors) * of_tile + speeds.first
@@ -386,6 +388,10 @@ def _pack_launch(problem: ConvProblem, phase: PartialConvolution, config: NchwCo
     taps = ("layer_r", "layer_s", "last_row", "last_column", "apart_h", "apart_w")
     forwards = zip(taps, (forward.r, forward.s, 0, 0, 0, 0), strict=True)
     known |= dict(input_gradient.mirrored_taps(problem, phase) if gradient else forwards)
+    if phase.volume and not gradient:
+        known |= {"layer_t": forward.t, "last_slice": 0, "apart_d": 0}
+    if phase.volume:
+        known["t"] = forward.t
     return Launch(
         header="kernels/hopper_native/packed_filters.cuh",
         function="leanconv::pack_filters",

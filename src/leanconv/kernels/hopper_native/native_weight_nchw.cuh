@@ -52,6 +52,7 @@ template <class Problem, class Tuning>
 struct OutputWindows {
     using T = typename Problem::element;
     using Input = InputWindows<Problem, Tuning>;
+    using D = Depth<void>;  // of images
     using AxisH = OwnPixel;
     using AxisW = OwnPixel;
     static constexpr int row = Input::row, rows = Input::rows, image = Input::image;

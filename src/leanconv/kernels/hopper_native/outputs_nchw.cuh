@@ -17,9 +17,10 @@ struct OutputNchw {
     using T = typename Problem::result;
     using Output = LinearOutput<Problem, Tuning>;
     static constexpr int filters = Tuning::filters, count = filters / 2, width = filters < 64 ? filters : 64;
-    static constexpr int64 image = static_cast<int64>(Problem::out_h) * Problem::out_w;
+    using D = Depth<Problem>;
+    static constexpr int64 image = static_cast<int64>(DepthPhases<Problem>::out) * Problem::out_h * Problem::out_w;
     static constexpr bool whole = Phase<Problem>::whole;
-    static constexpr int together = gcd(Problem::p * Problem::q, 8);
+    static constexpr int together = gcd(output_pixels<Problem>, 8);
     // NOTE: rows of filters lie 36 words apart: of eight pixels and four pairs of filters no two words are in one bank.
     static constexpr int pitch = 72;
     static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
@@ -39,8 +40,15 @@ struct OutputNchw {
         for (int half = 0; half < 2; ++half) {
             const int row = Problem::first_p + at[half].p * Problem::step_p;
             const int column = Problem::first_q + at[half].q * Problem::step_q;
-            const int64 channel = static_cast<int64>(at[half].n) * Problem::k + group * Problem::group_k;
+            int n = at[half].n, slice = 0;
+            if constexpr (D::volume) {
+                const int volume = n / D::z;
+                slice = DepthPhases<Problem>::first + (n - volume * D::z) * DepthPhases<Problem>::step;
+                n = volume;
+            }
+            const int64 channel = static_cast<int64>(n) * Problem::k + group * Problem::group_k;
             to[half] = y + (channel + first_k + pair) * image + row * Problem::out_w + column;
+            if constexpr (D::volume) to[half] += static_cast<int64>(slice) * (Problem::out_h * Problem::out_w);
         }
         const int begin = Output(first).before(batch), end = Output(first + 64).before(batch);
         const int aligned = begin - begin % together;

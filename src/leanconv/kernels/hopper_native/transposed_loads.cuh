@@ -19,6 +19,7 @@ struct InputTensor {
     using T = typename Problem::element;
     static constexpr int h = Problem::h, w = Problem::w, c = Problem::c, group_c = Problem::group_c;
     static constexpr int stride_h = Problem::stride_h, stride_w = Problem::stride_w;
+    using D = Depth<Problem>;
 };
 
 // Eight channels of `count` neighbouring pixels: loaded by channels, read by pixels.
@@ -80,7 +81,8 @@ template <class Source>
 struct PixelUnit {
     using AxisH = typename Source::AxisH;
     using AxisW = typename Source::AxisW;
-    static constexpr int apart = Source::h * Source::w;
+    using D = typename Source::D;
+    static constexpr int apart = D::d * Source::h * Source::w;
     // Neighbours that are aligned in every row.
     static constexpr int count = Source::stride_w > 1 ? 1 : Source::w % 4 == 0 ? 4 : Source::w % 2 == 0 ? 2 : 1;
     static constexpr int at_once = gcd(Source::vectors, Source::registers < 100 ? 1 : count == 4 ? 2 : 4);
@@ -95,9 +97,10 @@ struct PixelUnit {
     ChannelVector<count> loaded[at_once];
     int first_pixel, column, phase, vector;
 
-    // Unit `unit` of the stage whose phases begin with linear index `first`, from channel `first_c` of the group on.
+    // Unit `unit` of the stage whose phases begin with linear index `first`, from channel `first_c` of the group on. Of volumes
+    // each output slice is an image, of the input slice that slice `t` of the filters reads.
     __device__ __forceinline__ void load(const typename Source::T* x, long long batch, int first, int group, int first_c,
-                                         int unit) {
+                                         int unit, int t = 0) {
         vector = unit / of_vector * at_once, phase = unit % of_vector / of_phase;
         const int phase_h = AxisH::phase_at(phase / AxisW::phases()), phase_w = AxisW::phase_at(phase % AxisW::phases());
         // NOTE: counted from two images before, as a halo reaches back by less than an image and a row. What taps read before the
@@ -109,8 +112,17 @@ struct PixelUnit {
         const int n = row / Source::rows - 2, h = row % Source::rows * Source::stride_h + phase_h;
         const int w = column * Source::stride_w + phase_w, c = first_c + vector * 8;
         const bool inside = n < batch && h < Source::h && w < Source::w && unit < of_stage;
+        if constexpr (D::volume) {
+            const int volume = n / D::z, slice = (n - volume * D::z) * D::stride - D::pad + t * D::dilation;
+            const int64 of_slice = static_cast<int64>(slice) * (Source::h * Source::w) + h * Source::w + w;
+            load_vectors(x, volume, group, c, of_slice, inside && static_cast<unsigned>(slice) < D::d);
+        } else {
+            load_vectors(x, n, group, c, h * Source::w + w, inside);
+        }
+    }
+    __device__ __forceinline__ void load_vectors(const typename Source::T* x, int n, int group, int c, int64 pixel, bool inside) {
         const int64 channel = static_cast<int64>(n) * Source::c + group * Source::group_c + c;
-        const typename Source::T* const at = x + channel * apart + h * Source::w + w;
+        const typename Source::T* const at = x + channel * apart + pixel;
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
             const int exist = Source::whole ? 8 : Source::group_c - c - i * 8;
