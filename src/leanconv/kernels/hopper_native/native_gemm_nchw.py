@@ -279,7 +279,10 @@ class NativeGemmNchw(TimedAlgorithm):
             image = ceil_div(order.image, TMA_PIXELS) * TMA_PIXELS
             if many := count_limits(phase, image, order.resident(256)):
                 return many
-            if ceil_div(problem.n * phase.z * image, 128) * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups > MAX_INDEX:
+            if (
+                ceil_div(problem.n * phase.z * image, 128) * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups
+                > MAX_INDEX
+            ):
                 return [f"n={problem.n}: outputs are more than {MAX_INDEX} tiles"]
             if phase.r * phase.s > MAX_TAPS:
                 return [f"filters have {phase.r * phase.s} taps, more than {MAX_TAPS}"]

@@ -41,6 +41,12 @@ struct InputWindows : LinearPixels<Problem, Tuning>, InputTensor<Problem> {
     static constexpr int bytes = vectors * InputWindows::pitch * 16;
     static constexpr bool whole = Problem::group_c % channels == 0;
 };
+// The slices of dy, each an image.
+template <class Problem>
+struct OutputDepth {
+    static constexpr bool volume = Depth<Problem>::volume;
+    static constexpr int d = Depth<Problem>::z, z = d, stride = 1, pad = 0, dilation = 1;
+};
 // One tap that reads the pixel of its own place.
 struct OwnPixel {
     static __host__ __device__ constexpr int phases() { return 1; }
@@ -52,7 +58,7 @@ template <class Problem, class Tuning>
 struct OutputWindows {
     using T = typename Problem::element;
     using Input = InputWindows<Problem, Tuning>;
-    using D = Depth<void>;  // of images
+    using D = OutputDepth<Problem>;
     using AxisH = OwnPixel;
     using AxisW = OwnPixel;
     static constexpr int row = Input::row, rows = Input::rows, image = Input::image;
@@ -64,19 +70,22 @@ struct OutputWindows {
     static constexpr bool whole = group_c % channels == 0;
 };
 
-// A tile of weights: taps first, then channels, then filters.
+// A tile of weights: taps first, then channels, then filters. Of volumes the taps are those of one slice of the filters.
 template <class Problem, class Tuning>
-struct WeightTile {
+struct WeightTile : SliceOf<Depth<Problem>::volume> {
     static constexpr int filters = OutputWindows<Problem, Tuning>::channels, channels = InputWindows<Problem, Tuning>::channels;
     static constexpr int all_taps = Problem::r * Problem::s, of_taps = ceil_div(all_taps, Tuning::taps);
     static constexpr int of_channels = ceil_div(Problem::group_c, channels), of_filters = ceil_div(Problem::group_k, filters);
-    static constexpr int of_group = of_taps * of_channels * of_filters, count = of_group * Problem::groups;
+    static constexpr int slices = FilterDepth<Problem>::t;
+    static constexpr int of_group = of_taps * of_channels * of_filters * slices, count = of_group * Problem::groups;
     int group, first_filter, first_channel, first_tap;
     __device__ __forceinline__ explicit WeightTile(int number)
         : group(number / of_group),
           first_filter(number / (of_taps * of_channels) % of_filters * filters),
           first_channel(number / of_taps % of_channels * channels),
-          first_tap(number % of_taps * Tuning::taps) {}
+          first_tap(number % of_taps * Tuning::taps) {
+        if constexpr (Depth<Problem>::volume) this->slice = number % of_group / (of_taps * of_channels * of_filters);
+    }
 };
 
 // The stages of a block: those of all pixels are shared evenly.
@@ -151,11 +160,11 @@ template <class Source, int warps, class Problem, class Tuning, class Window>
 __device__ __forceinline__ void load_stages(const typename Source::T* from, long long batch,
                                             const PixelShare<Problem, Tuning>& share,
                                             const WeightRing<Problem, Tuning>& windows, int group, int first_channel,
-                                            int warp, const Window& window) {
+                                            int warp, const Window& window, int t = 0) {
     const int lane = threadIdx.x % 32;
     StageWalk<Source, warps, Tuning::stages> walk(warp, share.first, share.end);
     const auto load = [&](PixelUnit<Source>& unit) {
-        unit.load(from, batch, walk.stage * Tuning::pixels, group, first_channel, walk.round * 32 + lane);
+        unit.load(from, batch, walk.stage * Tuning::pixels, group, first_channel, walk.round * 32 + lane, t);
     };
     load_units<Source>(walk, windows, lane, load, window);
 }
@@ -244,7 +253,9 @@ __device__ __forceinline__ void store_windows(Result* dw, const WeightTile<Probl
     for (int filter = first + static_cast<int>(threadIdx.x) / 32; filter < exist; filter += blockDim.x / 32) {
         const float* const from = windows.sums() + filter * Windows::pitch;
         const int64 row = static_cast<int64>(weights.group) * Problem::group_k + weights.first_filter + filter;
-        Result* const to = dw + (row * Problem::group_c + weights.first_channel) * Weights::all_taps + weights.first_tap;
+        constexpr int of_channel = Weights::slices * Weights::all_taps;
+        Result* const to =
+            dw + (row * Problem::group_c + weights.first_channel) * of_channel + weights.slice * Weights::all_taps + weights.first_tap;
 #pragma unroll 4
         for (int i = lane; i < Windows::of_filter; i += 32) {
             const int channel = i / Tuning::taps, tap = i % Tuning::taps;
@@ -252,7 +263,7 @@ __device__ __forceinline__ void store_windows(Result* dw, const WeightTile<Probl
             if (Weights::all_taps % Tuning::taps != 0 && weights.first_tap + tap >= Weights::all_taps) continue;
             const float sum = Tuning::split == 1 ? from[i] : cluster_sum<Tuning::split>(from + i);
             // NOTE: where a tile has all taps, its channels' weights lie as in shared memory.
-            Result* const at = to + (Weights::of_taps == 1 ? i : channel * Weights::all_taps + tap);
+            Result* const at = to + (Weights::of_taps * Weights::slices == 1 ? i : channel * of_channel + tap);
             if constexpr (Tuning::split_k > 1) *at = sum;
             else *at = from_float<Result>(finish<Problem>(sum, 0.0f, held_by<Problem>(at, true)));
         }
@@ -271,6 +282,7 @@ __device__ __forceinline__ void native_weight_nchw(const typename Problem::eleme
     const Weights weights(number % Weights::count);
     windows.init(weights);
     __syncthreads();
+    batch *= Depth<Problem>::z;
     const PixelShare<Problem, Tuning> share(batch, slice);
     // NOTE: the same number from the first lane: so the compiler knows that a warp's threads agree, and counts descriptors in
     // uniform registers: 2.5 instructions for a product instead of 7.5.
@@ -284,14 +296,14 @@ __device__ __forceinline__ void native_weight_nchw(const typename Problem::eleme
         constexpr int x_warps = Windows::x_warps, dy_warps = Windows::loading_warps - x_warps;
         if (warp < x_warps)
             load_stages<typename Windows::Input, x_warps>(x, batch, share, windows, weights.group, weights.first_channel, warp,
-                                                          [&](int stage) { return windows.input(stage); });
+                                                          [&](int stage) { return windows.input(stage); }, weights.slice);
         else
             load_stages<typename Windows::Output, dy_warps>(dy, batch, share, windows, weights.group, weights.first_filter,
                                                             warp - x_warps, [&](int stage) { return windows.output(stage); });
     }
     if constexpr (Tuning::split > 1) cluster_barrier();
     else __syncthreads();
-    constexpr int64 all = static_cast<int64>(Problem::k) * Problem::group_c * Weights::all_taps;
+    constexpr int64 all = static_cast<int64>(Problem::k) * Problem::group_c * Weights::slices * Weights::all_taps;
     store_windows<Problem, Tuning>(dw + slice * all, weights, windows);
     if constexpr (Tuning::split > 1) cluster_barrier();
 }

@@ -116,6 +116,7 @@ class NativeWeightNchw(split_k.SplitK):
     name = "native_weight_nchw"
     paper = native_gemm_nchw.NativeGemmNchw.paper
     precision = "fp32"
+    volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         if reasons := native_gemm_nchw.linear_limits(problem, target, "wgrad"):
@@ -175,7 +176,7 @@ def _shared_by(
 ) -> Iterator[tuple[int, int]]:
     """``split`` and ``split_k`` for tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone
     or in clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
-    pixels = problem.n * linear_order(problem).image
+    pixels = problem.n * problem.z * linear_order(problem).image
     for split in SPLITS:
         if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
             yield split, 1
@@ -195,7 +196,7 @@ def _shared_by(
 def _most_blocks(problem: ConvProblem) -> int:
     """Most blocks that share a tile: as many as keep a large GPU busy."""
     tiles = ceil_div(split_k.weights_of(problem), 128 * 32 * 9)
-    pixels = problem.n * linear_order(problem).image
+    pixels = problem.n * problem.z * linear_order(problem).image
     busy = min(ceil_div(pixels, PIXELS[-1]), BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles)
     return max(2, busy, ceil_div(pixels, MOST_PIXELS))
 
@@ -232,7 +233,7 @@ def _fitting(tile: Tile, problem: ConvProblem, target: Target) -> list[WindowWei
 
 def tiles_of(problem: ConvProblem, config: WindowWeightConfig) -> int:
     of_group = ceil_div(problem.group_k, config.filters) * ceil_div(problem.group_c, config.all_channels)
-    return of_group * ceil_div(problem.r * problem.s, config.taps) * problem.groups
+    return of_group * ceil_div(problem.r * problem.s, config.taps) * problem.t * problem.groups
 
 
 def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -> Callable[[int, int], float]:
@@ -246,7 +247,10 @@ def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -
     loads += unit_cycles(whole.pixels, whole.filters // 8, gcd(problem.q, 4), registers, speeds.unit)
     loads /= 4 * whole.producers
     of_stage = overlapped(products, loads, speeds.not_hidden)
-    stages, tiles = ceil_div(problem.n * linear_order(problem).image, whole.pixels), tiles_of(problem, whole)
+    stages, tiles = (
+        ceil_div(problem.n * problem.z * linear_order(problem).image, whole.pixels),
+        tiles_of(problem, whole),
+    )
     of_block, launch = speeds.sum_cycles * whole.sums, launch_cycles(target)
     memory = problem.bytes / target.bytes_per_cycle
     # pairs of blocks found a place on all multiprocessors: 128 blocks ran in one round on an H200
