@@ -3,6 +3,7 @@
 //   dw[k, tap, c] = sum over pixels of x[pixel + tap, c] * dy[pixel, k]        pixel: all output pixels of all images
 //
 // Requires   sm_90a; at least 16 channels and filters a group if there are several; fewer than 2^31 output pixels.
+// Volumes    x by an im2col map of five axes; slices of a filter are rows behind one another.
 // Numerics   float32 = hi + lo (two float16; split.cuh); one product = 3 wgmma; partial sums of 64 pixels added in float32.
 //            Scales are powers of two: of x one for each weight's row and stage, of dy one for each filter and stage, or for
 //            all filters. Factors of pixels (tensor_weight_tiles.cuh) where x and dy vary in opposite directions.

@@ -7,6 +7,7 @@
 // begins at another pixel.
 //
 // Requires   sm_90a; NCHW; packed weights (packed_filters.cuh); the tile's pixels with their halo in shared memory.
+// Volumes    each output slice is an image; the channel blocks of all slices that it reads follow each other.
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage of pixels has channel_block channels and serves all taps; a stage
 //            of filters has channel_block channels of one tap. Persistent.

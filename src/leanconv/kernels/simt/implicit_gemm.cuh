@@ -3,7 +3,8 @@
 //
 //   y[m, k] = sum over r, s, c of x[m * stride + (r, s) * dilation, c] * w[k, r, s, c]      m: output pixel, k: filter
 //
-// Requires   nothing: any shape, group count and layout; float32, float16 or bfloat16.
+// Requires   nothing: any shape, group count and layout, images and volumes; float32, float16 or bfloat16.
+// Volumes    slices of a filter are rows behind one another: a tap is (t, r, s), an output pixel has a slice z.
 // Numerics   one chain of float32 FMAs for each output; blocks of a cluster add their chains in the order of their ranks.
 // CTA tile   tile_k filters x tile_pixels pixels x tile_reduction indices a stage, all Tuning's; a thread has
 //            thread_k x thread_pixels sums; split-K by cluster.

@@ -2,7 +2,7 @@
 //
 //   dw[k, j] = sum over m of dy[m, k] * x[m * stride + (r, s) * dilation, c]      m: output pixel, j: weight (r, s, c)
 //
-// Requires   nothing: any shape, group count and layout; float32, float16 or bfloat16.
+// Requires   nothing: any shape, group count and layout, images and volumes; float32, float16 or bfloat16.
 // Numerics   one chain of float32 FMAs a block and weight; split-K adds the chains in a fixed order, no atomics.
 // CTA tile   tile_k filters x tile_pixels weights x tile_reduction output pixels a stage; a thread has 8 x 8 sums or 4 x 8.
 //            The reduction is long and the output small: split-K by cluster (`split`), or through a workspace (`split_k`),
