@@ -211,6 +211,7 @@ def test_tensors_of_our_own_calls_have_the_shape_of_nchw(monkeypatch: pytest.Mon
         problem = ConvProblem(3, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1), layout=layout)  # type: ignore[arg-type]
         held = Operands(problem, gpu=False)
         there = SimpleNamespace(
+            problem=problem,
             gpu=True,
             bias=None,
             x=lambda layout, held=held: torch.from_numpy(held.x(layout)),

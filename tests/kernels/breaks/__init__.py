@@ -10,10 +10,12 @@ from tests.kernels.breaks import (
     mma_sync,
     papers,
     simt,
+    volumes,
     winograd,
 )
 
 BREAKS = (
     *(*simt.BREAKS, *winograd.BREAKS, *direct.BREAKS, *depthwise.BREAKS, *image_filter.BREAKS, *papers.BREAKS),
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS),
+    *volumes.BREAKS,
 )

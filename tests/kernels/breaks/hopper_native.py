@@ -92,7 +92,7 @@ BREAKS = (
          WRONG | RACE, "float16-blocks"),
     nchw("pixels past the last image are loaded", "PixelUnit::load", "{{_ < _ &&}}",
          FENCE | WRONG, "float16-blocks"),
-    nchw("channels of the next group", "PixelUnit::load", "{{Source::whole ? 8 : ... => 8}};",
+    nchw("channels of the next group", "PixelUnit::load_vectors", "{{Source::whole ? 8 : ... => 8}};",
          FENCE | WRONG, "float16-odd"),
     nchw("stride phases trade places", "LinearPixels::tap_offset", "+ {{=> AxisW::phases() - 1 -}} AxisW::index_of",
          WRONG, "float16-blocks-stride"),

@@ -45,20 +45,16 @@ struct TensorPixels {
             return pixels.place(number);
         }
     }
-    // Its row and column, and its slice; 0 where there is none.
-    __device__ __forceinline__ void position(Offset<Problem> number, int& z, int& p, int& q) const {
+    // Its row and column; 0 where there is none.
+    __device__ __forceinline__ void position(Offset<Problem> number, int& p, int& q) const {
         if constexpr (rounded) {
             const int in_image = static_cast<int>(number % of_image);
             p = in_image / Problem::q, q = in_image % Problem::q;
-            if constexpr (Depth<Problem>::volume) z = p / Problem::p, p %= Problem::p;
+            if constexpr (Depth<Problem>::volume) p %= Problem::p;
         } else {
             const Pixel<Problem> pixel(number < count() ? number : 0, batch);
-            z = pixel.slice, p = pixel.p, q = pixel.q;
+            p = pixel.p, q = pixel.q;
         }
-    }
-    __device__ __forceinline__ void position(Offset<Problem> number, int& p, int& q) const {
-        int z = 0;
-        position(number, z, p, q);
     }
 };
 

@@ -108,16 +108,15 @@ __device__ __forceinline__ void scale_channels(float (&x)[rows][4][4], const Fac
 template <class Problem, class Tuning>
 struct TapMask {
     static constexpr bool any = Tuning::linear && Problem::padded;
-    using D = Depth<Problem>;
-    int z[any ? 2 : 1], p[any ? 2 : 1], q[any ? 2 : 1], apart;
+    int p[any ? 2 : 1], q[any ? 2 : 1], apart;
 
     __device__ __forceinline__ TapMask(const TensorTiles<Problem, Tuning>& tiles, Offset<Problem> tile, int row)
         : apart(Problem::chwn ? static_cast<int>(tiles.numbers.batch) : 1) {
         if constexpr (any) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                tiles.numbers.position(tiles.first_pixel(tile) + row + 8 * i, z[i], p[i], q[i]);
-                z[i] -= D::pad, p[i] -= Problem::pad_top, q[i] -= Problem::pad_left;
+                tiles.numbers.position(tiles.first_pixel(tile) + row + 8 * i, p[i], q[i]);
+                p[i] -= Problem::pad_top, q[i] -= Problem::pad_left;
             }
         }
     }
@@ -129,10 +128,9 @@ struct TapMask {
     // Whether channel block `number` of the reduction lies inside the image for pixel i.
     __device__ __forceinline__ bool inside(int i, int number) const {
         const int tap = number / TensorFilters<Problem, Tuning>::tap_blocks;
-        const FilterTap<Problem> at(tap);
-        const bool in_volume = !D::volume || static_cast<unsigned>(z[i] + at.t * D::dilation) < D::d;
+        const FilterTap<Problem> at(tap);  // slices outside a volume are zeros: they lie before all its pixels, or behind
         return static_cast<unsigned>(p[i] + at.r * Problem::dilation_h) < Problem::h &&
-               static_cast<unsigned>(q[i] + at.s * Problem::dilation_w) < Problem::w && in_volume;
+               static_cast<unsigned>(q[i] + at.s * Problem::dilation_w) < Problem::w;
     }
 };
 
