@@ -297,3 +297,13 @@ def test_a_card_with_little_memory_has_fewer_buffers(
     left = 2
     with says(leanconv.OutOfMemoryError, "bytes left"):
         stage.search(tmp_path, again=True).run([LAYER])
+
+
+def test_layers_of_volumes_are_tuned_as_what_computes_them(stage: Stage, tmp_path: Path) -> None:
+    volume = leanconv.ConvProblem(2, 16, 9, 10, 8, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", d=3, t=1)
+    images = replace(volume, n=6, d=1)
+    assert list(search.checked_problems([volume], "tune")) == [images]
+    whole = replace(volume, t=3, padding_d=(1, 1))
+    done = stage.search(tmp_path, most=2).run([whole])
+    assert done.timed == 2 and tables.Table.read(tmp_path / FILE).get(whole) is not None
+    assert choose(whole, stage.target).us == 300

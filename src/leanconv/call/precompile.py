@@ -16,6 +16,7 @@ from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.threads import cores, side_by_side
+from leanconv.volumes.images import as_images
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _device(index: int) -> launch.Device:
 
 
 def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Problem]:
-    """The problems that ``function`` is given.
+    """The problems that ``function`` is given; of layers of volumes that are layers of images, these.
 
     Raises TypeError for something else, ValueError for one that breaks a rule.
     """
@@ -105,4 +106,4 @@ def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Pr
             kind = type(problem).__name__
             raise TypeError(f"problems[{i}] is of type {kind}; it must be a ConvProblem or a FilterProblem")
         check_problem(problem)
-        yield problem
+        yield as_images(problem) if problem.kind == "conv2d" else problem
