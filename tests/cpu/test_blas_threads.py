@@ -212,12 +212,15 @@ def test_tiny_calls_are_spared_the_change() -> None:
 def test_cores_that_may_be_used(tmp_path: Path) -> None:
     every = cores(tmp_path)
     assert every >= 1
-    for quota, expected in ("max 100000", every), ("50000 100000", 1), ("150000 100000", min(2, every)), ("", every):
-        (tmp_path / "cpu.max").write_text(quota + "\n")
-        assert cores(tmp_path) == expected
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for name, quota, expected in (
+        ("max", "max 100000", every), ("half", "50000 100000", 1), ("more", "150000 100000", min(2, every)),
+        ("none", "", every),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpu.max").write_text(quota + "\n")
+        assert cores(tmp_path / name) == expected
     for quota, expected in ("-1", every), ("100000", 1):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
-        assert cores(tmp_path) == expected
+        (tmp_path / quota / "cpu").mkdir(parents=True)
+        (tmp_path / quota / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        (tmp_path / quota / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
+        assert cores(tmp_path / quota) == expected
