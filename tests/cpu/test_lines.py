@@ -30,7 +30,6 @@ def several_threads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEANCONV_THREADS", "3")
         patch.setattr(lines, "LEAST_WORK", 1)
-        patch.setattr(separable, "LEAST_WORK", 1)
         patch.setattr(planes, "LEAST_WORK", 1)
         yield
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.cpu.lines import line_indices
-from leanconv.cpu.planes import by_transforms, direct_ns, directly, transform_ns
+from leanconv.cpu.planes import banded_ns, by_transforms, directly, transform_ns
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
 from leanconv.kernels.contract import CpuAlgorithm
 from leanconv.problem import FilterProblem
@@ -152,7 +152,7 @@ class BlockFilter(PlaneFilter):
         if problem.is_volume or 0 in problem.y_shape or "bfloat16" in (problem.dtype, problem.result):
             return super().run(problem, x, w, bias, value, delta)
         y = np.empty(problem.y_shape, problem.result)
-        w = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        w = w.reshape(-1, *((problem.filters, problem.kh, problem.kw) if problem.is_whole else problem.w_shape))
         x = x.reshape(problem.batch, problem.h, problem.w, problem.channels)
         results = y.reshape(problem.batch, problem.filters, problem.out_h, problem.out_w, problem.channels)
         for images in range(problem.batch) if problem.per_image else [slice(None)]:
@@ -165,7 +165,7 @@ class BlockFilter(PlaneFilter):
 
 
 class Banded(BlockFilter):
-    """A filter as a product with a banded matrix; one of few taps by OpenCV's loop over them, where it is installed.
+    """A filter as a product with a banded matrix.
 
     For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
     banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
@@ -176,10 +176,10 @@ class Banded(BlockFilter):
     paper = "correlation as a Toeplitz matrix product"
 
     def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
-        return directly(*arguments, **options)
+        return directly(*arguments, loops=False, **options)
 
     def expected(self, kh: int, kw: int, sums: str) -> float:
-        return direct_ns(kh, kw, sums)
+        return banded_ns(kh, kw, sums)
 
 
 class Transforms(BlockFilter):

@@ -23,8 +23,10 @@ BAND_ROWS = 16
 #: Rows and columns of a block: of OpenCV's loops and of banded products, and of a transform at least.
 BLOCK = (128, 1024)
 LEAST_TRANSFORM = 256
+#: Pixels of a block that is quicker copied by the numbers of its rows and columns.
+SMALL = 1 << 14
 #: The most taps of OpenCV's loop over them: beyond, it transforms in the type of the image.
-OPENCV_TAPS = {"float32": 121, "float64": 49}
+LOOP_TAPS = {"float32": 121, "float64": 49}
 #: Nanoseconds of an output: of a tap of a banded product, by the bytes of a number, and of a transform there and back.
 #: Explored (EPYC, one thread, 0d4d7f7): filters of 3×3 take 1.4, of 15×15 11, in float64 2.9 and 23.
 _BAND_NS, _FOURIER_NS = {4: 0.023, 8: 0.048}, 6.0
@@ -64,13 +66,13 @@ def correlate_plane(
 
 def directly(
     x: np.ndarray, kernel: np.ndarray, anchor: tuple[int, int] | None, border: str, cval: float, *,
-    delta: float = 0.0, out: np.ndarray | None = None, sums: str,
+    delta: float = 0.0, out: np.ndarray | None = None, sums: str, loops: bool = True,
 ) -> np.ndarray:  # fmt: skip
-    """`correlate_plane` by OpenCV's loop over the taps or by banded products, plus ``delta``."""
+    """`correlate_plane` by OpenCV's loop over the taps or, also without ``loops``, banded products, plus ``delta``."""
     kernel, edges = _prepared(kernel, anchor, border, cval, sums)
-    loop = kernel.size <= OPENCV_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None
+    loop = loops and kernel.size <= LOOP_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None
     one = partial(_by_opencv if loop else _banded, kernel=kernel)
-    return over_planes(x, edges, _plus(one, delta), sums, out, BLOCK)
+    return over_planes(x, edges, plus(one, delta), sums, out, BLOCK)
 
 
 def by_transforms(
@@ -81,7 +83,7 @@ def by_transforms(
     kernel, edges = _prepared(kernel, anchor, border, cval, sums)
     height, width = (transform_size(size) - size + 1 for size in kernel.shape)
     one = partial(_by_transforms, kernel=kernel, wide=np.result_type(transforms, sums))
-    return over_planes(x, edges, _plus(one, delta), sums, out, (height, width))
+    return over_planes(x, edges, plus(one, delta), sums, out, (height, width))
 
 
 def _prepared(
@@ -92,7 +94,9 @@ def _prepared(
     return np.ascontiguousarray(kernel, sums), edges
 
 
-def _plus(filter_block: Pass, delta: float) -> Pass:
+def plus(filter_block: Pass, delta: float) -> Pass:
+    """A filter of blocks whose results get ``delta`` added."""
+
     def both(extended: np.ndarray, result: np.ndarray) -> None:
         filter_block(extended, result)
         result += result.dtype.type(delta)
@@ -102,8 +106,13 @@ def _plus(filter_block: Pass, delta: float) -> Pass:
 
 def direct_ns(kh: int, kw: int, sums: str) -> float:
     """Expected nanoseconds of an output of `directly`."""
-    if kh * kw <= OPENCV_TAPS[sums] and opencv() is not None:
+    if kh * kw <= LOOP_TAPS[sums] and opencv() is not None:
         return _LOOP_NS[sums] * kh * kw
+    return banded_ns(kh, kw, sums)
+
+
+def banded_ns(kh: int, kw: int, sums: str) -> float:
+    """Expected nanoseconds of an output of a banded product."""
     return kw * (kh + BAND_ROWS - 1) * _BAND_NS[np.dtype(sums).itemsize]
 
 
@@ -124,8 +133,12 @@ def over_planes(
     sums: str,
     out: np.ndarray | None,
     block: tuple[int, int],
+    channels: int = 1,
 ) -> np.ndarray:
-    """Fill ``out`` block by block, from the rows and columns that a block reads, extended at the edges."""
+    """Fill ``out`` block by block, from the rows and columns that a block reads, extended at the edges.
+
+    The last axis holds the ``channels`` of each pixel, one pixel after the other.
+    """
     y = np.empty(x.shape, sums) if out is None else out
     if x.size == 0:
         return y
@@ -133,8 +146,9 @@ def over_planes(
     source = (x.copy() if np.may_share_memory(x, y) else x).reshape(-1, *x.shape[-2:])
     target = y.reshape(-1, *y.shape[-2:])
     (_, h, w), (rows, columns) = target.shape, edges
-    lines, across = rows.places(source.shape[1], h), columns.places(source.shape[2], w)
-    tall, wide = rows.before + rows.after, columns.before + columns.after
+    lines = rows.places(source.shape[1], h)
+    across = _of_channels(columns.places(source.shape[2] // channels, w // channels), channels)
+    tall, wide = rows.before + rows.after, (columns.before + columns.after) * channels
     height, width = min(h, block[0]), min(w, block[1])
     blocks = [
         Block(plane, top, left)
@@ -157,8 +171,23 @@ def over_planes(
     return y
 
 
+def _of_channels(columns: np.ndarray, channels: int) -> np.ndarray:
+    """Where the values of pixels lie of which these are the numbers; −1 stays −1."""
+    if channels == 1:
+        return columns
+    every = columns[:, None] * channels + np.arange(channels)
+    every[columns < 0] = -1
+    return every.reshape(-1)
+
+
 def _fill(extended: np.ndarray, plane: np.ndarray, rows: np.ndarray, columns: np.ndarray, value: float) -> None:
     """Copy the pixels of ``rows`` and ``columns`` of a plane, where −1 stands for a line of ``value``."""
+    if extended.size <= SMALL:
+        extended[...] = plane.take(rows, 0).take(columns, 1)
+        if rows.min() < 0 or columns.min() < 0:
+            extended[rows < 0] = value
+            extended[:, columns < 0] = value
+        return
     seen = columns[columns >= 0]
     if seen.size == 0:
         extended[...] = value
