@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from leanconv.cpu.filter2d import OPERATIONS, PlaneFilter
+from leanconv.cpu.filter2d import CALL_NS, OPERATIONS, PlaneFilter
 from leanconv.cpu.lines import Edge
 from leanconv.cpu.separable import filter_passes, fits_blocks, window_pass
 from leanconv.dtypes import item_bytes
@@ -31,7 +31,7 @@ class Boxes(PlaneFilter):
         kind = _kind(problem)
         passes = sum(size.bit_length() + (problem.reduction == "sum") for size in (problem.kh, problem.kw))
         converted = 0.2 * (kind != problem.dtype) + 0.4 * (kind != problem.result)
-        return OPERATIONS * prod(problem.x_shape) * (0.04 * item_bytes(kind) * passes + converted)
+        return OPERATIONS * (prod(problem.x_shape) * (0.04 * item_bytes(kind) * passes + converted) + CALL_NS)
 
     def run(
         self,

@@ -18,6 +18,8 @@ from leanconv.problem import FilterProblem
 
 #: Operations of BLAS in a nanosecond: the unit of costs.
 OPERATIONS = 220.0
+#: What a call of a filter in blocks costs besides. Explored (EPYC, one thread, 6f01be02).
+CALL_NS = 70_000.0
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
 #: Why what takes whole filters refuses some.
@@ -132,7 +134,7 @@ class BlockFilter(PlaneFilter):
 
     def cost(self, problem: FilterProblem) -> float:
         each = self.expected(problem.kh, problem.kw, problem.sums)
-        return OPERATIONS * prod(problem.x_shape) * problem.filters * each * problem.kd
+        return OPERATIONS * (prod(problem.x_shape) * problem.filters * each * problem.kd + CALL_NS)
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

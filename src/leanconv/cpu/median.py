@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
-from leanconv.cpu.filter2d import PlaneFilter, extended_strips
+from leanconv.cpu.filter2d import OPERATIONS, PlaneFilter, extended_strips
 from leanconv.problem import FilterProblem
 
 
@@ -18,6 +20,9 @@ class Median(PlaneFilter):
         if problem.reduction != "median":
             return ["no median is asked for"]
         return [] if problem.kh * problem.kw % 2 else [f"a window of {problem.kh}x{problem.kw} has no middle pixel"]
+
+    def cost(self, problem: FilterProblem) -> float:
+        return OPERATIONS * prod(problem.x_shape) * 3.0 * problem.kh * problem.kw
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray

@@ -9,7 +9,7 @@ the type of the image.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
@@ -64,6 +64,9 @@ class OpenCv(CpuAlgorithm):
     def cost(self, problem: FilterProblem) -> float:
         return OPERATIONS * prod(problem.x_shape) * problem.filters * _expected(problem)
 
+    def ready(self, problem: FilterProblem) -> Callable[..., np.ndarray]:
+        return Ready(problem)
+
     def run(
         self,
         problem: FilterProblem,
@@ -73,36 +76,7 @@ class OpenCv(CpuAlgorithm):
         value: float = 0,
         delta: float = 0,
     ) -> np.ndarray:
-        if 0 in problem.y_shape:
-            return np.empty(problem.y_shape, problem.result)
-        if (other := _in_place_of_it(problem, x, w, delta)) is not None:
-            return other.run(problem, x, w, bias, value, delta)
-        channels = () if problem.channels == 1 else (problem.channels,)
-        images = x.reshape(problem.batch, problem.h, problem.w, *channels)
-        if problem.is_whole:
-            kernels = w.reshape(-1, problem.filters, problem.kh, problem.kw)
-            operations = [[_products(problem, kernel) for kernel in each] for each in kernels]
-        else:
-            operations = [[_passes(problem, w) if problem.rank else _window(problem, w)]]
-        plan = _plan(problem, operations[0][0], threads_for(x.size))
-        if plan.at_once:
-            return operations[0][0].call(images[0], plan.border, value, delta).reshape(problem.y_shape)
-        y = np.empty((problem.batch, problem.filters, problem.out_h, problem.out_w, *channels), problem.result)
-
-        def one(job: tuple[int, int, Strip]) -> None:
-            image, number, strip = job
-            operation = operations[image if problem.per_image else 0][number]
-            seen = planes[image][strip.low : strip.high]
-            seen = seen if operation.reads is None else seen.astype(operation.reads)
-            made = operation.call(seen, plan.border, value, delta)
-            made = made[strip.first - strip.low :, plan.left :][: strip.last - strip.first, : problem.out_w]
-            put(made, y[image, number, strip.first - plan.top : strip.last - plan.top])
-
-        planes = [_extended(problem, image, value) for image in images] if plan.extends else list(images)
-        numbers = range(problem.batch), range(problem.filters)
-        jobs = [(image, number, strip) for image in numbers[0] for number in numbers[1] for strip in plan.strips]
-        over_blocks(one, jobs, plan.threads)
-        return y.reshape(problem.y_shape)
+        return Ready(problem)(x, w, bias, value, delta)
 
 
 def _why_not_of(problem: FilterProblem) -> list[str]:
@@ -144,6 +118,63 @@ def _expected(problem: FilterProblem) -> float:
     if passes:
         return converted + width * max(1, problem.rank) * both * (0.03 + 0.001 * both)
     return converted + width * 0.04 * taps + 0.1
+
+
+class Ready:
+    """A problem with what OpenCV makes of it, for calls with any arrays; of the last weights all is kept."""
+
+    def __init__(self, problem: FilterProblem) -> None:
+        self.problem, self.y_shape = problem, problem.y_shape
+        channels = () if problem.channels == 1 else (problem.channels,)
+        self.images = problem.batch, problem.h, problem.w, *channels
+        self.results = problem.batch, problem.filters, problem.out_h, problem.out_w, *channels
+        self.size = prod(self.images)
+        self.kept: tuple[bytes, list[list[Operation]], CpuAlgorithm | None] | None = None
+        self.places: dict[int, Placed] = {}
+
+    def __call__(
+        self, x: np.ndarray, w: np.ndarray, bias: None = None, value: float = 0, delta: float = 0
+    ) -> np.ndarray:
+        problem, kept, content = self.problem, self.kept, w.tobytes()
+        if not self.size or not prod(self.y_shape):
+            return np.empty(self.y_shape, problem.result)
+        if kept is None or kept[0] != content:
+            copy = np.frombuffer(content, w.dtype).reshape(w.shape)
+            kept = self.kept = content, _operations(problem, copy), _instead(problem, copy)
+        _, operations, other = kept
+        if problem.reduction is not None:
+            if delta or (other is not None and np.isnan(x.min())):
+                other = Median() if problem.reduction == "median" else Boxes()
+                return other.run(problem, x, w, bias, value, delta)
+        elif other is not None and not (not is_integer(problem.dtype) and _is_finite(x)):
+            return other.run(problem, x, w, bias, value, delta)
+        images, threads = x.reshape(self.images), threads_for(self.size)
+        plan = self.places.get(threads)
+        if plan is None:
+            plan = self.places[threads] = _place(problem, operations[0][0], threads)
+        if plan.at_once:
+            return operations[0][0].call(images[0], plan.border, value, delta).reshape(self.y_shape)
+        return self._in_strips(images, operations, plan, value, delta)
+
+    def _in_strips(
+        self, images: np.ndarray, operations: list[list[Operation]], plan: Placed, value: float, delta: float
+    ) -> np.ndarray:
+        problem, y = self.problem, np.empty(self.results, self.problem.result)
+
+        def one(job: tuple[int, int, Strip]) -> None:
+            image, number, strip = job
+            operation = operations[image if problem.per_image else 0][number]
+            seen = planes[image][strip.low : strip.high]
+            seen = seen if operation.reads is None else seen.astype(operation.reads)
+            made = operation.call(seen, plan.border, value, delta)
+            made = made[strip.first - strip.low :, plan.left :][: strip.last - strip.first, : problem.out_w]
+            put(made, y[image, number, strip.first - plan.top : strip.last - plan.top])
+
+        planes = [_extended(problem, image, value) for image in images] if plan.extends else list(images)
+        numbers = range(problem.batch), range(problem.filters)
+        jobs = [(image, number, strip) for image in numbers[0] for number in numbers[1] for strip in plan.strips]
+        over_blocks(one, jobs, plan.threads)
+        return y.reshape(self.y_shape)
 
 
 class Operation(NamedTuple):
@@ -231,6 +262,30 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
     return Operation(None, problem.result, call)
 
 
+def _operations(problem: FilterProblem, w: np.ndarray) -> list[list[Operation]]:
+    """The operations of each image that has its own, and of each filter."""
+    if problem.reduction == "sum" and not is_integer(problem.dtype):
+        return [[_passes(problem, np.repeat([w[0], w.dtype.type(1)], (problem.kh, problem.kw))[None])]]
+    if not problem.is_whole:
+        return [[_passes(problem, w) if problem.rank else _window(problem, w)]]
+    kernels = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+    return [[_products(problem, kernel) for kernel in each] for each in kernels]
+
+
+def _instead(problem: FilterProblem, w: np.ndarray) -> CpuAlgorithm | None:
+    """What computes data that OpenCV's loops do not compute as they should; None where there are no such data.
+
+    Loops leave out taps of zero, under which an Inf or a NaN may lie; a NaN is neither the least nor the largest pixel;
+    and sums in int32 may wrap around.
+    """
+    if problem.reduction is not None:
+        return Boxes() if problem.reduction in ("min", "max") and not is_integer(problem.dtype) else None
+    wraps = (problem.dtype, problem.result) == ("uint8", "int16") and np.abs(w).sum() >= MOST_WEIGHT
+    if wraps or not (is_integer(problem.dtype) or w.all()):
+        return Factored() if problem.rank else Banded()
+    return None
+
+
 def _anchor(problem: FilterProblem) -> tuple[int, int]:
     """As OpenCV writes it; of a ``valid`` image results are cut out of larger ones."""
     return (problem.kw // 2, problem.kh // 2) if problem.valid else (problem.anchor[1], problem.anchor[0])
@@ -257,14 +312,10 @@ class Placed(NamedTuple):
     strips: tuple[Strip, ...]
 
 
-def _plan(problem: FilterProblem, operation: Operation, threads: int) -> Placed:
+def _place(problem: FilterProblem, operation: Operation, threads: int) -> Placed:
     """OpenCV's filters have no border ``wrap``, those of sums no constant one but 0, and medians the nearest alone."""
-    reads, makes = operation.reads or problem.dtype, operation.makes
-    return _placed(problem, reads != problem.dtype or makes != problem.result, item_bytes(reads), threads)
-
-
-@lru_cache(maxsize=1024)
-def _placed(problem: FilterProblem, converts: bool, item: int, threads: int) -> Placed:
+    reads = operation.reads or problem.dtype
+    converts = reads != problem.dtype or operation.makes != problem.result
     h, kh, (ay, ax) = problem.h, problem.kh, problem.anchor
     constant = problem.border == "constant" and problem.reduction not in ("min", "max")
     nearest = problem.reduction == "median" and problem.border != "replicate"
@@ -277,7 +328,7 @@ def _placed(problem: FilterProblem, converts: bool, item: int, threads: int) -> 
     if one and threads > 1:
         step = ceil_div(step, 2 * threads)
     if converts:
-        step = min(step, STRIP_BYTES // (item * problem.w * problem.channels))
+        step = min(step, STRIP_BYTES // (item_bytes(reads) * problem.w * problem.channels))
     step = max(step, LEAST_ROWS, kh)
     strips = []
     for begin in range(top, top + problem.out_h, step):
@@ -293,19 +344,6 @@ def _extended(problem: FilterProblem, image: np.ndarray, value: float) -> np.nda
     (ay, ax), kind = problem.anchor, BORDERS[problem.border].number
     sides = ay, problem.kh - 1 - ay, ax, problem.kw - 1 - ax
     return opencv().copyMakeBorder(image, *sides, kind, value=(value,) * 4)
-
-
-def _in_place_of_it(problem: FilterProblem, x: np.ndarray, w: np.ndarray, delta: float) -> CpuAlgorithm | None:
-    """What computes data that OpenCV's loops do not compute as they should: they leave out taps of zero, under which
-    an Inf or a NaN lies; a NaN is neither the least nor the largest pixel; and sums in int32 wrap around."""
-    if problem.reduction is not None:
-        nan = problem.reduction in ("min", "max") and not is_integer(problem.dtype) and np.isnan(x.min())
-        return (Median() if problem.reduction == "median" else Boxes()) if nan or delta else None
-    if (is_integer(problem.dtype) or w.all() or _is_finite(x)) and (
-        (problem.dtype, problem.result) != ("uint8", "int16") or np.abs(w).sum() < MOST_WEIGHT
-    ):
-        return None
-    return Factored() if problem.rank else Banded()
 
 
 def _is_finite(x: np.ndarray) -> bool:
