@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from leanconv.arrays import arrays_of
-from leanconv.cpu.lines import correlate_line, line_indices
-from leanconv.cpu.planes import correlate_plane, transform_length
+from leanconv.cpu.lines import correlate_line, line_indices, transform_length
+from leanconv.cpu.planes import correlate_plane
 from leanconv.images.borders import BorderName
 from leanconv.ndimage import on_device
 from leanconv.ndimage.arguments import at_home, axes_of

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.boxes import Boxes
 from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import OPERATIONS, Banded
-from leanconv.cpu.lines import put, threads_for
+from leanconv.cpu.lines import LEAST_WORK, put, threads_for
 from leanconv.cpu.median import Median
 from leanconv.cpu.planes import LOOP_TAPS, opencv
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
@@ -36,7 +37,10 @@ _MEDIANS = ("uint8", "uint16", "int16", "float32")
 #: Bytes of a strip that is converted, and the fewest rows of any strip.
 STRIP_BYTES, LEAST_ROWS = 512 << 10, 32
 #: The most rows and columns together of a box of fractions that is a product of two lines of ones.
-FEW_TAPS = 24
+FEW_TAPS = 14
+#: The most pixels of a mean that OpenCV rounds to the nearest integer, where they are an odd number: then none lies in
+#: the middle of two. It multiplies sums by 1/n in float32.
+MEANS = {"uint8": 2**14, "uint16": 49, "int16": 49}
 #: The largest sum of the sizes of a column's and a row's weights with which sums of uint8 stay within int32.
 MOST_WEIGHT = 5000
 
@@ -97,8 +101,8 @@ def _why_not_of(problem: FilterProblem) -> list[str]:
             most = max(-DTYPES[problem.dtype].low, DTYPES[problem.dtype].high)
             if problem.dtype not in _WINDOWS or most * taps >= 2**31:
                 return [f"it sums {problem.dtype} in int32, which {taps} pixels may leave"]
-        elif (problem.dtype, problem.result) not in _PASSES or problem.kh + problem.kw > FEW_TAPS:
-            return ["of fractions it takes running sums, whose errors are relative to the largest number of a row"]
+        elif (problem.dtype, problem.result) not in _PASSES or (problem.sums != "float32" and not _few(problem)):
+            return ["of fractions it takes running sums in float64, whose errors are relative to the largest number"]
     return []
 
 
@@ -110,14 +114,18 @@ def _expected(problem: FilterProblem) -> float:
         return 0.02 + 0.006 * bytes_ * both
     if problem.reduction == "median":
         return {3: 0.03, 5: 0.2}.get(problem.kh, 7.0) * bytes_
-    if problem.reduction == "sum" and is_integer(problem.dtype):
-        return 0.3 + 0.005 * both
+    if problem.reduction == "sum" and not _few(problem):
+        return 0.3 + 0.005 * both + 0.6 * (not is_integer(problem.dtype))
     passes = problem.reduction == "sum" or problem.rank
     native = (problem.dtype, problem.result) in (_PASSES if passes else _PRODUCTS)
     converted = 0.0 if native else 0.5
     if passes:
-        return converted + width * max(1, problem.rank) * both * (0.03 + 0.001 * both)
+        return converted + width * max(1, problem.rank) * both * (0.03 + 0.11 * min(1, both / 80))
     return converted + width * 0.04 * taps + 0.1
+
+
+class Imprecise(Exception):
+    """OpenCV's result is not precise enough."""
 
 
 class Ready:
@@ -152,9 +160,12 @@ class Ready:
         plan = self.places.get(threads)
         if plan is None:
             plan = self.places[threads] = _place(problem, operations[0][0], threads)
-        if plan.at_once:
-            return operations[0][0].call(images[0], plan.border, value, delta).reshape(self.y_shape)
-        return self._in_strips(images, operations, plan, value, delta)
+        try:
+            if plan.at_once:
+                return operations[0][0].call(images[0], plan.border, value, delta).reshape(self.y_shape)
+            return self._in_strips(images, operations, plan, value, delta)
+        except Imprecise:
+            return Boxes().run(problem, x, w, bias, value, delta)
 
     def _in_strips(
         self, images: np.ndarray, operations: list[list[Operation]], plan: Placed, value: float, delta: float
@@ -186,6 +197,11 @@ class Operation(NamedTuple):
     reads: str | None
     makes: str
     call: Callable[[np.ndarray, int, float, float], np.ndarray]
+
+
+def _few(problem: FilterProblem) -> bool:
+    """Whether a box of fractions is filtered as a product of a column and a row."""
+    return not is_integer(problem.dtype) and problem.kh + problem.kw <= FEW_TAPS
 
 
 @cache
@@ -242,18 +258,20 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
 
     else:
         number, depth = float(weight[0]), _number(problem.sums)
-        taps, pair = problem.kh * problem.kw, (problem.dtype, problem.result)
-        if taps % 2 and pair == ("uint8", "uint8") and number == np.float32(1 / taps):
-            # of an odd number of pixels no mean lies in the middle of two integers, and OpenCV's is the nearest
+        taps, kept = problem.kh * problem.kw, problem.dtype == problem.result
+        if kept and taps % 2 and taps <= MEANS.get(problem.dtype, 0) and number == np.float32(1 / taps):
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
                 return cv2.blur(pixels, size, anchor=anchor, borderType=border)
 
         else:
+            fractions = not is_integer(problem.dtype)
             positive = problem.result == "uint8" and problem.dtype in ("uint8", "uint16") and number > 0
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
                 sums = cv2.boxFilter(pixels, depth, size, anchor=anchor, normalize=False, borderType=border)
+                if fractions and not _is_precise(pixels, sums, taps):
+                    raise Imprecise
                 if positive:
                     return cv2.convertScaleAbs(sums, alpha=number)
                 return np.multiply(sums, sums.dtype.type(number), out=sums) if number != 1 else sums
@@ -264,7 +282,7 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
 
 def _operations(problem: FilterProblem, w: np.ndarray) -> list[list[Operation]]:
     """The operations of each image that has its own, and of each filter."""
-    if problem.reduction == "sum" and not is_integer(problem.dtype):
+    if problem.reduction == "sum" and _few(problem):
         return [[_passes(problem, np.repeat([w[0], w.dtype.type(1)], (problem.kh, problem.kw))[None])]]
     if not problem.is_whole:
         return [[_passes(problem, w) if problem.rank else _window(problem, w)]]
@@ -347,4 +365,20 @@ def _extended(problem: FilterProblem, image: np.ndarray, value: float) -> np.nda
 
 
 def _is_finite(x: np.ndarray) -> bool:
-    return bool(np.isfinite(x.max()) and np.isfinite(x.min()))
+    if x.size < LEAST_WORK:
+        return bool(np.isfinite(x.max()) and np.isfinite(x.min()))
+    # a product with zeros reads as fast as memory does: each Inf and each NaN makes a NaN
+    rows = x.reshape(-1, x.shape[-1])
+    with ONE_THREAD, np.errstate(invalid="ignore"):
+        return bool(np.isfinite((rows @ np.zeros(rows.shape[1], rows.dtype)).sum()))
+
+
+def _is_precise(pixels: np.ndarray, sums: np.ndarray, taps: int) -> bool:
+    """Whether running sums in float64 are as precise as float32 sums of each box by itself.
+
+    An update of a sum of pixels of at most m is off by 2⁻⁵³ · taps · m, and there are two for each row and column. The
+    sums of pixels that are not negative are those of their sizes; so 2⁻²⁴ of the least one must be more than all that.
+    Nothing is told where a number is negative, or none.
+    """
+    most, updates = float(pixels.max()), pixels.shape[0] + pixels.shape[1]
+    return bool(pixels.min() >= 0 and most < np.inf and most * updates * 2.0**-28 * taps <= float(sums.min()))

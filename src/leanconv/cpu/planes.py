@@ -14,7 +14,17 @@ import numpy as np
 
 from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.layers import keep_freed_memory
-from leanconv.cpu.lines import LEAST_WORK, Edge, Pass, fill_from, store, sums_of, threads_for
+from leanconv.cpu.lines import (
+    FASTER,
+    LEAST_WORK,
+    Edge,
+    Pass,
+    fill_from,
+    store,
+    sums_of,
+    threads_for,
+    transform_length,
+)
 from leanconv.runtime.threads import over_blocks
 
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
@@ -28,8 +38,8 @@ SMALL = 1 << 14
 #: The most taps of OpenCV's loop over them: beyond, it transforms in the type of the image.
 LOOP_TAPS = {"float32": 121, "float64": 49}
 #: Nanoseconds of an output: of a tap of a banded product, by the bytes of a number, and of a transform there and back.
-#: Explored (EPYC, one thread, 0d4d7f7): filters of 3×3 take 1.4, of 15×15 11, in float64 2.9 and 23.
-_BAND_NS, _FOURIER_NS = {4: 0.023, 8: 0.048}, 6.0
+#: Explored (EPYC, one thread, 6f01be02): filters of 15×15 take 22 by products and 14 by transforms.
+_BAND_NS, _FOURIER_NS = {4: 0.045, 8: 0.09}, 10.0
 #: and of one tap of OpenCV's loop
 _LOOP_NS = {"float32": 0.034, "float64": 0.09}
 
@@ -122,8 +132,8 @@ def transform_ns(kh: int, kw: int) -> float:
 
 
 def is_fourier(kh: int, kw: int, sums: str) -> bool:
-    """Whether transforms are quicker by twice: their errors are relative to the largest number of a block."""
-    return direct_ns(kh, kw, sums) > 2 * transform_ns(kh, kw)
+    """Whether transforms are quicker, clearly so: their errors are relative to the largest number of a block."""
+    return direct_ns(kh, kw, sums) > FASTER * transform_ns(kh, kw)
 
 
 def over_planes(
@@ -275,10 +285,3 @@ def _by_transforms(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray,
         tap_by_tap(extended, result, kernel)
     elif kernel.min() >= 0 and extended.min() >= 0:
         np.maximum(result, 0, out=result)  # a rounding of zero is no negative number
-
-
-@cache
-def transform_length(least: int) -> int:
-    """The next product of powers of 2, 3 and 5."""
-    lengths = (2**i * 3**j * 5**k for i in range(25) for j in range(6) for k in range(4))
-    return min(length for length in lengths if length >= least)
