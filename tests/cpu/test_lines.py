@@ -13,7 +13,7 @@ import scipy.ndimage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.cpu import lines, planes, separable
+from leanconv.cpu import lines, planes
 from leanconv.cpu.lines import correlate_line
 from leanconv.cpu.planes import correlate_plane
 from leanconv.cpu.separable import box, box_line, correlate_separable

@@ -7,6 +7,7 @@ matrix, or a product of transforms (overlap-save).
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -93,7 +94,7 @@ def by_transforms(
     kernel, edges = _prepared(kernel, anchor, border, cval, sums)
     height, width = (transform_size(size) - size + 1 for size in kernel.shape)
     one = partial(_by_transforms, kernel=kernel, wide=np.result_type(transforms, sums))
-    return over_planes(x, edges, plus(one, delta), sums, out, (height, width))
+    return over_planes(x, edges, plus(one, delta), sums, out, (height, width), products=False)
 
 
 def _prepared(
@@ -144,10 +145,11 @@ def over_planes(
     out: np.ndarray | None,
     block: tuple[int, int],
     channels: int = 1,
+    products: bool = True,
 ) -> np.ndarray:
     """Fill ``out`` block by block, from the rows and columns that a block reads, extended at the edges.
 
-    The last axis holds the ``channels`` of each pixel, one pixel after the other.
+    The last axis holds the ``channels`` of each pixel, one pixel after the other. ``products``: BLAS makes some.
     """
     y = np.empty(x.shape, sums) if out is None else out
     if x.size == 0:
@@ -174,7 +176,7 @@ def over_planes(
         _fill(extended, source[at.plane], *seen, rows.value)
         store(filter_block, extended, part)
 
-    with ONE_THREAD:
+    with ONE_THREAD if products else nullcontext():
         over_blocks(one, blocks, threads_for(x.size))
     if not np.may_share_memory(target, y):
         y[...] = target.reshape(y.shape)
@@ -239,7 +241,7 @@ def _bands(kernel: bytes, dtype: str, kh: int, kw: int) -> np.ndarray:
 def _banded(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray) -> None:
     """For a band of B rows ``Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = kernel[u, v]``, as one product."""
     (kh, kw), (height, width) = kernel.shape, result.shape
-    bands = _bands(kernel.tobytes(), kernel.dtype.name, kh, kw)
+    bands = _bands(kernel.tobytes(), kernel.dtype.str, kh, kw)
     stacked = np.empty((kw, min(BAND_ROWS, height) + kh - 1, width), extended.dtype)
     for top in range(0, height, BAND_ROWS):
         part = result[top : top + BAND_ROWS]
@@ -279,7 +281,7 @@ def _by_transforms(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray,
     """Overlap-save: of the transform the outputs that do not wrap around."""
     height, width = (max(2, transform_length(n)) for n in extended.shape)
     transformed = np.fft.rfft2(extended.astype(wide, copy=False), (height, width))
-    transformed *= _spectrum(kernel.tobytes(), kernel.dtype.name, kernel.shape, (height, width), wide)
+    transformed *= _spectrum(kernel.tobytes(), kernel.dtype.str, kernel.shape, (height, width), wide)
     result[...] = np.fft.irfft2(transformed, (height, width))[: result.shape[0], : result.shape[1]]
     if not np.isfinite(result.sum()):
         tap_by_tap(extended, result, kernel)

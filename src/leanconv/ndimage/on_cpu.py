@@ -51,7 +51,9 @@ def line(x: np.ndarray, taps: np.ndarray, axis: int, out: np.ndarray, edge: Edge
     elif theirs is None:
         out[...] = cast(filter_lines(x, axis, edge, _in_scipys_order(taps), None, "float64"), out.dtype)
     elif whole and _smooths(x, taps, out, edge.value):
-        filter_lines(x, axis, edge, *(_truncated(each, taps) for each in line_passes(taps, "float64")), "float64", out)
+        along, down = line_passes(taps, "float64")
+        columns = None if down is None else _truncated(down, taps)
+        filter_lines(x, axis, edge, _truncated(along, taps), columns, "float64", out)
     else:
         mode, origin = BORDERS[edge.border].scipy[0], edge.before - len(taps) // 2
         x = x.copy() if np.may_share_memory(x, out) else x
@@ -70,22 +72,21 @@ def _smooths(x: np.ndarray, taps: np.ndarray, out: np.ndarray, cval: float) -> b
     return bool(inside and taps.min() >= 0 and taps.sum() <= 1 + 2.0**-40)
 
 
-def _truncated(filter_block: Pass | None, taps: np.ndarray) -> Pass | None:
+def _truncated(filter_block: Pass, taps: np.ndarray) -> Pass:
     """Sums towards zero. Where one is too close to an integer to tell on which side SciPy's lies, whose order is
     another one, SciPy computes the block."""
-    if filter_block is None:
-        return None
     middle, close = len(taps) // 2, len(taps) * 2.0**-47 * 2.0**16 * float(taps.sum())
 
     def truncated(extended: np.ndarray, result: np.ndarray) -> None:
         filter_block(extended, result)
         nearest = np.rint(result)
-        if (np.abs(result - nearest) <= close)[nearest != 0].any():
+        apart = np.subtract(result, nearest)
+        np.abs(apart, out=apart)
+        # next to zero both sides are zero
+        if apart.min() <= close and (apart <= close)[nearest != 0].any():
             axis = 0 if len(extended) > len(result) else 1
             every = scipys_filters().correlate1d(extended, taps, axis, mode="constant")
-            result[...] = every[
-                tuple(slice(middle, middle + n) if axis == i else slice(None) for i, n in enumerate(result.shape))
-            ]
+            result[...] = np.moveaxis(np.moveaxis(every, axis, 0)[middle : middle + result.shape[axis]], 0, axis)
         np.trunc(result, out=result)
 
     return truncated
