@@ -13,8 +13,8 @@ import leanconv
 from leanconv import arrays
 from leanconv.arrays import arrays_of
 from leanconv.arrays.numpy import NUMPY
-from leanconv.call.explain import explain_problem
 from leanconv.call import lookup
+from leanconv.call.explain import explain_problem
 from leanconv.cpu import opencv, oracle
 from leanconv.images import filters, separable, transforms
 from leanconv.images.borders import BORDERS

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from leanconv.cpu.lines import FASTER, line_indices
 from leanconv.cpu.planes import banded_ns, by_transforms, directly, transform_ns
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
 from leanconv.kernels.contract import CpuAlgorithm
+from leanconv.options import Precision
 from leanconv.problem import FilterProblem
 
 #: Operations of BLAS in a nanosecond: the unit of costs.
@@ -40,7 +41,7 @@ def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
 class PlaneFilter(CpuAlgorithm):
     """What all ways have in common: they filter planes, each image and channel by itself, in the type of the sums."""
 
-    precision = "ieee"
+    precision: ClassVar[Precision] = "ieee"
     solves = "filter2d"
 
     @abstractmethod
