@@ -1,26 +1,30 @@
-"""The CPU engine beside PyTorch's, and whether `auto` chooses well there.
+"""The CPU engine beside other libraries, and whether `auto` chooses well there.
 
-``python -m report cpu`` needs NumPy and PyTorch, and writes benchmarks/results/cpu/choice.json: a row for each layer,
-with the time of each algorithm that can run it and of PyTorch. It counts processor time, of one thread each. The
-engines alternate, and the least of each one's times counts: what else a machine does can only lengthen them.
+``python -m report cpu`` measures what benchmarks/cpu.json lists. It writes benchmarks/results/cpu/choice.json, a row for
+each layer with the time of each algorithm that can run it and of PyTorch, and calls.json, a row for each filter and each
+signal with the time of leanconv, OpenCV, SciPy and PyTorch. It counts processor time, of one thread each. The engines
+alternate, and the least of each one's times counts: what else a machine does can only lengthen them.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, cast
+
+import numpy as np
 
 import leanconv
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.operands import Check, Operands, as_nchw
 from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
-from leanconv.bench.suites import format_problem, load_suite, with_batch
+from leanconv.bench.suites import format_problem, load_suite, parse_problem, with_batch
 from leanconv.call.choose import choose
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.options import Layout
@@ -30,43 +34,76 @@ from report import records
 
 #: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
 ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
+#: What is measured, and the libraries by how calls begin.
+CASES = Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json"
+LIBRARIES = dict.fromkeys(("leanconv", "ndimage", "signal"), "leanconv") | {
+    "cv2": "OpenCV", "ndi": "SciPy", "sps": "SciPy", "torch": "PyTorch",
+}  # fmt: skip
 #: Largest relative error against float64: the engine's precision level is fp32.
 MOST_ERROR = 1e-5
 
 
 def layers(layout: Layout) -> dict[str, list[ConvProblem]]:
     """The layers by group, one image each."""
+    made = {}
+    for group, given in _given()["layers"].items():
+        if isinstance(given, str):
+            suite, step = given.split("/")
+            problems = [with_batch(case.problem, 1) for case in load_suite(suite, layout)[:: int(step)]]
+        else:
+            problems = [parse_problem(f"{words},{layout}") for words in given]
+        made[group] = cast(list[ConvProblem], problems)
+    return made
 
-    def one(n: int, c: int, h: int, w: int, k: int, r: int, s: int, **more: Any) -> ConvProblem:
-        return ConvProblem(n, c, h, w, k, r, s, padding=(r // 2, r // 2, s // 2, s // 2), layout=layout, **more)
 
-    def of(suite: str, step: int) -> list[ConvProblem]:
-        return [cast(ConvProblem, with_batch(case.problem, 1)) for case in load_suite(suite, layout)[::step]]
+def _given() -> Any:
+    return json.loads(CASES.read_text(encoding="utf-8"))
 
-    return {
-        "layers of ResNet-50": of("resnet-50", 2),
-        "layers of Inception-v3": of("inception-v3", 2),
-        "depthwise layers": of("depthwise", 3),
-        "small layers": [
-            one(1, 8, 8, 8, 8, 3, 3), one(1, 16, 14, 14, 16, 3, 3), one(1, 32, 7, 7, 32, 3, 3),
-            one(1, 3, 16, 16, 8, 3, 3), one(1, 64, 7, 7, 64, 1, 1), one(1, 16, 14, 14, 32, 1, 1),
-            one(4, 8, 6, 6, 16, 3, 3), one(1, 16, 1, 64, 16, 1, 5),
-        ],
-        "signals, 3 to 129 taps": [
-            one(1, c, 1, w, k, 1, taps)
-            for c, w, k, taps in (
-                (16, 8000, 16, 3), (16, 8000, 16, 9), (1, 16000, 16, 31), (16, 4000, 16, 31), (8, 8000, 8, 65),
-                (1, 16000, 8, 129), (16, 2000, 16, 129), (64, 1000, 64, 7),
-            )
-        ],
-        "filters of 5×5 to 15×15": [
-            one(1, c, size, size, c, extent, extent)
-            for c, size, extent in (
-                (32, 28, 5), (64, 28, 5), (16, 56, 7), (64, 14, 7), (32, 28, 9), (16, 56, 9), (32, 28, 11),
-                (16, 28, 15),
-            )
-        ],
+
+def calls() -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Filters and signals: a group with its array, and a call of ours before those of others."""
+    about: dict[str, Any] = {}
+    for each in _given()["calls"]:
+        if isinstance(each, dict):
+            about = each
+        else:
+            yield about, each
+
+
+def call_row(about: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+    """The times of a call and of its peers, named by their libraries. Raises RuntimeError where results differ."""
+    import cv2
+    import scipy.ndimage
+    import scipy.signal
+    import torch
+
+    rng, (dtype, *shape) = np.random.default_rng(0), about["x"]
+    x = (rng.random(shape) * 255).astype(dtype)
+    kernels: dict[tuple[int, ...], np.ndarray] = {}
+
+    def kernel(*size: int) -> np.ndarray:
+        if size not in kernels:
+            kernels[size] = (rng.random(size) / np.prod(size)).astype(np.float32)
+        return kernels[size]
+
+    tensor = torch.from_numpy(x.astype(np.float32))[None, None]
+    known = {
+        "leanconv": leanconv, "ndimage": leanconv.ndimage, "signal": leanconv.signal, "cv2": cv2, "x": x, "t": tensor,
+        "ndi": scipy.ndimage, "sps": scipy.signal, "torch": torch, "k": kernel, "np": np,
+        "ones": cache(lambda *size: np.ones(size, np.uint8)),
+        # PyTorch correlates, and convolve does not
+        "tk": cache(lambda *size: torch.from_numpy(np.flip(kernel(*size)).copy() if len(size) == 1 else kernel(*size))[None, None]),
     }  # fmt: skip
+    own, *others = (eval(f"lambda: {text}", known) for text in texts)
+    ours = np.asarray(own(), np.float64)
+    for text, other in zip(texts[1:], others, strict=True):
+        apart = np.abs(np.asarray(other(), np.float64).reshape(ours.shape) - ours).max()
+        # OpenCV blurs uint8 with weights of 8 bits
+        if not apart <= (2 if x.dtype.kind == "u" else 1e-4 * np.abs(ours).max()):
+            raise RuntimeError(f"{texts[0]} and {text} are {apart:.3g} apart")
+    names = [LIBRARIES[text.partition(".")[0]] + f" {i}" * (i > 1) for i, text in enumerate(texts)]
+    us = {name: round(each, 1) for name, each in alternating(dict(zip(names, (own, *others), strict=True))).items()}
+    return {"group": about["group"], "problem": texts[0], "us": us}
 
 
 def _sample(call: Callable[[], Any], count: int) -> float:
@@ -123,22 +160,30 @@ def row(group: str, problem: ConvProblem) -> dict[str, Any]:
 
 
 def measure(results: Path, revision: str | None = None) -> Path:
-    """Measure on this machine's CPU; returns the results file. Other work comes and goes: so rounds lie apart."""
+    """Measure on this machine's CPU; returns the last results file. Other work comes and goes: so rounds lie apart."""
+    import cv2
+    import scipy
     import torch
     from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    cv2.setNumThreads(1)
     os.environ["LEANCONV_THREADS"] = "1"
-    all_layers = list(every())
-    made: dict[tuple[str, ConvProblem], dict[str, Any]] = {}
-    with threadpool_limits(1), progress(ROUNDS * len(all_layers)) as begin:
-        for group, problem in all_layers * ROUNDS:
-            begin(format_problem(problem))
-            again = row(group, problem)
-            best = made.setdefault((group, problem), again)
-            best["us"] = {name: min(us, again["us"][name]) for name, us in best["us"].items()}
-    about = machine.describe(False, None, {"torch": torch.__version__}, revision)
-    return records.write(results, "choice", about, made.values(), turns=ROUNDS * SAMPLES)
+    versions = {"torch": torch.__version__, "opencv": cv2.__version__, "scipy": scipy.__version__}
+    about = machine.describe(False, None, versions, revision)
+    files = {
+        "choice": [partial(row, *each) for each in every()],
+        "calls": [partial(call_row, *each) for each in calls()],
+    }
+    with threadpool_limits(1), progress(ROUNDS * sum(map(len, files.values()))) as begin:
+        for name, makers in files.items():
+            made: dict[int, dict[str, Any]] = {}
+            for i, make in enumerate(makers * ROUNDS):
+                begin(name)
+                best = made.setdefault(i % len(makers), again := make())
+                best["us"] = {engine: min(us, again["us"][engine]) for engine, us in best["us"].items()}
+            path = records.write(results, name, about, made.values(), turns=ROUNDS * SAMPLES)
+    return path
 
 
 def excess(row: dict[str, Any]) -> float:
@@ -164,14 +209,40 @@ def table(record: dict[str, Any]) -> Table:
     return ["layers", *heads], lines
 
 
-def section(record: dict[str, Any]) -> str:
+def _origin(record: dict[str, Any], *libraries: str) -> str:
     about = record["machine"]
+    versions = ", ".join(f"{name} {about[name.lower().replace('pytorch', 'torch')]}" for name in libraries)
+    return (
+        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, digits=12)}, {versions}. Processor "
+        f"time, the least of {record['turns']} samples, engines alternating; means are geometric, the largest in brackets."
+    )
+
+
+def section(record: dict[str, Any]) -> str:
     found = [excess(each) for each in record["rows"]]
-    good = sum(each <= 1.1 for each in found)
     said = (
-        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, digits=12)}, NumPy "
-        f"{about['numpy']}, PyTorch {about['torch']}. Processor time, the least of {record['turns']} samples, engines "
-        f"alternating; means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of "
-        f"the quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
+        f"{_origin(record, 'NumPy', 'PyTorch')} Of {len(found)} choices {sum(each <= 1.1 for each in found)} are within "
+        f"1.1× of the quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
     )
     return f"{said}\n\n{records.table(table(record))}"
+
+
+def beside(row: dict[str, Any]) -> float:
+    """Our time over that of the quickest other library."""
+    return float(row["us"]["leanconv"] / min(us for name, us in row["us"].items() if name != "leanconv"))
+
+
+def calls_section(record: dict[str, Any]) -> str:
+    """Filters and signals by group: our time over that of the quickest of the others, and the call where it is most."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for each in record["rows"]:
+        groups.setdefault(each["group"], []).append(each)
+    lines = []
+    for group, rows in groups.items():
+        ratios, most = list(map(beside, rows)), max(rows, key=beside)
+        near = f"{sum(ratio <= 1.5 for ratio in ratios)} of {len(rows)}"
+        lines.append([group, f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})", near, f"`{most['problem']}`"])
+    heads = ["calls", "× the quickest other library's time", "within 1.5×", "the largest"]
+    said = _origin(record, "NumPy", "OpenCV", "SciPy", "PyTorch")
+    every = geometric_mean([beside(each) for each in record["rows"]])
+    return f"{said} Of all {len(record['rows'])} calls the mean is {every:.2f}.\n\n{records.table((heads, lines))}"
