@@ -165,8 +165,8 @@ def test_means_that_opencv_rounds_are_the_nearest(dtype: str, size: tuple[int, i
 
 def test_running_sums_are_taken_where_they_are_precise(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[bool] = []
-    usual = opencv._is_precise
-    monkeypatch.setattr(opencv, "_is_precise", lambda *given: taken.append(usual(*given)) or taken[-1])
+    usual = opencv.are_precise
+    monkeypatch.setattr(opencv, "are_precise", lambda *given: taken.append(usual(*given)) or taken[-1])
     rng, away = np.random.default_rng(5), np.s_[40:, 40:]
     x = rng.random((90, 80)).astype(np.float32) + np.float32(0.01)
     quiet = leanconv.box_blur(x, 21)

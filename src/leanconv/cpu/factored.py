@@ -39,7 +39,7 @@ class Factored(BlockFilter):
 
     def expected(self, kh: int, kw: int, sums: str) -> float:
         # explored (EPYC, one thread, 6f01be02)
-        return (2.5 + 0.024 * (kh + kw)) * (1 if sums == "float32" else 2)
+        return (4.5 + 0.033 * (kh + kw)) * (1 if sums == "float32" else 2)
 
     def cost(self, problem: FilterProblem) -> float:
         return problem.rank * super().cost(problem)

@@ -8,6 +8,7 @@ for each tap, or, of many taps, a product of transforms (overlap-save).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from math import prod
 from typing import NamedTuple
@@ -16,7 +17,6 @@ import numpy as np
 
 from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.layers import keep_freed_memory
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import ceil_div
 from leanconv.runtime import env
 from leanconv.runtime.threads import over_blocks
@@ -30,6 +30,8 @@ LEAST_LINES = 32
 SHORT = 191
 #: The longest line whose `line_indices` are kept.
 MOST_KEPT = 1 << 14
+#: The most taps for which NumPy's loop over one line is quicker than a product, and the line's length for it.
+FEW, FEW_LENGTH = 11, 8192
 #: Fewer elements than this are computed by one thread.
 LEAST_WORK = 1 << 16
 #: Nanoseconds of an output: of one banded row's element, by the bytes of a number, and of a transform there and back.
@@ -42,27 +44,45 @@ FASTER = 1.25
 Pass = Callable[[np.ndarray, np.ndarray], None]
 
 
-def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Places:
     """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
 
-    −1 marks the places that border ``constant`` fills with its value. The result is read-only.
+    −1 marks the places that border ``constant`` fills with its value. A slice of places makes their array.
     """
-    return (_indices if size + before + after <= MOST_KEPT else _indices.__wrapped__)(border, size, before, after)
+
+    border: str
+    size: int
+    before: int
+    after: int
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        begin, end, _ = places.indices(self.before + self.size + self.after)
+        at = np.arange(begin - self.before, end - self.before)
+        if not at.size or (at[0] >= 0 and at[-1] < self.size):
+            return at
+        if self.border == "constant":
+            at[(at < 0) | (at >= self.size)] = -1
+        elif self.border == "replicate":
+            at.clip(0, self.size - 1, out=at)
+        else:
+            period = {"wrap": self.size, "reflect": 2 * self.size, "reflect101": max(1, 2 * self.size - 2)}[self.border]
+            at %= period
+            np.minimum(at, period - (self.border == "reflect") - at, out=at, where=at >= self.size)
+        return at
 
 
 @lru_cache(maxsize=256)
-def _indices(border: str, size: int, before: int, after: int) -> np.ndarray:
-    found = _new_indices(border, size, before, after)
-    found.flags.writeable = False
-    return found
+def _kept(places: Places) -> np.ndarray:
+    every = places[:]
+    every.flags.writeable = False
+    return every
 
 
-def _new_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
-    if border == "constant":
-        return np.pad(np.arange(size), (before, after), constant_values=-1)
-    if border == "wrap":
-        return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
+def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
+    """All of `Places`, read-only."""
+    places = Places(border, size, before, after)
+    return _kept(places) if size + before + after <= MOST_KEPT else places[:]
 
 
 class Edge(NamedTuple):
@@ -78,9 +98,9 @@ class Edge(NamedTuple):
         anchor = taps // 2 if anchor is None else anchor
         return cls(border, anchor, taps - 1 - anchor, value)
 
-    def places(self, size: int, outputs: int) -> np.ndarray:
-        """What `line_indices` says of a line of ``size`` pixels from which so many outputs are computed."""
-        return line_indices(self.border, size, self.before, outputs - size + self.after)
+    def places(self, size: int, outputs: int) -> Places:
+        """The places of a line of ``size`` pixels from which so many outputs are computed."""
+        return Places(self.border, size, self.before, outputs - size + self.after)
 
 
 def correlate_line(
@@ -241,12 +261,12 @@ def segment(taps: int) -> int:
 
 
 def _segments(
-    x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype, source: np.ndarray, threads: int
+    x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype, source: Places, threads: int
 ) -> None:
     """Few long lines: each is cut into segments that are the rows of a block."""
     outer, n, inner = y.shape
     reach = edge.before + edge.after
-    length = segment(reach + 1) if reach > SHORT else max(128, 4 * reach)
+    length = segment(reach + 1) if reach > SHORT else FEW_LENGTH if reach < FEW else max(128, 4 * reach)
     count = ceil_div(n, length)
     many = max(1, BLOCK_BYTES // 2 // sums.itemsize // (length + reach))
     lines = [(o, i, first) for o in range(outer) for i in range(inner) for first in range(0, count, many)]
@@ -344,6 +364,10 @@ def correlate_down(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -
 
 def correlate_last(extended: np.ndarray, result: np.ndarray, taps: np.ndarray, transforms: str = "float64") -> None:
     """Lines that are rows, by a banded product for some columns at a time, or by transforms."""
+    if len(taps) <= FEW and result.shape[1] >= FEW_LENGTH // 4:
+        for line, into in zip(extended, result, strict=True):
+            into[...] = np.correlate(line, taps, "valid")
+        return
     if is_fourier(len(taps), taps.dtype.name):
         _by_transforms(extended, result, taps, np.result_type(transforms, taps.dtype))
     else:

@@ -22,6 +22,7 @@ from leanconv.cpu.filter2d import OPERATIONS, Banded
 from leanconv.cpu.lines import LEAST_WORK, put, threads_for
 from leanconv.cpu.median import Median
 from leanconv.cpu.planes import LOOP_TAPS, opencv
+from leanconv.cpu.separable import are_precise
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm, ceil_div
@@ -122,7 +123,8 @@ def _expected(problem: FilterProblem) -> float:
     native = (problem.dtype, problem.result) in (_PASSES if passes else _PRODUCTS)
     converted = 0.0 if native else 0.5
     if passes:
-        return converted + width * max(1, problem.rank) * both * (0.03 + 0.11 * min(1, both / 80))
+        narrow = 0.65 if problem.dtype == "uint8" else 1.0
+        return converted + narrow * width * max(1, problem.rank) * both * (0.03 + 0.11 * min(1, both / 80))
     return converted + width * 0.04 * taps + 0.1
 
 
@@ -140,7 +142,7 @@ class Ready:
         self.results = problem.batch, problem.filters, problem.out_h, problem.out_w, *channels
         self.size = prod(self.images)
         self.kept: tuple[bytes, list[list[Operation]], CpuAlgorithm | None] | None = None
-        self.places: dict[int, Placed] = {}
+        self.places: dict[tuple[int, bool], Placed] = {}
 
     def __call__(
         self, x: np.ndarray, w: np.ndarray, bias: None = None, value: float = 0, delta: float = 0
@@ -159,9 +161,9 @@ class Ready:
         elif other is not None and not (not is_integer(problem.dtype) and _is_finite(x)):
             return other.run(problem, x, w, bias, value, delta)
         images, threads = x.reshape(self.images), threads_for(self.size)
-        plan = self.places.get(threads)
+        plan = self.places.get((threads, value == 0))
         if plan is None:
-            plan = self.places[threads] = _place(problem, operations[0][0], threads)
+            plan = self.places[threads, value == 0] = _place(problem, operations[0][0], threads, value == 0)
         try:
             if plan.at_once:
                 return operations[0][0].call(images[0], plan.border, value, delta).reshape(self.y_shape)
@@ -261,19 +263,22 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
     else:
         number, depth = float(weight[0]), _number(problem.sums)
         taps, kept = problem.kh * problem.kw, problem.dtype == problem.result
-        if kept and taps % 2 and taps <= MEANS.get(problem.dtype, 0) and number == np.float32(1 / taps):
+        mean, fractions = number == np.float32(1 / taps), not is_integer(problem.dtype)
+        if kept and taps % 2 and taps <= MEANS.get(problem.dtype, 0) and mean:
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
                 return cv2.blur(pixels, size, anchor=anchor, borderType=border)
 
         else:
-            fractions = not is_integer(problem.dtype)
             positive = problem.result == "uint8" and problem.dtype in ("uint8", "uint16") and number > 0
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-                sums = cv2.boxFilter(pixels, depth, size, anchor=anchor, normalize=False, borderType=border)
-                if fractions and not _is_precise(pixels, sums, taps):
+                divided = fractions and mean
+                sums = cv2.boxFilter(pixels, depth, size, anchor=anchor, normalize=divided, borderType=border)
+                if fractions and not are_precise(pixels, sums, 1 if divided else taps, sum(pixels.shape[:2])):
                     raise Imprecise
+                if divided:
+                    return sums
                 if positive:
                     return cv2.convertScaleAbs(sums, alpha=number)
                 return np.multiply(sums, sums.dtype.type(number), out=sums) if number != 1 else sums
@@ -332,12 +337,15 @@ class Placed(NamedTuple):
     strips: tuple[Strip, ...]
 
 
-def _place(problem: FilterProblem, operation: Operation, threads: int) -> Placed:
-    """OpenCV's filters have no border ``wrap``, those of sums no constant one but 0, and medians the nearest alone."""
+def _place(problem: FilterProblem, operation: Operation, threads: int, zeros: bool) -> Placed:
+    """How a problem is cut, with a constant border of ``zeros`` or of another number.
+
+    OpenCV's filters have no border ``wrap``, those of sums no constant one but 0, and medians the nearest alone.
+    """
     reads = operation.reads or problem.dtype
     converts = reads != problem.dtype or operation.makes != problem.result
     h, kh, (ay, ax) = problem.h, problem.kh, problem.anchor
-    constant = problem.border == "constant" and problem.reduction not in ("min", "max")
+    constant = problem.border == "constant" and not zeros and problem.reduction not in ("min", "max")
     nearest = problem.reduction == "median" and problem.border != "replicate"
     extends = not problem.valid and (problem.border == "wrap" or constant or nearest)
     top, left = (ay, ax) if extends else (kh // 2, problem.kw // 2) if problem.valid else (0, 0)
@@ -373,14 +381,3 @@ def _is_finite(x: np.ndarray) -> bool:
     rows = x.reshape(-1, x.shape[-1])
     with ONE_THREAD, np.errstate(invalid="ignore"):
         return bool(np.isfinite((rows @ np.zeros(rows.shape[1], rows.dtype)).sum()))
-
-
-def _is_precise(pixels: np.ndarray, sums: np.ndarray, taps: int) -> bool:
-    """Whether running sums in float64 are as precise as float32 sums of each box by itself.
-
-    An update of a sum of pixels of at most m is off by 2⁻⁵³ · taps · m, and there are two for each row and column. The
-    sums of pixels that are not negative are those of their sizes; so 2⁻²⁴ of the least one must be more than all that.
-    Nothing is told where a number is negative, or none.
-    """
-    most, updates = float(pixels.max()), pixels.shape[0] + pixels.shape[1]
-    return bool(pixels.min() >= 0 and most < np.inf and most * updates * 2.0**-28 * taps <= float(sums.min()))

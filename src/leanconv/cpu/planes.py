@@ -158,8 +158,8 @@ def over_planes(
     source = (x.copy() if np.may_share_memory(x, y) else x).reshape(-1, *x.shape[-2:])
     target = y.reshape(-1, *y.shape[-2:])
     (_, h, w), (rows, columns) = target.shape, edges
-    lines = rows.places(source.shape[1], h)
-    across = _of_channels(columns.places(source.shape[2] // channels, w // channels), channels)
+    lines = rows.places(source.shape[1], h)[:]
+    across = _of_channels(columns.places(source.shape[2] // channels, w // channels)[:], channels)
     tall, wide = rows.before + rows.after, (columns.before + columns.after) * channels
     height, width = min(h, block[0]), min(w, block[1])
     blocks = [

@@ -11,7 +11,7 @@ import numpy as np
 
 from leanconv.cpu.lines import Edge, Pass, fill_from, filter_lines, line_indices, line_passes, threads_for
 from leanconv.cpu.planes import correlate_plane
-from leanconv.cpu.separable import Pass1d, box_line, filter_passes
+from leanconv.cpu.separable import Pass1d, are_precise, box_line, filter_passes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import ceil_div
 from leanconv.runtime.threads import over_blocks
@@ -161,7 +161,8 @@ def passes(
 def uniform_line(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edge) -> None:
     """Means along one axis."""
     if out.dtype.kind == "f":
-        box_line(x, size, axis, edge.before, edge.border, edge.value, divisor=size, out=out, sums="float64")
+        if out.dtype != np.float32 or not _by_running_sums(x, size, axis, out, edge):
+            box_line(x, size, axis, edge.before, edge.border, edge.value, divisor=size, out=out, sums="float64")
     elif scipys_filters() is None:
         means = box_line(x, size, axis, edge.before, edge.border, edge.value, divisor=size, sums="float64")
         out[...] = cast(means, out.dtype)
@@ -172,6 +173,23 @@ def uniform_line(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edg
             x, out, axis,
             lambda part, into: scipys_filters().uniform_filter1d(part, size, axis, into, mode, edge.value, origin),
         )  # fmt: skip
+
+
+def _by_running_sums(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edge) -> bool:
+    """Means by SciPy's loop, which is quick along memory; False where there is none, or they are not precise."""
+    if scipys_filters() is None or x.size == 0 or (x.size > SMALL and axis != x.ndim - 1) or x.dtype.kind == "c":
+        return False
+    mode, origin = BORDERS[edge.border].scipy[0], edge.before - size // 2
+    kept = x.copy() if np.may_share_memory(x, out) else x
+    _side_by_side(
+        kept, out, axis,
+        lambda part, into: scipys_filters().uniform_filter1d(part, size, axis, into, mode, edge.value, origin),
+    )  # fmt: skip
+    if are_precise(kept, out, 1, x.shape[axis]) and (edge.border != "constant" or edge.value == 0):
+        return True
+    if kept is not x:
+        x[...] = kept
+    return False
 
 
 def window(x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: str, cval: float, out: np.ndarray) -> None:
