@@ -334,6 +334,8 @@ def test_separable_switches():
         (lambda x: leanconv.gaussian_blur(x, float("nan"), size=3), ValueError, "sigma=nan"),
         (lambda x: leanconv.gaussian_blur(x, (1, 2, 3)), ValueError, "must be a number or two"),
         (lambda x: leanconv.gaussian_blur(x, size=4), ValueError, "size=4 must be odd"),
+        (lambda x: leanconv.gaussian_blur(x, np.ones((2, 2))), TypeError, "is not a number"),
+        (lambda x: leanconv.gaussian_blur(x, np.ones(3)), ValueError, "must be a number or two"),
         (lambda x: leanconv.gaussian_blur(x, "2"), TypeError, "sigma='2' is not a number"),
         (lambda x: leanconv.box_blur(x, 0), ValueError, "size=0 is below 1"),
         (lambda x: leanconv.box_blur(x, 2.5), TypeError, "size=2.5"),
@@ -383,3 +385,9 @@ def test_medians_are_the_same_without_opencv(border, size, dtype, monkeypatch):
     monkeypatch.setattr(opencv, "opencv", lambda: None)
     lookup.forget()
     np.testing.assert_array_equal(found, leanconv.median_blur(x, size, border=border, value=9, channels_last=True))
+
+
+def test_sigma_may_be_an_array():
+    x = IMAGES["float32"]
+    for array, same in ((np.array([1.0, 2.0]), (1.0, 2.0)), (np.array(1.5), 1.5), (np.float32(1.5), 1.5)):
+        np.testing.assert_array_equal(leanconv.gaussian_blur(x, array), leanconv.gaussian_blur(x, same))

@@ -141,6 +141,7 @@ class Ready:
         self.images = problem.batch, problem.h, problem.w, *channels
         self.results = problem.batch, problem.filters, problem.out_h, problem.out_w, *channels
         self.size = prod(self.images)
+        self.is_empty = 0 in (self.size, prod(self.y_shape))
         self.kept: tuple[bytes, list[list[Operation]], CpuAlgorithm | None] | None = None
         self.places: dict[tuple[int, bool], Placed] = {}
 
@@ -148,7 +149,7 @@ class Ready:
         self, x: np.ndarray, w: np.ndarray, bias: None = None, value: float = 0, delta: float = 0
     ) -> np.ndarray:
         problem, kept, content = self.problem, self.kept, w.tobytes()
-        if not self.size or not prod(self.y_shape):
+        if self.is_empty:
             return np.empty(self.y_shape, problem.result)
         if kept is None or kept[0] != content:
             copy = np.frombuffer(content, w.dtype).reshape(w.shape)

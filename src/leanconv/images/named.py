@@ -328,6 +328,7 @@ def _bells(image: Any, sigma: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
     """The column and the row of a Gaussian."""
     if sigma is None and size is None:
         raise ValueError("sigma=None and size=None: give one of them, or both")
+    sigma = sigma.tolist() if isinstance(sigma, np.ndarray) else sigma
     both = list(sigma) if isinstance(sigma, (tuple, list)) else [sigma, sigma]
     if len(both) != 2:
         raise ValueError(f"sigma={sigma!r} must be a number or two: (vertical, horizontal)")

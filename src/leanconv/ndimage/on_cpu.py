@@ -14,6 +14,7 @@ from leanconv.cpu.planes import correlate_plane
 from leanconv.cpu.separable import Pass1d, are_precise, box_line, filter_passes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import ceil_div
+from leanconv.ndimage.arguments import DtypeError
 from leanconv.runtime.threads import over_blocks
 
 #: SciPy leaves out taps of `correlate` that are not larger than this, so an Inf under such a tap does no harm.
@@ -21,6 +22,11 @@ LEAST_WEIGHT = float(np.finfo(np.float64).eps)
 #: Elements that SciPy's loops filter sooner than blocks are made, and the fewest taps for which blocks are tried first
 #: where SciPy's order of the sum counts. Explored (EPYC, one thread, 6f01be02).
 SMALL, MANY = 1 << 13, 9
+
+
+def _check_real(out: np.ndarray) -> None:
+    if out.dtype.kind == "c":
+        raise DtypeError(f"output has dtype {out.dtype}, and the result is real")
 
 
 @cache
@@ -36,13 +42,14 @@ def cast(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Float64 to ``dtype`` as C does: towards zero for integers; values out of range are undefined, as in C."""
     with np.errstate(invalid="ignore", over="ignore"):
         if dtype.kind == "b":
-            # SciPy stores a bool as a byte made from the truncated number: 0.5 is false
-            return np.not_equal(values.astype(np.uint8), 0)
+            # SciPy stores a bool as a byte made from the truncated number: 0.5 and 256 are false
+            return np.not_equal(values.astype(np.int64).astype(np.uint8), 0)
         return values.astype(dtype)
 
 
 def line(x: np.ndarray, taps: np.ndarray, axis: int, out: np.ndarray, edge: Edge) -> None:
     """Correlation along one axis; ``out`` may be ``x``."""
+    _check_real(out)
     theirs, whole = scipys_filters(), out.dtype.kind != "f"
     if x.size == 0:
         return
@@ -160,6 +167,7 @@ def passes(
 
 def uniform_line(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edge) -> None:
     """Means along one axis."""
+    _check_real(out)
     if out.dtype.kind == "f":
         if out.dtype != np.float32 or not _by_running_sums(x, size, axis, out, edge):
             box_line(x, size, axis, edge.before, edge.border, edge.value, divisor=size, out=out, sums="float64")
@@ -194,6 +202,7 @@ def _by_running_sums(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge:
 
 def window(x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: str, cval: float, out: np.ndarray) -> None:
     """Correlation along all axes; ``taps`` has as many as ``x``."""
+    _check_real(out)
     if x.size == 0:
         return
     x = x.copy() if np.may_share_memory(x, out) else x
