@@ -1,8 +1,8 @@
 """The CPU engine beside other libraries, and whether `auto` chooses well there.
 
-``python -m report cpu`` measures what benchmarks/cpu.json lists. It writes benchmarks/results/cpu/choice.json, a row for
-each layer with the time of each algorithm that can run it and of PyTorch, and calls.json, a row for each filter and each
-signal with the time of leanconv, OpenCV, SciPy and PyTorch. It counts processor time, of one thread each. The engines
+``python -m report cpu`` measures what benchmarks/cpu.json lists, and writes to benchmarks/results/cpu: choice.json, a
+row for each layer with the times of all algorithms that can run it and of PyTorch, and calls.json, one for each filter
+and signal with those of leanconv, OpenCV, SciPy and PyTorch. It counts processor time, of one thread each. The engines
 alternate, and the least of each one's times counts: what else a machine does can only lengthen them.
 """
 
@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, cast
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 import leanconv
 from leanconv.bench import machine
@@ -27,105 +29,51 @@ from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from leanconv.bench.suites import format_problem, load_suite, parse_problem, with_batch
 from leanconv.call.choose import choose
 from leanconv.cpu import CPU_ALGORITHMS
-from leanconv.options import Layout
 from leanconv.problem import ConvProblem
 from leanconv.runtime.progress import progress
+from leanconv.runtime.timing import time_in_turn
 from report import records
 
 #: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
 ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
-#: What is measured, and the libraries by how calls begin.
-CASES = Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json"
-LIBRARIES = dict.fromkeys(("leanconv", "ndimage", "signal"), "leanconv") | {
-    "cv2": "OpenCV", "ndi": "SciPy", "sps": "SciPy", "torch": "PyTorch",
-}  # fmt: skip
+alternating = partial(time_in_turn, number=SAMPLES, sample_s=SAMPLE_S)
+#: What is measured.
+GIVEN = json.loads((Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json").read_text(encoding="utf-8"))
 #: Largest relative error against float64: the engine's precision level is fp32.
 MOST_ERROR = 1e-5
 
 
-def layers(layout: Layout) -> dict[str, list[ConvProblem]]:
-    """The layers by group, one image each."""
-    made = {}
-    for group, given in _given()["layers"].items():
+def every() -> Iterator[tuple[str, ConvProblem]]:
+    """The layers with their groups, one image each."""
+    for layout, (group, given) in product(LAYOUTS, GIVEN["layers"].items()):
         if isinstance(given, str):
             suite, step = given.split("/")
             problems = [with_batch(case.problem, 1) for case in load_suite(suite, layout)[:: int(step)]]
         else:
             problems = [parse_problem(f"{words},{layout}") for words in given]
-        made[group] = cast(list[ConvProblem], problems)
-    return made
+        yield from ((group, cast(ConvProblem, problem)) for problem in problems)
 
 
-def _given() -> Any:
-    return json.loads(CASES.read_text(encoding="utf-8"))
+def calls() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Filters and signals: a group with its array, and a call of ours with those of others."""
+    yield from ((about, given) for about in GIVEN["calls"] for given in about["calls"])
 
 
-def calls() -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Filters and signals: a group with its array, and a call of ours before those of others."""
-    about: dict[str, Any] = {}
-    for each in _given()["calls"]:
-        if isinstance(each, dict):
-            about = each
-        else:
-            yield about, each
-
-
-def call_row(about: dict[str, Any], texts: list[str]) -> dict[str, Any]:
+def call_row(about: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """The times of a call and of its peers, named by their libraries. Raises RuntimeError where results differ."""
-    import cv2
-    import scipy.ndimage
-    import scipy.signal
-    import torch
-
     rng, (dtype, *shape) = np.random.default_rng(0), about["x"]
-    x = (rng.random(shape) * 255).astype(dtype)
-    kernels: dict[tuple[int, ...], np.ndarray] = {}
-
-    def kernel(*size: int) -> np.ndarray:
-        if size not in kernels:
-            kernels[size] = (rng.random(size) / np.prod(size)).astype(np.float32)
-        return kernels[size]
-
-    tensor = torch.from_numpy(x.astype(np.float32))[None, None]
-    known = {
-        "leanconv": leanconv, "ndimage": leanconv.ndimage, "signal": leanconv.signal, "cv2": cv2, "x": x, "t": tensor,
-        "ndi": scipy.ndimage, "sps": scipy.signal, "torch": torch, "k": kernel, "np": np,
-        "ones": cache(lambda *size: np.ones(size, np.uint8)),
-        # PyTorch correlates, and convolve does not
-        "tk": cache(lambda *size: torch.from_numpy(np.flip(kernel(*size)).copy() if len(size) == 1 else kernel(*size))[None, None]),
-    }  # fmt: skip
-    own, *others = (eval(f"lambda: {text}", known) for text in texts)
-    ours = np.asarray(own(), np.float64)
-    for text, other in zip(texts[1:], others, strict=True):
-        apart = np.abs(np.asarray(other(), np.float64).reshape(ours.shape) - ours).max()
-        # OpenCV blurs uint8 with weights of 8 bits
-        if not apart <= (2 if x.dtype.kind == "u" else 1e-4 * np.abs(ours).max()):
-            raise RuntimeError(f"{texts[0]} and {text} are {apart:.3g} apart")
-    names = [LIBRARIES[text.partition(".")[0]] + f" {i}" * (i > 1) for i, text in enumerate(texts)]
-    us = {name: round(each, 1) for name, each in alternating(dict(zip(names, (own, *others), strict=True))).items()}
-    return {"group": about["group"], "problem": texts[0], "us": us}
-
-
-def _sample(call: Callable[[], Any], count: int) -> float:
-    begin = time.process_time()
-    for _ in range(count):
-        call()
-    return (time.process_time() - begin) / count * 1e6
-
-
-def alternating(
-    calls: dict[str, Callable[[], Any]], number: int = SAMPLES, sample_s: float = SAMPLE_S
-) -> dict[str, float]:
-    """Microseconds of processor time of a call, by name: the least of ``number`` samples; engines alternate."""
-    counts = {}
-    for name, call in calls.items():
-        call()
-        counts[name] = max(1, int(sample_s * 1e6 / max(_sample(call, 1), 1.0)))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(number):
-        for name in list(calls)[:: 1 if i % 2 else -1]:
-            samples[name].append(_sample(calls[name], counts[name]))
-    return {name: min(each) for name, each in samples.items()}
+    x: Any = (rng.random(shape) * 255).astype(dtype)
+    known: dict[str, Any] = {name: import_module(module) for name, module in GIVEN["modules"].items()}
+    known |= {"x": x, "k": cache(lambda *size: (rng.random(size) / np.prod(size)).astype(np.float32))}
+    known["t"] = known["torch"].from_numpy(x.astype(np.float32))[None, None]
+    texts = {"leanconv": given["call"], **given["others"]}
+    made = {name: eval(f"lambda: {text}", known) for name, text in texts.items()}
+    results = {name: np.asarray(call(), np.float64).reshape(-1) for name, call in made.items()}
+    allowed = 2 if x.dtype.kind == "u" else 1e-4 * np.abs(results["leanconv"]).max()  # OpenCV blurs with 8 bits
+    for name, result in results.items():
+        if not (apart := np.abs(result - results["leanconv"]).max()) <= allowed:
+            raise RuntimeError(f"{given['call']}: {name} is {apart:.3g} apart")
+    return {"group": about["group"], "problem": given["call"], "us": alternating(made)}
 
 
 def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
@@ -147,16 +95,9 @@ def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
     return {**calls, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}
 
 
-def every() -> Iterator[tuple[str, ConvProblem]]:
-    for layout in LAYOUTS:
-        for group, problems in layers(layout).items():
-            yield from ((group, problem) for problem in problems)
-
-
 def row(group: str, problem: ConvProblem) -> dict[str, Any]:
-    us = {name: round(each, 1) for name, each in alternating(_calls(problem)).items()}
     about = {"group": group, "layout": problem.layout, "problem": format_problem(problem)}
-    return {**about, "chosen": choose(problem, None).algorithm.name, "us": us}
+    return {**about, "chosen": choose(problem, None).algorithm.name, "us": alternating(_calls(problem))}
 
 
 def measure(results: Path, revision: str | None = None) -> Path:
@@ -164,17 +105,13 @@ def measure(results: Path, revision: str | None = None) -> Path:
     import cv2
     import scipy
     import torch
-    from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     os.environ["LEANCONV_THREADS"] = "1"
     versions = {"torch": torch.__version__, "opencv": cv2.__version__, "scipy": scipy.__version__}
     about = machine.describe(False, None, versions, revision)
-    files = {
-        "choice": [partial(row, *each) for each in every()],
-        "calls": [partial(call_row, *each) for each in calls()],
-    }
+    files = {"choice": [partial(row, *each) for each in every()], "calls": [partial(call_row, *e) for e in calls()]}
     with threadpool_limits(1), progress(ROUNDS * sum(map(len, files.values()))) as begin:
         for name, makers in files.items():
             made: dict[int, dict[str, Any]] = {}
@@ -188,8 +125,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
 def excess(row: dict[str, Any]) -> float:
     """How many times as long as the quickest algorithm the chosen one takes."""
-    us = row["us"]
-    return float(us[row["chosen"]] / min(value for name, value in us.items() if name != "PyTorch"))
+    return float(row["us"][row["chosen"]] / min(us for name, us in row["us"].items() if name != "PyTorch"))
 
 
 def table(record: dict[str, Any]) -> Table:
@@ -211,20 +147,18 @@ def table(record: dict[str, Any]) -> Table:
 
 def _origin(record: dict[str, Any], *libraries: str) -> str:
     about = record["machine"]
-    versions = ", ".join(f"{name} {about[name.lower().replace('pytorch', 'torch')]}" for name in libraries)
+    versions = ", ".join(f"{name} {about[name.lower().removeprefix('py')]}" for name in libraries)
     return (
-        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, digits=12)}, {versions}. Processor "
-        f"time, the least of {record['turns']} samples, engines alternating; means are geometric, the largest in brackets."
+        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, 12)}, {versions}. Processor time, "
+        f"the least of {record['turns']} samples, engines alternating; means are geometric, the largest in brackets."
     )
 
 
 def section(record: dict[str, Any]) -> str:
     found = [excess(each) for each in record["rows"]]
-    said = (
-        f"{_origin(record, 'NumPy', 'PyTorch')} Of {len(found)} choices {sum(each <= 1.1 for each in found)} are within "
-        f"1.1× of the quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
-    )
-    return f"{said}\n\n{records.table(table(record))}"
+    good, near = (sum(each <= most for each in found) for most in (1.1, 1.2))
+    said = f"Of {len(found)} choices {good} are within 1.1× of the quickest algorithm, {near} within 1.2×."
+    return f"{_origin(record, 'NumPy', 'PyTorch')} {said}\n\n{records.table(table(record))}"
 
 
 def beside(row: dict[str, Any]) -> float:
@@ -234,15 +168,11 @@ def beside(row: dict[str, Any]) -> float:
 
 def calls_section(record: dict[str, Any]) -> str:
     """Filters and signals by group: our time over that of the quickest of the others, and the call where it is most."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for each in record["rows"]:
-        groups.setdefault(each["group"], []).append(each)
     lines = []
-    for group, rows in groups.items():
+    for group in [*dict.fromkeys(row["group"] for row in record["rows"]), "all"]:
+        rows = [row for row in record["rows"] if group in (row["group"], "all")]
         ratios, most = list(map(beside, rows)), max(rows, key=beside)
         near = f"{sum(ratio <= 1.5 for ratio in ratios)} of {len(rows)}"
         lines.append([group, f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})", near, f"`{most['problem']}`"])
     heads = ["calls", "× the quickest other library's time", "within 1.5×", "the largest"]
-    said = _origin(record, "NumPy", "OpenCV", "SciPy", "PyTorch")
-    every = geometric_mean([beside(each) for each in record["rows"]])
-    return f"{said} Of all {len(record['rows'])} calls the mean is {every:.2f}.\n\n{records.table((heads, lines))}"
+    return f"{_origin(record, 'NumPy', 'OpenCV', 'SciPy', 'PyTorch')}\n\n{records.table((heads, lines))}"
