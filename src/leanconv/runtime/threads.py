@@ -23,7 +23,7 @@ def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 @cache
 def _quota(cgroup: Path) -> int:
-    """Cores that a control group grants. It is read once: its files take 50 µs (EPYC), as long as a small call."""
+    """Cores that a control group grants. It is read once: that takes as long as a small call."""
     with suppress(OSError, ValueError, ZeroDivisionError):  # no control group, or one that does not tell
         if (cgroup / "cpu.max").exists():
             quota, period = (cgroup / "cpu.max").read_text().split()
