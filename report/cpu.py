@@ -39,8 +39,6 @@ ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
 alternating = partial(time_in_turn, number=SAMPLES, sample_s=SAMPLE_S)
 #: What is measured.
 GIVEN = json.loads((Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json").read_text(encoding="utf-8"))
-#: Largest relative error against float64: the engine's precision level is fp32.
-MOST_ERROR = 1e-5
 
 
 def every() -> Iterator[tuple[str, ConvProblem]]:
@@ -89,7 +87,7 @@ def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
     }
     check = Check(operands)
     for name, call in calls.items():
-        if not (error := check.error(call(), problem.layout)) <= MOST_ERROR:
+        if not (error := check.error(call(), problem.layout)) <= 1e-5:
             raise RuntimeError(f"{format_problem(problem)} {name}: differs by {error:.3g} from float64")
     theirs = (as_nchw(torch.from_numpy(array), problem.layout) for array in (x, w))
     return {**calls, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}
