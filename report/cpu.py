@@ -1,94 +1,77 @@
-"""The CPU engine beside PyTorch's, and whether `auto` chooses well there.
+"""The CPU engine beside other libraries, and whether `auto` chooses well there.
 
-``python -m report cpu`` needs NumPy and PyTorch, and writes benchmarks/results/cpu/choice.json: a row for each layer,
-with the time of each algorithm that can run it and of PyTorch. It counts processor time, of one thread each. The
-engines alternate, and the least of each one's times counts: what else a machine does can only lengthen them.
+``python -m report cpu`` measures what benchmarks/cpu.json lists, and writes to benchmarks/results/cpu: choice.json, a
+row for each layer with the times of all algorithms that can run it and of PyTorch, and calls.json, one for each filter
+and signal with those of leanconv, OpenCV, SciPy and PyTorch. It counts processor time, of one thread each. The engines
+alternate, and the least of each one's times counts: what else a machine does can only lengthen them.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, cast
+
+import numpy as np
+from threadpoolctl import threadpool_limits
 
 import leanconv
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.operands import Check, Operands, as_nchw
 from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
-from leanconv.bench.suites import format_problem, load_suite, with_batch
+from leanconv.bench.suites import format_problem, load_suite, parse_problem, with_batch
 from leanconv.call.choose import choose
 from leanconv.cpu import CPU_ALGORITHMS
-from leanconv.options import Layout
 from leanconv.problem import ConvProblem
 from leanconv.runtime.progress import progress
+from leanconv.runtime.timing import time_in_turn
 from report import records
 
 #: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
 ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
-#: Largest relative error against float64: the engine's precision level is fp32.
-MOST_ERROR = 1e-5
+alternating = partial(time_in_turn, number=SAMPLES, sample_s=SAMPLE_S)
+#: What is measured.
+GIVEN = json.loads((Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json").read_text(encoding="utf-8"))
 
 
-def layers(layout: Layout) -> dict[str, list[ConvProblem]]:
-    """The layers by group, one image each."""
-
-    def one(n: int, c: int, h: int, w: int, k: int, r: int, s: int, **more: Any) -> ConvProblem:
-        return ConvProblem(n, c, h, w, k, r, s, padding=(r // 2, r // 2, s // 2, s // 2), layout=layout, **more)
-
-    def of(suite: str, step: int) -> list[ConvProblem]:
-        return [cast(ConvProblem, with_batch(case.problem, 1)) for case in load_suite(suite, layout)[::step]]
-
-    return {
-        "layers of ResNet-50": of("resnet-50", 2),
-        "layers of Inception-v3": of("inception-v3", 2),
-        "depthwise layers": of("depthwise", 3),
-        "small layers": [
-            one(1, 8, 8, 8, 8, 3, 3), one(1, 16, 14, 14, 16, 3, 3), one(1, 32, 7, 7, 32, 3, 3),
-            one(1, 3, 16, 16, 8, 3, 3), one(1, 64, 7, 7, 64, 1, 1), one(1, 16, 14, 14, 32, 1, 1),
-            one(4, 8, 6, 6, 16, 3, 3), one(1, 16, 1, 64, 16, 1, 5),
-        ],
-        "signals, 3 to 129 taps": [
-            one(1, c, 1, w, k, 1, taps)
-            for c, w, k, taps in (
-                (16, 8000, 16, 3), (16, 8000, 16, 9), (1, 16000, 16, 31), (16, 4000, 16, 31), (8, 8000, 8, 65),
-                (1, 16000, 8, 129), (16, 2000, 16, 129), (64, 1000, 64, 7),
-            )
-        ],
-        "filters of 5×5 to 15×15": [
-            one(1, c, size, size, c, extent, extent)
-            for c, size, extent in (
-                (32, 28, 5), (64, 28, 5), (16, 56, 7), (64, 14, 7), (32, 28, 9), (16, 56, 9), (32, 28, 11),
-                (16, 28, 15),
-            )
-        ],
-    }  # fmt: skip
+def every() -> Iterator[tuple[str, ConvProblem]]:
+    """The layers with their groups, one image each."""
+    for layout, (group, given) in product(LAYOUTS, GIVEN["layers"].items()):
+        if isinstance(given, str):
+            suite, step = given.split("/")
+            problems = [with_batch(case.problem, 1) for case in load_suite(suite, layout)[:: int(step)]]
+        else:
+            problems = [parse_problem(f"{words},{layout}") for words in given]
+        yield from ((group, cast(ConvProblem, problem)) for problem in problems)
 
 
-def _sample(call: Callable[[], Any], count: int) -> float:
-    begin = time.process_time()
-    for _ in range(count):
-        call()
-    return (time.process_time() - begin) / count * 1e6
+def calls() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Filters and signals: a group with its array, and a call of ours with those of others."""
+    yield from ((about, given) for about in GIVEN["calls"] for given in about["calls"])
 
 
-def alternating(
-    calls: dict[str, Callable[[], Any]], number: int = SAMPLES, sample_s: float = SAMPLE_S
-) -> dict[str, float]:
-    """Microseconds of processor time of a call, by name: the least of ``number`` samples; engines alternate."""
-    counts = {}
-    for name, call in calls.items():
-        call()
-        counts[name] = max(1, int(sample_s * 1e6 / max(_sample(call, 1), 1.0)))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(number):
-        for name in list(calls)[:: 1 if i % 2 else -1]:
-            samples[name].append(_sample(calls[name], counts[name]))
-    return {name: min(each) for name, each in samples.items()}
+def call_row(about: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The times of a call and of its peers, named by their libraries. Raises RuntimeError where results differ."""
+    rng, (dtype, *shape) = np.random.default_rng(0), about["x"]
+    x: Any = (rng.random(shape) * 255).astype(dtype)
+    known: dict[str, Any] = {name: import_module(module) for name, module in GIVEN["modules"].items()}
+    known |= {"x": x, "k": cache(lambda *size: (rng.random(size) / np.prod(size)).astype(np.float32))}
+    known["t"] = known["torch"].from_numpy(x.astype(np.float32))[None, None]
+    texts = {"leanconv": given["call"], **given["others"]}
+    made = {name: eval(f"lambda: {text}", known) for name, text in texts.items()}
+    results = {name: np.asarray(call(), np.float64).reshape(-1) for name, call in made.items()}
+    allowed = 2 if x.dtype.kind == "u" else 1e-4 * np.abs(results["leanconv"]).max()  # OpenCV blurs with 8 bits
+    for name, result in results.items():
+        if not (apart := np.abs(result - results["leanconv"]).max()) <= allowed:
+            raise RuntimeError(f"{given['call']}: {name} is {apart:.3g} apart")
+    return {"group": about["group"], "problem": given["call"], "us": alternating(made)}
 
 
 def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
@@ -104,47 +87,43 @@ def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
     }
     check = Check(operands)
     for name, call in calls.items():
-        if not (error := check.error(call(), problem.layout)) <= MOST_ERROR:
+        if not (error := check.error(call(), problem.layout)) <= 1e-5:
             raise RuntimeError(f"{format_problem(problem)} {name}: differs by {error:.3g} from float64")
     theirs = (as_nchw(torch.from_numpy(array), problem.layout) for array in (x, w))
     return {**calls, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}
 
 
-def every() -> Iterator[tuple[str, ConvProblem]]:
-    for layout in LAYOUTS:
-        for group, problems in layers(layout).items():
-            yield from ((group, problem) for problem in problems)
-
-
 def row(group: str, problem: ConvProblem) -> dict[str, Any]:
-    us = {name: round(each, 1) for name, each in alternating(_calls(problem)).items()}
     about = {"group": group, "layout": problem.layout, "problem": format_problem(problem)}
-    return {**about, "chosen": choose(problem, None).algorithm.name, "us": us}
+    return {**about, "chosen": choose(problem, None).algorithm.name, "us": alternating(_calls(problem))}
 
 
 def measure(results: Path, revision: str | None = None) -> Path:
-    """Measure on this machine's CPU; returns the results file. Other work comes and goes: so rounds lie apart."""
+    """Measure on this machine's CPU; returns the last results file. Other work comes and goes: so rounds lie apart."""
+    import cv2
+    import scipy
     import torch
-    from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
+    cv2.setNumThreads(1)
     os.environ["LEANCONV_THREADS"] = "1"
-    all_layers = list(every())
-    made: dict[tuple[str, ConvProblem], dict[str, Any]] = {}
-    with threadpool_limits(1), progress(ROUNDS * len(all_layers)) as begin:
-        for group, problem in all_layers * ROUNDS:
-            begin(format_problem(problem))
-            again = row(group, problem)
-            best = made.setdefault((group, problem), again)
-            best["us"] = {name: min(us, again["us"][name]) for name, us in best["us"].items()}
-    about = machine.describe(False, None, {"torch": torch.__version__}, revision)
-    return records.write(results, "choice", about, made.values(), turns=ROUNDS * SAMPLES)
+    versions = {"torch": torch.__version__, "opencv": cv2.__version__, "scipy": scipy.__version__}
+    about = machine.describe(False, None, versions, revision)
+    files = {"choice": [partial(row, *each) for each in every()], "calls": [partial(call_row, *e) for e in calls()]}
+    with threadpool_limits(1), progress(ROUNDS * sum(map(len, files.values()))) as begin:
+        for name, makers in files.items():
+            made: dict[int, dict[str, Any]] = {}
+            for i, make in enumerate(makers * ROUNDS):
+                begin(name)
+                best = made.setdefault(i % len(makers), again := make())
+                best["us"] = {engine: min(us, again["us"][engine]) for engine, us in best["us"].items()}
+            path = records.write(results, name, about, made.values(), turns=ROUNDS * SAMPLES)
+    return path
 
 
 def excess(row: dict[str, Any]) -> float:
     """How many times as long as the quickest algorithm the chosen one takes."""
-    us = row["us"]
-    return float(us[row["chosen"]] / min(value for name, value in us.items() if name != "PyTorch"))
+    return float(row["us"][row["chosen"]] / min(us for name, us in row["us"].items() if name != "PyTorch"))
 
 
 def table(record: dict[str, Any]) -> Table:
@@ -164,14 +143,34 @@ def table(record: dict[str, Any]) -> Table:
     return ["layers", *heads], lines
 
 
-def section(record: dict[str, Any]) -> str:
+def _origin(record: dict[str, Any], *libraries: str) -> str:
     about = record["machine"]
-    found = [excess(each) for each in record["rows"]]
-    good = sum(each <= 1.1 for each in found)
-    said = (
-        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, digits=12)}, NumPy "
-        f"{about['numpy']}, PyTorch {about['torch']}. Processor time, the least of {record['turns']} samples, engines "
-        f"alternating; means are geometric, the largest in brackets. Of {len(found)} choices {good} are within 1.1× of "
-        f"the quickest algorithm, {sum(each <= 1.2 for each in found)} within 1.2×."
+    versions = ", ".join(f"{name} {about[name.lower().removeprefix('py')]}" for name in libraries)
+    return (
+        f"{about['cpu']}, one thread, {about['date'][:10]}, {records.revision(about, 12)}, {versions}. Processor time, "
+        f"the least of {record['turns']} samples, engines alternating; means are geometric, the largest in brackets."
     )
-    return f"{said}\n\n{records.table(table(record))}"
+
+
+def section(record: dict[str, Any]) -> str:
+    found = [excess(each) for each in record["rows"]]
+    good, near = (sum(each <= most for each in found) for most in (1.1, 1.2))
+    said = f"Of {len(found)} choices {good} are within 1.1× of the quickest algorithm, {near} within 1.2×."
+    return f"{_origin(record, 'NumPy', 'PyTorch')} {said}\n\n{records.table(table(record))}"
+
+
+def beside(row: dict[str, Any]) -> float:
+    """Our time over that of the quickest other library."""
+    return float(row["us"]["leanconv"] / min(us for name, us in row["us"].items() if name != "leanconv"))
+
+
+def calls_section(record: dict[str, Any]) -> str:
+    """Filters and signals by group: our time over that of the quickest of the others, and the call where it is most."""
+    lines = []
+    for group in [*dict.fromkeys(row["group"] for row in record["rows"]), "all"]:
+        rows = [row for row in record["rows"] if group in (row["group"], "all")]
+        ratios, most = list(map(beside, rows)), max(rows, key=beside)
+        near = f"{sum(ratio <= 1.5 for ratio in ratios)} of {len(rows)}"
+        lines.append([group, f"{geometric_mean(ratios):.2f} ({max(ratios):.2f})", near, f"`{most['problem']}`"])
+    heads = ["calls", "× the quickest other library's time", "within 1.5×", "the largest"]
+    return f"{_origin(record, 'NumPy', 'OpenCV', 'SciPy', 'PyTorch')}\n\n{records.table((heads, lines))}"

@@ -123,6 +123,7 @@ MAKERS: dict[str, Maker] = {
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),
     "cpu": Maker(cpu.section),
+    "cpu-calls": Maker(cpu.calls_section),
     "layers": Maker(layers.section),
     "others": Maker(layers.others),
     "modes": Maker(modes.section),

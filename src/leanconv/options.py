@@ -428,7 +428,13 @@ def number(name: str, value: Any) -> float:
 
 def filter_numbers(value: Any, delta: Any, dtype: str, sums: str, result: str) -> tuple[float | int, float | int]:
     """``value``, a pixel of the image, and ``delta``, which is added to its sums, as numbers that a kernel takes."""
-    pixel, added = _scalar("value", value, dtype, "image"), _scalar("delta", delta, sums, "sums")
+    pixel = _scalar("value", value, dtype, "image")
+    if sums == "int32" and math.isfinite(given := number("delta", delta)) and not given.is_integer():
+        raise ValueError(
+            f"delta={delta!r} is no integer: an int32 image and an integer kernel make sums in int32; a kernel of "
+            "fractions, as kernel * 1.0, makes them in float64"
+        )
+    added = _scalar("delta", delta, sums, "sums")
     if math.isnan(added) and is_integer(result):
         raise ValueError(f"delta={delta!r} is no number, and the result has dtype {result}")
     return pixel, added

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from leanconv.arrays import arrays_of
-from leanconv.cpu.lines import correlate_line, line_indices
-from leanconv.cpu.planes import correlate_plane, transform_length
+from leanconv.cpu.lines import FEW, correlate_line, line_indices, transform_length
+from leanconv.cpu.planes import correlate_plane
 from leanconv.images.borders import BorderName
 from leanconv.ndimage import on_device
 from leanconv.ndimage.arguments import at_home, axes_of
@@ -259,6 +259,9 @@ def _on_cpu(
     large = all(LONG * w.shape[axis] > x.shape[axis] for axis in axes) and w.size > LEAST_TAPS
     if batched or len(axes) > 2 or not shorter or (large and bool(np.isfinite(x.sum()) and np.isfinite(w.sum()))):
         return _transformed(np.fft, x, w, axes, first, size).astype(dtype, copy=False)
+    if x.ndim == 1 and w.size <= FEW and dtype.kind == "f":
+        # one line and few taps: NumPy's loop takes as long as the copies of blocks
+        return np.convolve(x.astype(dtype, copy=False), w.astype(dtype, copy=False))[_part(0, first, size)]
     sums = "float32" if dtype == np.float32 else "float64"
     taps = np.flip(w.astype(np.float64)).reshape([w.shape[axis] for axis in sorted(axes)])
     anchor = [w.shape[axis] - 1 - first[axis] for axis in sorted(axes)]

@@ -306,3 +306,47 @@ def test_every_function_is_scipys(name: str, dtype: str, scipys: bool, monkeypat
                     unit = 2e-6 if dtype == "complex64" or expected.dtype == np.float32 else 1e-13
                     scale = max(100.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0)))
                     np.testing.assert_allclose(got, expected, rtol=unit, atol=unit * scale, err_msg=f"{arguments}")
+
+
+@pytest.mark.parametrize("side", [5, 150])
+@pytest.mark.parametrize("output", [np.complex64, "complex128", "array"])
+def test_a_real_result_is_not_stored_as_complex(side: int, output: Any) -> None:
+    x = np.zeros((side, side))
+    output = x.astype(complex) if output == "array" else output
+    for module in (scipy.ndimage, ndimage):
+        for function, argument in (
+            (module.correlate1d, [1, 2, 1]), (module.correlate, np.ones((3, 3))), (module.gaussian_filter, 1.0),
+            (module.uniform_filter, 3), (module.uniform_filter1d, 3), (module.sobel, 0),
+        ):  # fmt: skip
+            with pytest.raises(RuntimeError):
+                function(x, argument, output=output)
+
+
+@pytest.mark.parametrize("scipys", [True, False])
+@pytest.mark.parametrize("dtype", ["int16", "float64"])
+def test_means_as_truth_are_scipys(scipys: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SciPy keeps bytes other than 0 and 1 between its passes, so only its own loop makes the second one equal."""
+    if not scipys:
+        monkeypatch.setattr(on_cpu, "scipys_filters", lambda: None)
+    x = np.random.default_rng(0).integers(-300, 300, (11, 23)).astype(dtype)
+    for name in ("uniform_filter1d", *(("uniform_filter",) if scipys else ())):
+        found, expected = (getattr(module, name)(x, 4, output=bool) for module in (ndimage, scipy.ndimage))
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16"])
+@pytest.mark.parametrize("mode", ["reflect", "constant", "wrap"])
+def test_smooth_integers_are_truncated_as_scipys(dtype: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With areas of one value, whose mean lies next to an integer, and of zero, where both sides are zero."""
+    taken: list[int] = []
+    usual = on_cpu._truncated
+    monkeypatch.setattr(on_cpu, "_truncated", lambda *given: taken.append(0) or usual(*given))
+    rng, limits = np.random.default_rng(1), np.iinfo(dtype)
+    x = rng.integers(limits.min, limits.max, (220, 310), dtype, endpoint=True)
+    x[:70, :100], x[100:, 150:] = limits.max, 0
+    for sigma in (2.0, (6.0, 1.5), 20.0):
+        for output in (None, np.int32, np.int16):
+            expected = scipy.ndimage.gaussian_filter(x, sigma, output=output, mode=mode, cval=7)
+            found = ndimage.gaussian_filter(x, sigma, output=output, mode=mode, cval=7)
+            np.testing.assert_array_equal(found, expected)
+    assert taken

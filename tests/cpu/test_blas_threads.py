@@ -16,8 +16,8 @@ from leanconv.cpu import blas, direct, im2col, planes
 from leanconv.cpu.blas import ONE_THREAD, OneThread, numpys_libraries, one_thread
 from leanconv.runtime.threads import cores
 
-X, W = np.ones((1, 8, 20, 20), np.float32), np.ones((8, 8, 3, 3), np.float32)
-IMAGE, KERNEL = np.ones((60, 80), np.float32), np.ones((5, 5), np.float32)
+X, W = np.ones((1, 8, 28, 28), np.float32), np.ones((8, 8, 3, 3), np.float32)
+IMAGE, KERNEL = np.ones((120, 80), np.float32), np.ones((5, 5), np.float32)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ CALLS = [
     (im2col, "matmul", lambda: conv2d(X.astype(np.float16), W.astype(np.float16), algorithm="im2col")),
     (im2col, "matmul", lambda: conv2d(np.ones((8, 20, 20, 3), np.float32), W, algorithm="im2col", layout="CHWN")),
     (direct, "matmul", lambda: conv2d(X, W, algorithm="direct")),
-    (planes, "store", lambda: filter2d(IMAGE, KERNEL)),
+    (planes, "store", lambda: filter2d(np.stack([IMAGE] * 5, -1), KERNEL, channels_last=True)),
     (planes, "store", lambda: ndimage.correlate(IMAGE, KERNEL)),
 ]
 
@@ -206,18 +206,22 @@ def test_a_fork_during_a_call_of_another_thread(threads: Any) -> None:
 
 
 def test_tiny_calls_are_spared_the_change() -> None:
-    assert one_thread(1000) is not ONE_THREAD and one_thread(10**6) is ONE_THREAD
+    assert one_thread(1000) is not ONE_THREAD and one_thread(10**5) is ONE_THREAD
+    assert one_thread(10**5, matrices=True) is not ONE_THREAD and one_thread(10**6, matrices=True) is ONE_THREAD
 
 
 def test_cores_that_may_be_used(tmp_path: Path) -> None:
     every = cores(tmp_path)
     assert every >= 1
-    for quota, expected in ("max 100000", every), ("50000 100000", 1), ("150000 100000", min(2, every)), ("", every):
-        (tmp_path / "cpu.max").write_text(quota + "\n")
-        assert cores(tmp_path) == expected
-    (tmp_path / "cpu.max").unlink()
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for name, quota, expected in (
+        ("max", "max 100000", every), ("half", "50000 100000", 1), ("more", "150000 100000", min(2, every)),
+        ("none", "", every),
+    ):  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cpu.max").write_text(quota + "\n")
+        assert cores(tmp_path / name) == expected
     for quota, expected in ("-1", every), ("100000", 1):
-        (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
-        assert cores(tmp_path) == expected
+        (tmp_path / quota / "cpu").mkdir(parents=True)
+        (tmp_path / quota / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        (tmp_path / quota / "cpu" / "cpu.cfs_quota_us").write_text(quota + "\n")
+        assert cores(tmp_path / quota) == expected

@@ -40,6 +40,7 @@ def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setenv("LEANCONV_THREADS", "3")
     monkeypatch.setattr(layers, "LEAST_COST", 0)
+    monkeypatch.setattr(layers, "SMALL_WORK", 0)
     monkeypatch.setattr(layers, "over_blocks", recording)
     layers._parts_for.cache_clear()
     yield numbers

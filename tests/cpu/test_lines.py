@@ -13,7 +13,7 @@ import scipy.ndimage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanconv.cpu import lines, planes, separable
+from leanconv.cpu import lines, planes
 from leanconv.cpu.lines import correlate_line
 from leanconv.cpu.planes import correlate_plane
 from leanconv.cpu.separable import box, box_line, correlate_separable
@@ -30,7 +30,6 @@ def several_threads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LEANCONV_THREADS", "3")
         patch.setattr(lines, "LEAST_WORK", 1)
-        patch.setattr(separable, "LEAST_WORK", 1)
         patch.setattr(planes, "LEAST_WORK", 1)
         yield
 

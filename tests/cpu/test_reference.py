@@ -363,7 +363,9 @@ def test_auto_obeys_the_precision_and_picks_the_cheap_one() -> None:
         able = [a for a in CONV if not a.reasons(problem, None)]
         assert [a.cost(images_last) for a in able] == [a.cost(problem) for a in able]
     image = FilterProblem(1, 512, 512, 5, 5, (2, 2))
-    assert choose(image, None).algorithm.name == "banded"
+    assert choose(image, None).algorithm.name == "opencv"
+    assert choose(replace(image, channels=5), None).algorithm.name == "banded"
+    assert choose(replace(image, kh=31, kw=31), None).algorithm.name == "transforms"
     assert choose(replace(image, dtype="int32"), None).algorithm.name == "taps"
 
 
@@ -375,7 +377,8 @@ def test_reasons_name_what_cannot_be_done(algorithm: CpuAlgorithm) -> None:
         assert refused != (algorithm.name == "im2col")
     else:
         reasons = algorithm.reasons(FilterProblem(1, 9, 9, 3, 3, (1, 1), dtype="int32"), None)
-        assert [algorithm.name in ("banded", "transforms")] == ["int32" in reason for reason in reasons or [""]]
+        refuses = algorithm.name in ("banded", "opencv", "transforms")
+        assert [refuses] == ["int32" in reason for reason in reasons or [""]]
 
 
 # --- the papers' statements -----------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,29 @@ def test_the_committed_record_is_whole_and_the_choice_is_good() -> None:
     assert within >= 0.97 * len(rows)
     text = cpu.section(records.read(RECORD))
     assert f"Of {len(rows)} choices {within} are within 1.1×" in text
-    assert all(f"| {group} |" in text for group in cpu.layers("NCHW"))
+    assert all(f"| {group} |" in text for group in cpu.GIVEN["layers"])
+
+
+def test_the_committed_calls_are_those_that_are_listed() -> None:
+    rows = records.read(RECORD.with_name("calls.json"))["rows"]
+    listed = list(cpu.calls())
+    assert [row["problem"] for row in rows] == [given["call"] for _, given in listed]
+    assert sum(about["group"].startswith("signals") for about, _ in listed) == 20 and len(listed) == 60
+    text = cpu.calls_section(records.read(RECORD.with_name("calls.json")))
+    assert all(f"| {about['group']} |" in text for about, _ in listed)
+    mean = statistics.geometric_mean(map(cpu.beside, rows))
+    assert f"| all | {mean:.2f} ({max(map(cpu.beside, rows)):.2f}) |" in text and mean <= 1.1
+
+
+@pytest.mark.parametrize("at", [0, 29])
+def test_a_call_is_measured_beside_others_that_compute_the_same(at: int) -> None:
+    for module in cpu.GIVEN["modules"].values():
+        pytest.importorskip(module)
+    about, given = list(cpu.calls())[at]
+    row = cpu.call_row(about, given)
+    assert row["group"] == about["group"] and set(row["us"]) == {"leanconv", *given["others"]} and cpu.beside(row) > 0
+    with pytest.raises(RuntimeError, match="Wrong is .* apart"):
+        cpu.call_row(about, {**given, "others": {"Wrong": f"{given['call']} + 3"}})
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its thresholds are glibc's")

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Hashable
+from functools import lru_cache
 
 import numpy as np
 
 from leanconv.arrays.base import Arrays, MemoryOrder, Shape
+
+
+@lru_cache(maxsize=256)
+def _dtype_name(dtype: np.dtype) -> str:
+    # NumPy makes the name anew each time
+    return str(dtype.name)
 
 
 class NumpyArrays(Arrays):
@@ -23,7 +30,7 @@ class NumpyArrays(Arrays):
         return None
 
     def dtype(self, array: np.ndarray) -> str:
-        return str(array.dtype.name)
+        return _dtype_name(array.dtype)
 
     def strides(self, array: np.ndarray) -> Shape:
         return array.strides

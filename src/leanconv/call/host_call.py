@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,18 @@ class CpuCall(_HostCall):
             types: list[DtypeName] = [self._problem.dtype, self._problem.result]
             types = ["float32" if each == "bfloat16" else each for each in types]
             self._problem = replace(self._problem, dtype=types[0], out_dtype=types[1])
+        self._ready = choice.algorithm.ready(self._problem)
+        usual = not (self._problem.batch_invariant or self._problem.is_empty or writes_bias(self._problem))
+        #: NumPy's arrays are computed as they are
+        self._is_direct = operands.arrays is NUMPY and usual and self._order is self._w_order is self._out_order is None
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         arrays, problem = self._arrays, self._problem
+        if self._is_direct and out is None:
+            if w.dtype != self._w_dtype:
+                w = w.astype(self._w_dtype)
+            x, w = plain(x).reshape(self._read[0]), plain(w).reshape(self._read[1])
+            return self._ready(x, w, None if bias is None else plain(bias), value, delta).reshape(self._shape)
         if out is not None:
             self._check_out(x, w, bias, out)
         if problem.is_empty:
@@ -115,7 +125,8 @@ class CpuCall(_HostCall):
             if problem.batch_invariant and problem.images > 1:
                 result = self._image_by_image(x, w, given)
             else:
-                result = self._algorithm.run(problem, x, w, given, value, delta)
+                run = self._ready if problem is self._problem else partial(self._algorithm.run, problem)
+                result = run(x, w, given, value, delta)
             result = as_shown(result, self._shape, self._out_order)
         if arrays is not NUMPY:
             result = arrays.from_numpy(result, None)

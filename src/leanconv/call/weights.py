@@ -230,6 +230,8 @@ def given_kernel(kernel: Any) -> Any:
     Raises ValueError for a list that is no array, and for an array of NumPy that is too large: a view may repeat a
     number, and what copies it would ask for all of it.
     """
+    if kernel is None or isinstance(kernel, (int, float, complex, str, np.generic)):
+        raise TypeError(f"kernel={kernel!r} is no array; give its rows: a list of lists of numbers, or an array")
     if type(kernel) in (list, tuple):
         try:
             kernel = np.asarray(kernel)

@@ -10,6 +10,7 @@ from leanconv.cpu.fourier import Fourier
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.im2win import Im2win
 from leanconv.cpu.median import Median
+from leanconv.cpu.opencv import OpenCv
 from leanconv.cpu.single_channel import SingleChannel
 from leanconv.cpu.slices import Slices
 from leanconv.cpu.winograd1d import Winograd1d
@@ -32,6 +33,7 @@ CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
     Factored(),
     Boxes(),
     Median(),
+    OpenCv(),
 )
 
 __all__ = ["CPU_ALGORITHMS"]

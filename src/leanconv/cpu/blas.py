@@ -23,8 +23,9 @@ LEAST_WORK = 1_000_000_000
 
 
 #: Operations of all products of a call below which BLAS takes one thread by itself: OpenBLAS splits a product of a
-#: matrix and a vector from 9216 elements on. Such a call is spared setting the number.
-TINY_WORK = 2 * 9216
+#: matrix and a vector from 9216 elements on, of two matrices from 262144 multiply-adds on. Such a call is spared
+#: setting the number.
+TINY_WORK, TINY_MATRICES = 2 * 9216, 2 * 262144
 
 
 def numpys_libraries() -> list[Any]:
@@ -142,9 +143,12 @@ matmul = ONE_THREAD.matmul
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-def one_thread(work: int) -> AbstractContextManager[None]:
-    """`ONE_THREAD` for products of ``work`` operations in all; a context that does nothing where that is tiny."""
-    return _NOTHING if work < TINY_WORK else ONE_THREAD
+def one_thread(work: int, matrices: bool = False) -> AbstractContextManager[None]:
+    """`ONE_THREAD` for products of ``work`` operations in all; a context that does nothing where that is tiny.
+
+    ``matrices``: none is a product with a vector.
+    """
+    return _NOTHING if work < (TINY_MATRICES if matrices else TINY_WORK) else ONE_THREAD
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
+from math import prod
 
 import numpy as np
 
-from leanconv.cpu.filter2d import PlaneFilter
+from leanconv.cpu.filter2d import CALL_NS, OPERATIONS, PlaneFilter
 from leanconv.cpu.lines import Edge
-from leanconv.cpu.separable import Pass1d, filter_passes
+from leanconv.cpu.separable import filter_passes, fits_blocks, window_pass
+from leanconv.dtypes import item_bytes
 from leanconv.problem import FilterProblem
 
 _OPERATIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class Boxes(PlaneFilter):
-    """Windows of a power of two are made of those half as large; no difference of long sums is taken."""
+    """Windows of a power of two are made of those half as large; no difference of long sums is taken.
+
+    Least and largest pixels are found in the type of the image, which a register holds more of.
+    """
 
     name = "box"
     paper = "windows by doubling"
@@ -23,39 +27,61 @@ class Boxes(PlaneFilter):
     def why_not(self, problem: FilterProblem, target: None = None) -> list[str]:
         return [] if problem.reduction in _OPERATIONS else ["no sum, least or largest value of a box is asked for"]
 
+    def cost(self, problem: FilterProblem) -> float:
+        kind = _kind(problem)
+        passes = sum(size.bit_length() + (problem.reduction == "sum") for size in (problem.kh, problem.kw))
+        converted = 0.2 * (kind != problem.dtype) + 0.4 * (kind != problem.result)
+        return OPERATIONS * (prod(problem.x_shape) * (0.04 * item_bytes(kind) * passes + converted) + CALL_NS)
+
+    def run(
+        self,
+        problem: FilterProblem,
+        x: np.ndarray,
+        w: np.ndarray,
+        bias: None = None,
+        value: float = 0,
+        delta: float = 0,
+    ) -> np.ndarray:
+        if problem.is_volume or 0 in problem.y_shape or "bfloat16" in (problem.dtype, problem.result):
+            return super().run(problem, x, w, bias, value, delta)
+        y = np.empty(problem.y_shape, problem.result)
+        x = x.reshape(problem.batch, problem.h, problem.w, problem.channels)
+        results = y.reshape(problem.batch, problem.out_h, problem.out_w, problem.channels)
+        if fits_blocks(max(problem.kh, problem.kw) - 1):
+            flat = problem.batch, problem.h, problem.w * problem.channels
+            into = results.reshape(problem.batch, problem.out_h, problem.out_w * problem.channels)
+            _filter(problem, x.reshape(flat), w, value, delta, into, problem.channels)
+        else:
+            for channel in range(problem.channels):
+                _filter(problem, x[..., channel], w, value, delta, results[..., channel])
+        return y
+
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        assert problem.reduction is not None
-        passes = []
-        for size, anchor in zip((problem.kh, problem.kw), problem.anchor, strict=True):
-            make = partial(_doubled, size=size, operation=_OPERATIONS[problem.reduction])
-            edge = Edge(problem.border, anchor, size - 1 - anchor)
-            gain = float(size) if problem.reduction == "sum" else 1.0
-            passes.append(Pass1d(edge, partial(make, axis=1), partial(make, axis=0), gain))
-        result = y[:, 0]
-        result[...] = filter_passes(x, passes, (-2, -1), value, problem.sums, None)
-        if problem.reduction == "sum":
-            result *= w.reshape(-1)[0]
+        _filter(problem, x, w, value, delta, y[:, 0])
+
+
+def _kind(problem: FilterProblem) -> str:
+    """The type of the arithmetic."""
+    kept = problem.reduction != "sum" and problem.dtype == problem.result
+    return problem.dtype if kept and problem.dtype not in ("float16", "bfloat16") else problem.sums
+
+
+def _filter(
+    problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray, channels: int = 1
+) -> None:
+    assert problem.reduction is not None
+    weight, operation = w.reshape(-1)[0], _OPERATIONS[problem.reduction]
+
+    def finish(result: np.ndarray) -> None:
+        if problem.reduction == "sum" and weight != 1:
+            result *= weight
         if delta:
-            result += y.dtype.type(delta)
+            result += result.dtype.type(delta)
 
-
-def _doubled(extended: np.ndarray, result: np.ndarray, size: int, axis: int, operation: np.ufunc) -> None:
-    """Fill ``result`` with what ``size`` neighbours along ``axis`` make."""
-    n = result.shape[axis]
-
-    def part(array: np.ndarray, first: int, last: int) -> np.ndarray:
-        return array[:, first:last] if axis else array[first:last]
-
-    # powers[i] is made by `width` neighbours from i on
-    powers, width, begin = extended, 1, 0
-    while begin < size:
-        if size & width:
-            some = part(powers, begin, begin + n)
-            result[...] = some if begin == 0 else operation(result, some)
-            begin += width
-        if begin < size:
-            length = powers.shape[axis] - width
-            powers = operation(part(powers, 0, length), part(powers, width, length + width))
-            width *= 2
+    kind, passes = problem.sums if delta else _kind(problem), []
+    for size, anchor, last in zip((problem.kh, problem.kw), problem.anchor, (False, True), strict=True):
+        edge = Edge(problem.border, anchor, size - 1 - anchor)
+        passes.append(window_pass(edge, operation, finish if last else None, channels))
+    filter_passes(x, passes, (-2, -1), value, kind, y, channels)

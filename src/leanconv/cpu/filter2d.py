@@ -6,18 +6,21 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from leanconv.cpu.lines import line_indices
-from leanconv.cpu.planes import by_transforms, direct_ns, directly, transform_ns
+from leanconv.cpu.lines import FASTER, line_indices
+from leanconv.cpu.planes import banded_ns, by_transforms, directly, transform_ns
 from leanconv.dtypes import DTYPES, is_integer, item_bytes
 from leanconv.kernels.contract import CpuAlgorithm
+from leanconv.options import Precision
 from leanconv.problem import FilterProblem
 
 #: Operations of BLAS in a nanosecond: the unit of costs.
 OPERATIONS = 220.0
+#: What a call of a filter in blocks costs besides. Explored (EPYC, one thread, 6f01be02).
+CALL_NS = 70_000.0
 #: Bytes of a strip, its extension and the product, for the tap loop: they stay in the second-level cache
 TAP_BYTES = 256 << 10
 #: Why what takes whole filters refuses some.
@@ -38,7 +41,7 @@ def rounded(sums: np.ndarray, dtype: str) -> np.ndarray:
 class PlaneFilter(CpuAlgorithm):
     """What all ways have in common: they filter planes, each image and channel by itself, in the type of the sums."""
 
-    precision = "ieee"
+    precision: ClassVar[Precision] = "ieee"
     solves = "filter2d"
 
     @abstractmethod
@@ -132,7 +135,7 @@ class BlockFilter(PlaneFilter):
 
     def cost(self, problem: FilterProblem) -> float:
         each = self.expected(problem.kh, problem.kw, problem.sums)
-        return OPERATIONS * prod(problem.x_shape) * problem.filters * each * problem.kd
+        return OPERATIONS * (prod(problem.x_shape) * problem.filters * each * problem.kd + CALL_NS)
 
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
@@ -152,7 +155,7 @@ class BlockFilter(PlaneFilter):
         if problem.is_volume or 0 in problem.y_shape or "bfloat16" in (problem.dtype, problem.result):
             return super().run(problem, x, w, bias, value, delta)
         y = np.empty(problem.y_shape, problem.result)
-        w = w.reshape(-1, problem.filters, problem.kh, problem.kw)
+        w = w.reshape(-1, *((problem.filters, problem.kh, problem.kw) if problem.is_whole else problem.w_shape))
         x = x.reshape(problem.batch, problem.h, problem.w, problem.channels)
         results = y.reshape(problem.batch, problem.filters, problem.out_h, problem.out_w, problem.channels)
         for images in range(problem.batch) if problem.per_image else [slice(None)]:
@@ -165,7 +168,7 @@ class BlockFilter(PlaneFilter):
 
 
 class Banded(BlockFilter):
-    """A filter as a product with a banded matrix; one of few taps by OpenCV's loop over them, where it is installed.
+    """A filter as a product with a banded matrix.
 
     For a band of B output rows, ``y = Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = w[u, v]``: kw small
     banded (Toeplitz) matrices side by side, times the kw shifted copies of B + kh − 1 rows below one another. The zeros
@@ -176,10 +179,10 @@ class Banded(BlockFilter):
     paper = "correlation as a Toeplitz matrix product"
 
     def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
-        return directly(*arguments, **options)
+        return directly(*arguments, loops=False, **options)
 
     def expected(self, kh: int, kw: int, sums: str) -> float:
-        return direct_ns(kh, kw, sums)
+        return banded_ns(kh, kw, sums)
 
 
 class Transforms(BlockFilter):
@@ -187,13 +190,19 @@ class Transforms(BlockFilter):
 
     name = "transforms"
     paper = "T. G. Stockham, High-speed convolution and correlation (1966)"
+    #: errors are relative to the largest number of a block
+    precision = "fp32"
 
     def plane(self, *arguments: Any, **options: Any) -> np.ndarray:
         return by_transforms(*arguments, **options)
 
     def expected(self, kh: int, kw: int, sums: str) -> float:
-        # errors are relative to the largest number of a block: so it must be quicker by twice
-        return 2 * transform_ns(kh, kw)
+        return transform_ns(kh, kw)
+
+    def cost(self, problem: FilterProblem) -> float:
+        # sums of integers of 16 bits are so much larger than the errors that these do not count
+        exact = is_integer(problem.dtype) and item_bytes(problem.dtype) <= 2
+        return super().cost(problem) * (1 if exact else FASTER)
 
 
 class Taps(PlaneFilter):

@@ -11,7 +11,7 @@ import numpy as np
 
 from leanconv.cpu.im2col import Im2col
 from leanconv.cpu.layers import FAR, LayerAlgorithm, finish, inside, shared_limits
-from leanconv.cpu.planes import transform_length
+from leanconv.cpu.lines import transform_length
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 

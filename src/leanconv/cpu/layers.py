@@ -98,8 +98,9 @@ class Part(NamedTuple):
         return replace(problem, w=covered, padding=(top, bottom, 0, 0))
 
 
-#: Cost from which a layer is computed by several threads: a half of a millisecond.
-LEAST_COST = 1e8
+#: Cost from which a layer is computed by several threads: a half of a millisecond; and operations below which none
+#: costs as much.
+LEAST_COST, SMALL_WORK = 1e8, 1 << 17
 
 
 @lru_cache(maxsize=4096)
@@ -448,9 +449,10 @@ class LayerAlgorithm(CpuAlgorithm):
 
     def _on_threads(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         """`compute`, by several threads where the layer is large enough to be cut into parts."""
-        threads = env.threads()
+        threads = env.threads() if problem.flops > SMALL_WORK else 1
         parts = _parts_for(self, problem, threads) if threads > 1 else ()
-        with one_thread(problem.flops), np.errstate(invalid="ignore", over="ignore"):
+        matrices = min(problem.group_k, problem.group_c * problem.r * problem.s, problem.p * problem.q) > 1
+        with one_thread(problem.flops, matrices), np.errstate(invalid="ignore", over="ignore"):
             if not parts:
                 return self.compute(problem, x, w, bias)
             y = np.empty(problem.y_shape, x.dtype)

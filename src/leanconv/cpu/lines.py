@@ -8,6 +8,7 @@ for each tap, or, of many taps, a product of transforms (overlap-save).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from math import prod
 from typing import NamedTuple
@@ -16,7 +17,6 @@ import numpy as np
 
 from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.layers import keep_freed_memory
-from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import ceil_div
 from leanconv.runtime import env
 from leanconv.runtime.threads import over_blocks
@@ -28,26 +28,61 @@ BLOCK_BYTES = 512 << 10
 LEAST_LINES = 32
 #: The longest reach of a filter for which long lines are cut into segments of some multiples of it.
 SHORT = 191
+#: The longest line whose `line_indices` are kept.
+MOST_KEPT = 1 << 14
+#: The most taps for which NumPy's loop over one line is quicker than a product, and the line's length for it.
+FEW, FEW_LENGTH = 11, 8192
 #: Fewer elements than this are computed by one thread.
 LEAST_WORK = 1 << 16
 #: Nanoseconds of an output: of one banded row's element, by the bytes of a number, and of a transform there and back.
-#: Explored (EPYC, one thread, 0d4d7f7).
-_BAND_NS, _FOURIER_NS = {4: 0.021, 8: 0.042}, 3.6
+#: Explored (EPYC, one thread, 6f01be02).
+_BAND_NS, _FOURIER_NS = {4: 0.028, 8: 0.05}, 9.0
+#: How many times as quick transforms of fractions must be.
+FASTER = 1.25
 
 #: Fills ``result`` (lines, n), or (n, columns) where ``down``, from lines that are taps - 1 longer.
 Pass = Callable[[np.ndarray, np.ndarray], None]
 
 
-def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
+@dataclass(frozen=True)
+class Places:
     """The pixel that stands for each place of a line of ``size`` pixels with places before and after it.
 
-    −1 marks the places that border ``constant`` fills with its value.
+    −1 marks the places that border ``constant`` fills with its value. A slice of places makes their array.
     """
-    if border == "constant":
-        return np.pad(np.arange(size), (before, after), constant_values=-1)
-    if border == "wrap":
-        return np.arange(-before, size + after) % size
-    return np.pad(np.arange(size), (before, after), mode=BORDERS[border].numpy)  # type: ignore[call-overload]
+
+    border: str
+    size: int
+    before: int
+    after: int
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        begin, end, _ = places.indices(self.before + self.size + self.after)
+        at = np.arange(begin - self.before, end - self.before)
+        if not at.size or (at[0] >= 0 and at[-1] < self.size):
+            return at
+        if self.border == "constant":
+            at[(at < 0) | (at >= self.size)] = -1
+        elif self.border == "replicate":
+            at.clip(0, self.size - 1, out=at)
+        else:
+            period = {"wrap": self.size, "reflect": 2 * self.size, "reflect101": max(1, 2 * self.size - 2)}[self.border]
+            at %= period
+            np.minimum(at, period - (self.border == "reflect") - at, out=at, where=at >= self.size)
+        return at
+
+
+@lru_cache(maxsize=256)
+def _kept(places: Places) -> np.ndarray:
+    every = places[:]
+    every.flags.writeable = False
+    return every
+
+
+def line_indices(border: str, size: int, before: int, after: int) -> np.ndarray:
+    """All of `Places`, read-only."""
+    places = Places(border, size, before, after)
+    return _kept(places) if size + before + after <= MOST_KEPT else places[:]
 
 
 class Edge(NamedTuple):
@@ -63,9 +98,9 @@ class Edge(NamedTuple):
         anchor = taps // 2 if anchor is None else anchor
         return cls(border, anchor, taps - 1 - anchor, value)
 
-    def places(self, size: int, outputs: int) -> np.ndarray:
-        """What `line_indices` says of a line of ``size`` pixels from which so many outputs are computed."""
-        return line_indices(self.border, size, self.before, outputs - size + self.after)
+    def places(self, size: int, outputs: int) -> Places:
+        """The places of a line of ``size`` pixels from which so many outputs are computed."""
+        return Places(self.border, size, self.before, outputs - size + self.after)
 
 
 def correlate_line(
@@ -226,12 +261,12 @@ def segment(taps: int) -> int:
 
 
 def _segments(
-    x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype, source: np.ndarray, threads: int
+    x: np.ndarray, y: np.ndarray, edge: Edge, filter_block: Pass, sums: np.dtype, source: Places, threads: int
 ) -> None:
     """Few long lines: each is cut into segments that are the rows of a block."""
     outer, n, inner = y.shape
     reach = edge.before + edge.after
-    length = segment(reach + 1) if reach > SHORT else max(128, 4 * reach)
+    length = segment(reach + 1) if reach > SHORT else FEW_LENGTH if reach < FEW else max(128, 4 * reach)
     count = ceil_div(n, length)
     many = max(1, BLOCK_BYTES // 2 // sums.itemsize // (length + reach))
     lines = [(o, i, first) for o in range(outer) for i in range(inner) for first in range(0, count, many)]
@@ -268,19 +303,23 @@ def store(filter_block: Pass, extended: np.ndarray, part: np.ndarray) -> None:
 
 
 def put(result: np.ndarray, part: np.ndarray) -> None:
-    """Copy results to an output: integers are rounded half to even and saturate, as in OpenCV; NaN becomes 0."""
+    """Copy results, which may be changed, to an output: integers are rounded half to even and saturate, as in OpenCV;
+    NaN becomes 0."""
     with np.errstate(all="ignore"):
-        if part.dtype.kind not in "iu":
+        if part.dtype.kind not in "iu" or result.dtype == part.dtype:
             np.copyto(part, result, casting="unsafe")
             return
         limits = np.iinfo(part.dtype)
         # the largest number of 32 or 64 bits may be no number of the sums', and the next one is larger
         high = result.dtype.type(limits.max)
         over = result >= high if int(high) > limits.max else None
-        whole = np.rint(np.nan_to_num(result, nan=0.0))
         if over is not None:
             high = np.nextafter(high, high.dtype.type(0))
-        part[...] = np.clip(whole, limits.min, high, out=whole)
+        whole = np.rint(result, out=result)
+        if whole.size and not (whole.min() >= limits.min and whole.max() <= high):  # or a NaN
+            np.nan_to_num(whole, copy=False, nan=0.0)
+            np.clip(whole, limits.min, high, out=whole)
+        np.copyto(part, whole, casting="unsafe")
         if over is not None:
             part[over] = limits.max
 
@@ -289,9 +328,9 @@ def put(result: np.ndarray, part: np.ndarray) -> None:
 
 
 def is_fourier(taps: int, sums: str) -> bool:
-    """Whether transforms are quicker by twice: their errors are relative to the largest number of a segment."""
+    """Whether transforms are quicker, clearly so: their errors are relative to the largest number of a segment."""
     size = transform_size(taps)
-    return _BAND_NS[np.dtype(sums).itemsize] * (taps + _band(taps)) > 2 * _FOURIER_NS * size / (size - taps + 1)
+    return _BAND_NS[np.dtype(sums).itemsize] * (taps + _band(taps)) > FASTER * _FOURIER_NS * size / (size - taps + 1)
 
 
 def _band(taps: int) -> int:
@@ -300,19 +339,20 @@ def _band(taps: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _matrix(taps: bytes, dtype: str) -> np.ndarray:
-    """The banded matrix (outputs, outputs + taps - 1)."""
+def _matrix(taps: bytes, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """The banded matrix (outputs, outputs + taps - 1), and the same transposed: of views BLAS takes half as long again
+    (EPYC, 25 taps)."""
     row = np.frombuffer(taps, dtype)
     count = _band(len(row))
     matrix = np.zeros((count, count + len(row) - 1), dtype)
     for i in range(count):
         matrix[i, i : i + len(row)] = row
-    return matrix
+    return matrix, np.ascontiguousarray(matrix.T)
 
 
 def correlate_down(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -> None:
     """Lines that are columns, by a banded product for some rows at a time."""
-    matrix, n, reach = _matrix(taps.tobytes(), taps.dtype.name), len(result), len(taps) - 1
+    (matrix, _), n, reach = _matrix(taps.tobytes(), taps.dtype.str), len(result), len(taps) - 1
     for top in range(0, n, len(matrix)):
         part = result[top : top + len(matrix)]
         count = len(part)
@@ -324,14 +364,18 @@ def correlate_down(extended: np.ndarray, result: np.ndarray, taps: np.ndarray) -
 
 def correlate_last(extended: np.ndarray, result: np.ndarray, taps: np.ndarray, transforms: str = "float64") -> None:
     """Lines that are rows, by a banded product for some columns at a time, or by transforms."""
+    if len(taps) <= FEW and result.shape[1] >= FEW_LENGTH // 4:
+        for line, into in zip(extended, result, strict=True):
+            into[...] = np.correlate(line, taps, "valid")
+        return
     if is_fourier(len(taps), taps.dtype.name):
         _by_transforms(extended, result, taps, np.result_type(transforms, taps.dtype))
     else:
-        matrix, n, reach = _matrix(taps.tobytes(), taps.dtype.name), result.shape[1], len(taps) - 1
-        for left in range(0, n, len(matrix)):
-            part = result[:, left : left + len(matrix)]
+        (_, matrix), n, reach = _matrix(taps.tobytes(), taps.dtype.str), result.shape[1], len(taps) - 1
+        for left in range(0, n, matrix.shape[1]):
+            part = result[:, left : left + matrix.shape[1]]
             count = part.shape[1]
-            np.matmul(extended[:, left : left + count + reach], matrix[:count, : count + reach].T, out=part)
+            np.matmul(extended[:, left : left + count + reach], matrix[: count + reach, :count], out=part)
     if not np.isfinite(result.sum()):
         result[...] = one_by_one(extended, taps)
     elif is_fourier(len(taps), taps.dtype.name) and taps.min() >= 0 and extended.min() >= 0:
@@ -354,6 +398,13 @@ def transform_size(taps: int) -> int:
     return min(fit, key=lambda size: size * (12 + np.log2(size) + size / 16384) / (size - taps + 1))
 
 
+@cache
+def transform_length(least: int) -> int:
+    """The next product of powers of 2, 3 and 5."""
+    lengths = (2**i * 3**j * 5**k for i in range(25) for j in range(6) for k in range(4))
+    return min(length for length in lengths if length >= least)
+
+
 @lru_cache(maxsize=16)
 def _spectrum(taps: bytes, dtype: str, size: int, wide: np.dtype) -> np.ndarray:
     return np.conj(np.fft.rfft(np.frombuffer(taps, dtype).astype(wide), size))
@@ -361,7 +412,7 @@ def _spectrum(taps: bytes, dtype: str, size: int, wide: np.dtype) -> np.ndarray:
 
 def _by_transforms(extended: np.ndarray, result: np.ndarray, taps: np.ndarray, wide: np.dtype) -> None:
     """Overlap-save: of each transform the outputs that do not wrap around. NumPy 1 transforms in float64 only."""
-    size = min(transform_size(len(taps)), transform_size(ceil_div(extended.shape[1], 2)))
+    size = min(transform_size(len(taps)), max(2, transform_length(extended.shape[1])))
     spectrum, step = _spectrum(taps.tobytes(), taps.dtype.name, size, wide), size - len(taps) + 1
     for left in range(0, result.shape[1], step):
         part = result[:, left : left + step]

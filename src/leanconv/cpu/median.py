@@ -1,15 +1,13 @@
-"""Medians of images: by OpenCV where it is installed; else windows are partially sorted."""
+"""Medians of images: windows are partially sorted."""
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 
-from leanconv.cpu.filter2d import PlaneFilter, extended_strips
-from leanconv.cpu.planes import opencv
+from leanconv.cpu.filter2d import OPERATIONS, PlaneFilter, extended_strips
 from leanconv.problem import FilterProblem
-
-#: Output rows of a strip that OpenCV filters at once.
-BLURRED_ROWS = 256
 
 
 class Median(PlaneFilter):
@@ -23,18 +21,13 @@ class Median(PlaneFilter):
             return ["no median is asked for"]
         return [] if problem.kh * problem.kw % 2 else [f"a window of {problem.kh}x{problem.kw} has no middle pixel"]
 
+    def cost(self, problem: FilterProblem) -> float:
+        return OPERATIONS * prod(problem.x_shape) * 3.0 * problem.kh * problem.kw
+
     def fill(
         self, problem: FilterProblem, x: np.ndarray, w: np.ndarray, value: float, delta: float, y: np.ndarray
     ) -> None:
-        taps, size = problem.kh * problem.kw, problem.kh
-        if x.dtype == np.float32 and size == problem.kw and size in (3, 5) and opencv() is not None:
-            for image, top, extended in extended_strips(problem, x, value, BLURRED_ROWS):
-                rows = len(extended) - size + 1
-                middle = opencv().medianBlur(extended, size)[size // 2 :, size // 2 :]
-                y[image, 0, top : top + rows] = middle[:rows, : problem.w]
-            if delta:
-                y += y.dtype.type(delta)
-            return
+        taps = problem.kh * problem.kw
         rows = max(1, (4 << 20) // (taps * problem.w * x.itemsize))
         for image, top, extended in extended_strips(problem, x, value, rows):
             windows = np.lib.stride_tricks.sliding_window_view(extended, (problem.kh, problem.kw))

@@ -7,6 +7,7 @@ matrix, or a product of transforms (overlap-save).
 from __future__ import annotations
 
 import importlib
+from contextlib import nullcontext
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,17 @@ import numpy as np
 
 from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.layers import keep_freed_memory
-from leanconv.cpu.lines import LEAST_WORK, Edge, Pass, fill_from, store, sums_of, threads_for
+from leanconv.cpu.lines import (
+    FASTER,
+    LEAST_WORK,
+    Edge,
+    Pass,
+    fill_from,
+    store,
+    sums_of,
+    threads_for,
+    transform_length,
+)
 from leanconv.runtime.threads import over_blocks
 
 #: Rows of a band. A product of 16 rows does (15 + kh) / kh times the needed arithmetic, at the full speed of BLAS,
@@ -23,11 +34,13 @@ BAND_ROWS = 16
 #: Rows and columns of a block: of OpenCV's loops and of banded products, and of a transform at least.
 BLOCK = (128, 1024)
 LEAST_TRANSFORM = 256
+#: Pixels of a block that is quicker copied by the numbers of its rows and columns.
+SMALL = 1 << 14
 #: The most taps of OpenCV's loop over them: beyond, it transforms in the type of the image.
-OPENCV_TAPS = {"float32": 121, "float64": 49}
+LOOP_TAPS = {"float32": 121, "float64": 49}
 #: Nanoseconds of an output: of a tap of a banded product, by the bytes of a number, and of a transform there and back.
-#: Explored (EPYC, one thread, 0d4d7f7): filters of 3×3 take 1.4, of 15×15 11, in float64 2.9 and 23.
-_BAND_NS, _FOURIER_NS = {4: 0.023, 8: 0.048}, 6.0
+#: Explored (EPYC, one thread, 6f01be02): filters of 15×15 take 22 by products and 14 by transforms.
+_BAND_NS, _FOURIER_NS = {4: 0.045, 8: 0.09}, 10.0
 #: and of one tap of OpenCV's loop
 _LOOP_NS = {"float32": 0.034, "float64": 0.09}
 
@@ -64,13 +77,13 @@ def correlate_plane(
 
 def directly(
     x: np.ndarray, kernel: np.ndarray, anchor: tuple[int, int] | None, border: str, cval: float, *,
-    delta: float = 0.0, out: np.ndarray | None = None, sums: str,
+    delta: float = 0.0, out: np.ndarray | None = None, sums: str, loops: bool = True,
 ) -> np.ndarray:  # fmt: skip
-    """`correlate_plane` by OpenCV's loop over the taps or by banded products, plus ``delta``."""
+    """`correlate_plane` by OpenCV's loop over the taps or, also without ``loops``, banded products, plus ``delta``."""
     kernel, edges = _prepared(kernel, anchor, border, cval, sums)
-    loop = kernel.size <= OPENCV_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None
+    loop = loops and kernel.size <= LOOP_TAPS[sums] and x.size >= LEAST_WORK and opencv() is not None
     one = partial(_by_opencv if loop else _banded, kernel=kernel)
-    return over_planes(x, edges, _plus(one, delta), sums, out, BLOCK)
+    return over_planes(x, edges, plus(one, delta), sums, out, BLOCK)
 
 
 def by_transforms(
@@ -81,7 +94,7 @@ def by_transforms(
     kernel, edges = _prepared(kernel, anchor, border, cval, sums)
     height, width = (transform_size(size) - size + 1 for size in kernel.shape)
     one = partial(_by_transforms, kernel=kernel, wide=np.result_type(transforms, sums))
-    return over_planes(x, edges, _plus(one, delta), sums, out, (height, width))
+    return over_planes(x, edges, plus(one, delta), sums, out, (height, width), products=False)
 
 
 def _prepared(
@@ -92,7 +105,9 @@ def _prepared(
     return np.ascontiguousarray(kernel, sums), edges
 
 
-def _plus(filter_block: Pass, delta: float) -> Pass:
+def plus(filter_block: Pass, delta: float) -> Pass:
+    """A filter of blocks whose results get ``delta`` added."""
+
     def both(extended: np.ndarray, result: np.ndarray) -> None:
         filter_block(extended, result)
         result += result.dtype.type(delta)
@@ -102,8 +117,13 @@ def _plus(filter_block: Pass, delta: float) -> Pass:
 
 def direct_ns(kh: int, kw: int, sums: str) -> float:
     """Expected nanoseconds of an output of `directly`."""
-    if kh * kw <= OPENCV_TAPS[sums] and opencv() is not None:
+    if kh * kw <= LOOP_TAPS[sums] and opencv() is not None:
         return _LOOP_NS[sums] * kh * kw
+    return banded_ns(kh, kw, sums)
+
+
+def banded_ns(kh: int, kw: int, sums: str) -> float:
+    """Expected nanoseconds of an output of a banded product."""
     return kw * (kh + BAND_ROWS - 1) * _BAND_NS[np.dtype(sums).itemsize]
 
 
@@ -113,8 +133,8 @@ def transform_ns(kh: int, kw: int) -> float:
 
 
 def is_fourier(kh: int, kw: int, sums: str) -> bool:
-    """Whether transforms are quicker by twice: their errors are relative to the largest number of a block."""
-    return direct_ns(kh, kw, sums) > 2 * transform_ns(kh, kw)
+    """Whether transforms are quicker, clearly so: their errors are relative to the largest number of a block."""
+    return direct_ns(kh, kw, sums) > FASTER * transform_ns(kh, kw)
 
 
 def over_planes(
@@ -124,8 +144,13 @@ def over_planes(
     sums: str,
     out: np.ndarray | None,
     block: tuple[int, int],
+    channels: int = 1,
+    products: bool = True,
 ) -> np.ndarray:
-    """Fill ``out`` block by block, from the rows and columns that a block reads, extended at the edges."""
+    """Fill ``out`` block by block, from the rows and columns that a block reads, extended at the edges.
+
+    The last axis holds the ``channels`` of each pixel, one pixel after the other. ``products``: BLAS makes some.
+    """
     y = np.empty(x.shape, sums) if out is None else out
     if x.size == 0:
         return y
@@ -133,8 +158,9 @@ def over_planes(
     source = (x.copy() if np.may_share_memory(x, y) else x).reshape(-1, *x.shape[-2:])
     target = y.reshape(-1, *y.shape[-2:])
     (_, h, w), (rows, columns) = target.shape, edges
-    lines, across = rows.places(source.shape[1], h), columns.places(source.shape[2], w)
-    tall, wide = rows.before + rows.after, columns.before + columns.after
+    lines = rows.places(source.shape[1], h)[:]
+    across = _of_channels(columns.places(source.shape[2] // channels, w // channels)[:], channels)
+    tall, wide = rows.before + rows.after, (columns.before + columns.after) * channels
     height, width = min(h, block[0]), min(w, block[1])
     blocks = [
         Block(plane, top, left)
@@ -150,15 +176,30 @@ def over_planes(
         _fill(extended, source[at.plane], *seen, rows.value)
         store(filter_block, extended, part)
 
-    with ONE_THREAD:
+    with ONE_THREAD if products else nullcontext():
         over_blocks(one, blocks, threads_for(x.size))
     if not np.may_share_memory(target, y):
         y[...] = target.reshape(y.shape)
     return y
 
 
+def _of_channels(columns: np.ndarray, channels: int) -> np.ndarray:
+    """Where the values of pixels lie of which these are the numbers; −1 stays −1."""
+    if channels == 1:
+        return columns
+    every = columns[:, None] * channels + np.arange(channels)
+    every[columns < 0] = -1
+    return every.reshape(-1)
+
+
 def _fill(extended: np.ndarray, plane: np.ndarray, rows: np.ndarray, columns: np.ndarray, value: float) -> None:
     """Copy the pixels of ``rows`` and ``columns`` of a plane, where −1 stands for a line of ``value``."""
+    if extended.size <= SMALL:
+        extended[...] = plane.take(rows, 0).take(columns, 1)
+        if rows.min() < 0 or columns.min() < 0:
+            extended[rows < 0] = value
+            extended[:, columns < 0] = value
+        return
     seen = columns[columns >= 0]
     if seen.size == 0:
         extended[...] = value
@@ -200,7 +241,7 @@ def _bands(kernel: bytes, dtype: str, kh: int, kw: int) -> np.ndarray:
 def _banded(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray) -> None:
     """For a band of B rows ``Σ_v T_v · x[rows, columns + v]`` with ``T_v[i, i + u] = kernel[u, v]``, as one product."""
     (kh, kw), (height, width) = kernel.shape, result.shape
-    bands = _bands(kernel.tobytes(), kernel.dtype.name, kh, kw)
+    bands = _bands(kernel.tobytes(), kernel.dtype.str, kh, kw)
     stacked = np.empty((kw, min(BAND_ROWS, height) + kh - 1, width), extended.dtype)
     for top in range(0, height, BAND_ROWS):
         part = result[top : top + BAND_ROWS]
@@ -240,16 +281,9 @@ def _by_transforms(extended: np.ndarray, result: np.ndarray, kernel: np.ndarray,
     """Overlap-save: of the transform the outputs that do not wrap around."""
     height, width = (max(2, transform_length(n)) for n in extended.shape)
     transformed = np.fft.rfft2(extended.astype(wide, copy=False), (height, width))
-    transformed *= _spectrum(kernel.tobytes(), kernel.dtype.name, kernel.shape, (height, width), wide)
+    transformed *= _spectrum(kernel.tobytes(), kernel.dtype.str, kernel.shape, (height, width), wide)
     result[...] = np.fft.irfft2(transformed, (height, width))[: result.shape[0], : result.shape[1]]
     if not np.isfinite(result.sum()):
         tap_by_tap(extended, result, kernel)
     elif kernel.min() >= 0 and extended.min() >= 0:
         np.maximum(result, 0, out=result)  # a rounding of zero is no negative number
-
-
-@cache
-def transform_length(least: int) -> int:
-    """The next product of powers of 2, 3 and 5."""
-    lengths = (2**i * 3**j * 5**k for i in range(25) for j in range(6) for k in range(4))
-    return min(length for length in lengths if length >= least)

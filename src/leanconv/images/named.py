@@ -7,7 +7,7 @@ sizes, anchors and pairs are (rows, columns), as everywhere in this library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -18,6 +18,7 @@ from leanconv.images.api import run, sums_of
 from leanconv.images.filters import gaussian_line
 from leanconv.images.separable import balanced, worth_it
 from leanconv.options import Border, FilterOptions, filter_options, integer, number, pair
+from leanconv.runtime.bounded_cache import BoundedCache
 
 Array = TypeVar("Array")
 Mode = Literal["same", "valid"]
@@ -267,17 +268,40 @@ def unsharp_mask(
 
 def run_products(image: Any, factors: Products, requested: FilterOptions, value: Any, delta: Any, out: Any) -> Any:
     """Filter with a sum of products, given whole where that takes less time."""
+    whole = all(line.dtype.kind == "i" for product in factors for line in product)
+    sums = sums_of(requested, image, out, whole)
+    cpu = runs_on_cpu(image, requested.device)
+    key = cpu, sums, *((line.dtype, line.tobytes()) for product in factors for line in product)
+    kept = _kernels.get(key) or _kernels.recall(key)
+    if kept is None:
+        kept = _kernel(factors, sums, cpu)
+        _kernels.keep(key, kept)
+    kernel, window = kept
+    return run(requested if window is None else requested._replace(window=window), image, kernel, value, delta, out)
+
+
+#: What `run_products` filters with, and the rows and columns of the window where that is not whole.
+_kernels: BoundedCache[Hashable, tuple[np.ndarray, tuple[int, int] | None]] = BoundedCache(256)
+
+
+def _kernel(factors: Products, sums: str, cpu: bool) -> tuple[np.ndarray, tuple[int, int] | None]:
     (column, row), *_ = factors
     kh, kw = len(column), len(row)
-    if worth_it(len(factors), kh, kw):
+    split = worth_it(len(factors), kh, kw) or (cpu and len(factors) * (kh + kw + 2) < kh * kw)
+    if split:
         kernel = np.stack([np.concatenate(each) for each in factors])
-        requested = requested._replace(window=(kh, kw))
+        kernel = kernel if sums == "int32" else balanced(kernel.astype(np.float64), kh)
     else:
         kernel = sum(np.multiply.outer(*each) for each in factors)  # type: ignore[assignment]
-    sums = sums_of(requested, image, out, kernel.dtype.kind == "i")
-    if requested.window is not None and sums != "int32":
-        kernel = balanced(kernel.astype(np.float64), kh)
-    return run(requested, image, kernel.astype(sums), value, delta, out)
+    kernel = kernel.astype(sums)
+    kernel.flags.writeable = False
+    return kernel, (kh, kw) if split else None
+
+
+def runs_on_cpu(image: Any, device: Any) -> bool:
+    """Whether a filter of ``image`` is computed on the CPU."""
+    arrays = arrays_of(image)
+    return arrays is not None and device in (None, "cpu") and arrays.device(image) is None
 
 
 def _line(name: str, weights: Any) -> np.ndarray:
@@ -304,6 +328,7 @@ def _bells(image: Any, sigma: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
     """The column and the row of a Gaussian."""
     if sigma is None and size is None:
         raise ValueError("sigma=None and size=None: give one of them, or both")
+    sigma = sigma.tolist() if isinstance(sigma, np.ndarray) else sigma
     both = list(sigma) if isinstance(sigma, (tuple, list)) else [sigma, sigma]
     if len(both) != 2:
         raise ValueError(f"sigma={sigma!r} must be a number or two: (vertical, horizontal)")

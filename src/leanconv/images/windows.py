@@ -7,12 +7,13 @@ OpenCV's; sizes and anchors are (rows, columns).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from leanconv.images.api import run, sums_of
-from leanconv.images.named import MOST, Array, Mode, run_products
+from leanconv.images.named import MOST, Array, Mode, run_products, runs_on_cpu
 from leanconv.options import Border, FilterOptions, Reduction, filter_options, integer, pair
 
 #: Rows and columns together of boxes that are filtered as products of a column and a row.
@@ -63,10 +64,11 @@ def box_blur(
     """
     rows, columns = _window(size)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode)
-    weight = np.array([1 / (rows * columns)]) if normalize else np.ones(1, np.int64)
+    count = rows * columns if normalize else 0
     few = FEW_TAPS if not channels_last else FEW_OF_CHANNELS
-    if rows + columns > few:
-        return _box(image, (rows, columns), "sum", weight, requested, value, out)
+    if rows + columns > few or runs_on_cpu(image, device):
+        return _box(image, (rows, columns), "sum", count, requested, value, out)
+    weight = np.array([1 / count]) if normalize else np.ones(1, np.int64)
     ones = np.ones(columns, weight.dtype)
     return run_products(image, [(np.repeat(weight, rows), ones)], requested, value, 0, out)
 
@@ -103,7 +105,7 @@ def erode(
     [[3, 3, 4, 4, 8]]
     """
     requested = filter_options(border, anchor, device, None, channels_last, mode)
-    return _box(image, _window(size), "min", np.ones(1), requested, value, out)
+    return _box(image, _window(size), "min", 0, requested, value, out)
 
 
 def dilate(
@@ -126,7 +128,7 @@ def dilate(
     [[5, 5, 9, 9, 9]]
     """
     requested = filter_options(border, anchor, device, None, channels_last, mode)
-    return _box(image, _window(size), "max", np.ones(1), requested, value, out)
+    return _box(image, _window(size), "max", 0, requested, value, out)
 
 
 def median_blur(
@@ -162,13 +164,19 @@ def median_blur(
     if side not in (3, 5, 7):
         raise ValueError(f"size={size!r} is not known; choose one of 3, 5, 7")
     requested = filter_options(border, None, device, None, channels_last, mode)
-    return _box(image, (side, side), "median", np.ones(1), requested, value, out)
+    return _box(image, (side, side), "median", 0, requested, value, out)
 
 
 def _box(
-    image: Any, size: tuple[int, int], reduction: Reduction, weight: np.ndarray, requested: FilterOptions, value: Any,
-    out: Any,
+    image: Any, size: tuple[int, int], reduction: Reduction, count: int, requested: FilterOptions, value: Any, out: Any,
 ) -> Any:  # fmt: skip
-    """What the pixels of a box make. Its one weight has the type of the sums."""
-    kernel = weight.astype(sums_of(requested, image, out, weight.dtype.kind == "i"))
-    return run(requested._replace(window=size, reduction=reduction), image, kernel, value, 0, out)
+    """What the pixels of a box make. Its one weight has the type of the sums: of a mean of ``count`` pixels, or 1."""
+    sums = sums_of(requested, image, out, reduction == "sum" and not count)
+    return run(requested._replace(window=size, reduction=reduction), image, _weight(count, sums), value, 0, out)
+
+
+@lru_cache(maxsize=256)
+def _weight(count: int, sums: str) -> np.ndarray:
+    weight = np.array([1 / count if count else 1], sums)
+    weight.flags.writeable = False
+    return weight

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -193,6 +193,10 @@ class CpuAlgorithm(Algorithm):
     def cost(self, problem: Any) -> float:
         """A guess at its time on ``problem``, in a unit that the algorithms of this engine share."""
         return 0.0
+
+    def ready(self, problem: Any) -> Callable[..., Any]:
+        """`run` for one problem, of which it may keep what does not depend on the arrays."""
+        return partial(self.run, problem)
 
     @abstractmethod
     def run(self, problem: Any, x: Any, w: Any, bias: Any = None, value: float = 0, delta: float = 0) -> Any:

@@ -109,7 +109,7 @@ def _positive(text: str) -> int:
 
 def threads() -> int:
     """Threads that a call on the CPU may take: what LEANCONV_THREADS says, else the cores that the process may use."""
-    return _or_usual("LEANCONV_THREADS", _positive, str(cores()))
+    return _or_usual("LEANCONV_THREADS", _positive, str(cores())) if "LEANCONV_THREADS" in os.environ else cores()
 
 
 def _known_mode(mode: str) -> str:

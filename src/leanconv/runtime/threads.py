@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,14 +18,20 @@ T = TypeVar("T")
 def cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that this process may use: its affinity and, in a container, the quota of its control group."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(usable, _quota(cgroup)))
+
+
+@cache
+def _quota(cgroup: Path) -> int:
+    """Cores that a control group grants. It is read once: that takes as long as a small call."""
     with suppress(OSError, ValueError, ZeroDivisionError):  # no control group, or one that does not tell
         if (cgroup / "cpu.max").exists():
             quota, period = (cgroup / "cpu.max").read_text().split()
         else:
             quota, period = ((cgroup / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
         if quota != "max" and float(quota) > 0:
-            usable = min(usable, math.ceil(float(quota) / float(period)))
-    return max(1, usable)
+            return math.ceil(float(quota) / float(period))
+    return sys.maxsize
 
 
 def side_by_side(work: Sequence[Callable[[], object]], done: Callable[[], object] = lambda: None) -> None:

@@ -71,6 +71,25 @@ def time_cpu(
     return summarise(samples)
 
 
+def time_in_turn(calls: dict[str, Callable[[], Any]], number: int, sample_s: float) -> dict[str, float]:
+    """Microseconds of processor time of each call, the least of ``number`` samples of so many seconds: all calls are
+    timed one after the other, again and again, since other work of the machine comes and goes."""
+
+    def sample(call: Callable[[], Any], count: int) -> float:
+        begin = time.process_time()
+        _repeat(call, count)
+        return (time.process_time() - begin) / count * 1e6
+
+    for call in calls.values():
+        call()
+    counts = {name: max(1, int(sample_s * 1e6 / max(sample(call, 1), 1.0))) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(number):
+        for name in list(calls)[:: 1 if i % 2 else -1]:
+            samples[name].append(sample(calls[name], counts[name]))
+    return {name: round(min(each), 1) for name, each in samples.items()}
+
+
 def time_gpu(
     call: Callable[[], Any],
     *,

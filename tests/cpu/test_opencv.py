@@ -1,0 +1,217 @@
+"""OpenCV's routines are taken where their results are what this library promises: here they are compared with exact
+ones, for every border, type, size and anchor that `why_not` leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+import pytest
+
+import leanconv
+from leanconv.cpu import boxes, lines, opencv
+from leanconv.cpu.opencv import MEANS, OpenCv
+from leanconv.dtypes import filter_sum, is_integer
+from leanconv.images.borders import BORDERS
+from leanconv.problem import FilterProblem
+
+cv2 = pytest.importorskip("cv2")
+
+#: images of few pixels and of several strips
+SHAPES = ((1, 1), (1, 9), (4, 5), (150, 7))
+WINDOWS = ((1, 1), (3, 3), (1, 4), (5, 2), (7, 7), (11, 11), (33, 3))
+TYPES = ("uint8", "int8", "uint16", "int16", "int32", "float16", "float32", "float64")
+RESULTS = {"uint8": ("uint8", "int16", "float32"), "int16": ("int16", "float64"), "float32": ("float32", "uint8")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def strips_by_threads() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEANCONV_THREADS", "3")
+        patch.setattr(lines, "LEAST_WORK", 500)
+        yield
+
+
+def pixels(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if is_integer(dtype):
+        limits = np.iinfo(dtype)
+        return rng.integers(max(limits.min, -(2**20)), min(limits.max, 2**20), shape, dtype, endpoint=True)
+    return (rng.standard_normal(shape) * 9).astype(dtype)
+
+
+def problems(**fixed: object) -> Iterator[FilterProblem]:
+    """Every problem of one kind and border that OpenCV takes, with three anchors."""
+    for dtype, (h, w), (kh, kw) in product(TYPES, SHAPES, WINDOWS):
+        anchors = {(kh // 2, kw // 2), (0, kw - 1), (kh - 1, 0)}
+        for result, anchor, valid in product(RESULTS.get(dtype, (dtype,)), sorted(anchors), (False, True)):
+            if valid and (kh > h or kw > w):
+                continue
+            made = {"out_dtype": result, "sum_dtype": filter_sum(dtype, result, False), "valid": valid, **fixed}
+            problem = FilterProblem(1, h, w, kh, kw, anchor, dtype=dtype, **made)  # type: ignore[arg-type]
+            if not OpenCv().reasons(problem, None):
+                yield problem
+
+
+def windows(problem: FilterProblem, x: np.ndarray, value: float) -> np.ndarray:
+    """The pixels of each window, (h, w, kh, kw[, channels]), in float64."""
+    if not problem.valid:
+        (ay, ax), numpy = problem.anchor, BORDERS[problem.border].numpy
+        sides = (ay, problem.kh - 1 - ay), (ax, problem.kw - 1 - ax), *(((0, 0),) * (x.ndim - 2))
+        x = np.pad(x, sides, numpy, **({"constant_values": value} if numpy == "constant" else {}))  # type: ignore[call-overload]
+    seen = np.lib.stride_tricks.sliding_window_view(x, (problem.kh, problem.kw), (0, 1)).astype(np.float64)
+    return np.moveaxis(seen, 2, -1) if x.ndim == 3 else seen
+
+
+def check_sums(problem: FilterProblem, y: np.ndarray, exact: np.ndarray, sizes: np.ndarray) -> None:
+    """Results are sums with the error of float32 (float64), rounded to the nearest."""
+    allowed = (problem.kh * problem.kw + 4) * (2.0**-24 if problem.sums == "float32" else 2.0**-53) * sizes
+    if is_integer(problem.result):
+        limits = np.iinfo(problem.result)
+        exact, allowed = exact.clip(limits.min, limits.max), allowed + 0.5
+    elif problem.result == "float16":
+        allowed = allowed + 2.0**-11 * np.abs(exact)
+    assert (np.abs(y.astype(np.float64) - exact) <= allowed).all(), problem
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("reduction", ["min", "max", "median"])
+def test_pixels_of_windows_are_the_same(reduction: str, border: str) -> None:
+    rng, count = np.random.default_rng(1), 0
+    take = {"min": np.min, "max": np.max, "median": np.median}[reduction]
+    for problem in problems(reduction=reduction, border=border):
+        x = pixels(rng, problem.x_shape[1:], problem.dtype)
+        y = OpenCv().run(problem, x[None], np.ones(1, problem.sums), None, 7)[0]
+        expected = take(windows(problem, x, 7), axis=(2, 3))
+        assert y.dtype == problem.result and np.array_equal(y, expected), problem
+        count += 1
+    assert count >= 20
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("mean", [True, False])
+def test_sums_of_boxes(border: str, mean: bool) -> None:
+    rng, count = np.random.default_rng(2), 0
+    for problem in problems(reduction="sum", border=border):
+        taps = problem.kh * problem.kw
+        x = pixels(rng, problem.x_shape[1:], problem.dtype)
+        x = x if is_integer(problem.dtype) else abs(x)
+        weight = np.array([1 / taps if mean else 1], problem.sums)
+        y = OpenCv().run(problem, x[None], weight, None, 7)[0]
+        seen = windows(problem, x, 7) / (taps if mean else 1)
+        check_sums(problem, y, seen.sum((2, 3)), np.abs(seen).sum((2, 3)))
+        count += 1
+    assert count > 100
+
+
+@pytest.mark.parametrize("border", BORDERS)
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_sums_of_products(border: str, rank: int) -> None:
+    rng, count = np.random.default_rng(3), 0
+    for problem in problems(rank=rank, border=border):
+        kh, whole = problem.kh, (count // 3) % 3 == 0
+        x = pixels(rng, problem.x_shape[1:], problem.dtype)
+        w = rng.integers(-9, 10, problem.w_shape) if whole else rng.standard_normal(problem.w_shape)
+        if count % 3 == 0:
+            w = (abs(w) + 1) / (abs(w) + 1).sum()  # as a blur
+        w = w.astype(problem.sums)
+        y = OpenCv().run(problem, x[None], w, None, 7, 1.5)[0]
+        kernel = w.astype(np.float64)
+        if rank:
+            kernel = np.einsum("ku,kv->uv", kernel[:, :kh], kernel[:, kh:])
+        sizes = np.abs(w.astype(np.float64)) if not rank else np.einsum("ku,kv->uv", abs(w[:, :kh]), abs(w[:, kh:]))
+        seen = windows(problem, x, 7)
+        check_sums(
+            problem, y, np.einsum("hwuv,uv->hw", seen, kernel) + 1.5, np.einsum("hwuv,uv->hw", abs(seen), sizes) + 1.5
+        )
+        count += 1
+    assert count > 150
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("border", ["reflect101", "constant"])
+def test_batches_channels_and_several_filters(channels: int, border: str) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.integers(0, 256, (2, 60, 9, channels), np.uint8)
+    problem = FilterProblem(2, 60, 9, 3, 5, (1, 2), border, "uint8", channels=channels, filters=3, per_image=True)
+    w = rng.standard_normal((2, 3, 3, 5)).astype(np.float32)
+    y = OpenCv().run(problem, x.reshape(problem.x_shape), w, None, 9).reshape(2, 3, 60, 9, channels)
+    box = FilterProblem(2, 60, 9, 3, 5, (1, 2), border, "uint8", channels=channels, reduction="max")
+    largest = OpenCv().run(box, x.reshape(box.x_shape), np.ones(1, np.float32), None, 9).reshape(x.shape)
+    for image, channel in np.ndindex(2, channels):
+        seen = windows(problem, x[image, ..., channel], 9)
+        assert np.array_equal(largest[image, ..., channel], seen.max((2, 3)))
+        for number in range(3):
+            exact = np.einsum("hwuv,uv->hw", seen, w[image, number].astype(np.float64))
+            sizes = np.einsum("hwuv,uv->hw", seen, np.abs(w[image, number]).astype(np.float64))
+            check_sums(problem, y[image, number, ..., channel], exact, sizes)
+
+
+@pytest.mark.parametrize("dtype", MEANS)
+@pytest.mark.parametrize("size", [(3, 3), (1, 5), (5, 7), (7, 7), (3, 1), (1, 49), (15, 17), (51, 51)])
+def test_means_that_opencv_rounds_are_the_nearest(dtype: str, size: tuple[int, int]) -> None:
+    """Sums next to the middle of two integers: (n ± 1) / 2 more than n times the lower one."""
+    (kh, kw), limits = size, np.iinfo(dtype)
+    n = kh * kw
+    if n > MEANS[dtype]:
+        pytest.skip("OpenCV's is not taken")
+    lower = np.unique(np.linspace(limits.min, limits.max - 1, 4000 if n < 50 else 256).astype(np.int64))
+    lower = np.concatenate([lower, lower])
+    more = np.repeat([(n - 1) // 2, (n + 1) // 2], len(lower) // 2)
+    tiles = (lower[:, None] + (np.arange(n) < more[:, None])).reshape(-1, kw).astype(dtype)
+    means = cv2.blur(tiles, (kw, kh))[kh // 2 :: kh, kw // 2]
+    assert np.array_equal(means, lower + (more > n / 2))
+
+
+def test_running_sums_are_taken_where_they_are_precise(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+    usual = opencv.are_precise
+    monkeypatch.setattr(opencv, "are_precise", lambda *given: taken.append(usual(*given)) or taken[-1])
+    rng, away = np.random.default_rng(5), np.s_[40:, 40:]
+    x = rng.random((90, 80)).astype(np.float32) + np.float32(0.01)
+    quiet = leanconv.box_blur(x, 21)
+    assert taken and all(taken)
+    for number in (1e9, np.inf, np.nan, -1.0):
+        taken.clear()
+        spoilt = x.copy()
+        spoilt[3, 5] = number
+        found = leanconv.box_blur(spoilt, 21)
+        assert not all(taken)
+        np.testing.assert_allclose(found[away], quiet[away], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [3, 41])
+def test_no_tap_of_zero_hides_a_nan(size: int) -> None:
+    x = np.ones((64, 64), np.float32)
+    x[30, 30] = np.inf
+    row = np.zeros(size)
+    row[[0, -1]] = -1, 1
+    y = leanconv.sep_filter2d(x, row, [1.0])
+    reach = size // 2
+    hit = np.zeros(x.shape, bool)
+    hit[30, 30 - reach : 31 + reach] = True
+    assert np.array_equal(~np.isfinite(y), hit)
+
+
+def test_a_nan_is_the_least_and_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.zeros((40, 40), np.float32)
+    assert not np.isnan(leanconv.erode(x, 3)).any()
+    x[20, 20] = np.nan
+    called: list[object] = []
+    usual = boxes.Boxes.run
+    monkeypatch.setattr(boxes.Boxes, "run", lambda *given: called.append(0) or usual(*given))
+    for function in (leanconv.erode, leanconv.dilate):
+        assert np.isnan(function(x, 3)).sum() == 9
+    assert called
+
+
+def test_integers_do_not_wrap_around() -> None:
+    x = np.full((40, 40), 255, np.uint8)
+    assert (leanconv.sep_filter2d(x, [1, 4000, 1], [1, 4000, 1], dtype="int16") == 2**15 - 1).all()
+
+
+def test_weights_that_change_in_place_are_seen() -> None:
+    x, w = np.ones((40, 40), np.float32), np.ones((3, 3), np.float32)
+    assert leanconv.filter2d(x, w)[9, 9] == 9
+    w[1, 1] = 3
+    assert leanconv.filter2d(x, w)[9, 9] == 11
