@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, UNDER_WAY, WRONG, breaks_of
+from tests.kernels.breaks.base import BARRIER, FENCE, GONE, MISALIGNED, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
 
 nhwc = breaks_of("native_gemm_16bit", "{}-nhwc")
 tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
 nchw = breaks_of("native_gemm_nchw", "{}-nchw")
 weight = breaks_of("native_weight_nchw", "{}-nchw")
 split_k = breaks_of("native_weight_nchw_split_k", "{}-nchw")
+copied = breaks_of("native_weight_nhwc", "{}-nhwc")
+copied_split_k = breaks_of("native_weight_nhwc_split_k", "{}-nhwc")
 
 BREAKS = (
     nhwc("a stage is freed while products read it", "Consumer16bit::consume", "{{wgmma_wait_group<1>();}}",
@@ -169,4 +171,59 @@ BREAKS = (
            RACE | "NaN" | WRONG, "bfloat16-weight-groups"),
     split_k("all partial sums in one place", "native_weight_nchw", "dw {{+ _ * _}}",
           RACE | "NaN" | WRONG, "float16-weight-windows"),
+    copied("products do not wait for the copies", "sum_stages", "{{mbarrier_wait_parity(_.full(...), ...);}}",
+           UNDER_WAY | RACE, "float16-weight-copies"),
+    copied("a stage is freed while products read it", "sum_stages", "{{wgmma_wait_group<1>();}}",
+           UNDER_WAY, "float16-weight-copies", stages=4, split=1),
+    copied("copies do not wait for a free stage", "copy_stages", "{{mbarrier_wait_parity(_.empty(...), ...);}}",
+           UNDER_WAY | RACE, "float16-weight-copies", stages=4, split=1),
+    copied("sums are stored before the products are done", "sum_stages", "{{wgmma_wait_group<0>(_);}}",
+           UNDER_WAY, "float16-weight-copies"),
+    copied("sums take the place of stages that others read", "sum_stages", "{{barrier_sync(...);}} float",
+           UNDER_WAY | RACE, "float16-weight-copies"),
+    copied("sums are stored before all are there", "sum_stages", "{{else barrier_sync(...);}}",
+           RACE | WRONG | "NaN", "float16-weight-copies", split=1),
+    copied("a cluster does not meet", "sum_stages", "{{meet_in_cluster() => barrier_sync(1, threads)}}; else",
+           RACE | WRONG | STUCK | BARRIER | "deadlock", "float16-weight-copies", split=2),
+    copied("a block leaves while others read its sums", "sum_stages, native_weight_nhwc",
+           "{{if constexpr (Tuning::split > 1) meet_in_cluster();}}",
+           GONE | STUCK | "left|deadlock", "float16-weight-copies", times=2, only=2, split=2),
+    copied("the last block of a cluster has no pixels", "StageShare::StageShare", "* {{(}} _ {{+ 1)}}",
+           WRONG, "float16-weight-copies", split=2),
+    copied("all blocks of a cluster store the first filters", "store_sums",
+           "{{static_cast<int>(cluster_rank()) => 0}} * _", RACE | "NaN" | WRONG, "float16-weight-copies", split=2),
+    copied("all groups of columns multiply the first", "sum_stages", "_ = {{_ => 0}} / Tuning::filter_groups",
+           WRONG | RACE | "NaN", "float16-weight-copies", column_groups=2),
+    copied("all groups of filters multiply the first", "sum_stages", "_ = {{_ => 0}} % Tuning::filter_groups",
+           WRONG | RACE | "NaN", "float16-weight-copies", filter_groups=2),
+    copied("taps that share pixels read the same", "sum_stages", "? {{Problem::dilation_w * _ => 0}}",
+           WRONG, "float16-weight-copies", taps=3),
+    copied("rows of the index follow each other at once", "copy_stages", "_ = {{Tuning::row_pitch => Problem::q}}, _",
+           WRONG | "mbarrier|expects", "float16-weight-copies", taps=3),
+    copied("steps multiply the first sixteen pixels", "sum_stages", "+ (_ * Ring::dy_box + {{_ => 0}} * 2048)",
+           WRONG, "float16-weight-copies"),
+    copied("all blocks have the channels of the first", "WeightColumns::WeightColumns", "channel({{_ % _ * _ => 0}})",
+           WRONG | RACE | "NaN", "float16-weight-copies"),
+    copied("all blocks read the first filter row", "copy_stages", "columns.r {{=> * 0}} * Problem::dilation_h",
+           WRONG, "float16-weight-copies"),
+    copied("all filters of a tile are the first 64", "copy_stages", "_.first_filter + {{_ => 0}} * 64",
+           WRONG, "float16-weight-copies", filter_groups=2),
+    copied("channels past the last are stored", "store_sums", "{{|| _ >= Problem::group_c}}",
+           WRONG | RACE | "NaN", "float16-weight-copies"),
+    copied("filters past the last are stored", "store_sums", "min(min(...), {{Problem::group_k => 1000}} -",
+           FENCE | WRONG, "float16-weight-copies"),
+    copied("taps past the last are stored", "store_sums", "{{|| _ >= Problem::s}}",
+           FENCE | WRONG | RACE, "float16-weight-copies-groups", taps=3),
+    copied("a thread's second filter is its first", "sum_stages", "_ / 2 % 2 * {{8 => 0}}",
+           WRONG | RACE | "NaN", "float16-weight-copies"),
+    copied("what the gradient holds is left out", "store_sums", "held_by<Problem>(_ + _, {{true => false}})",
+           WRONG, "float16-weight-copies-groups"),
+    copied("the gradient of the first group", "store_sums", "(static_cast<int64>({{_.group => 0}}) * Problem::group_k",
+           RACE | "NaN" | WRONG, "float16-weight-copies-groups"),
+    copied("pixels of the first group", "copy_stages", "{{_.group => 0}} * Problem::group_c",
+           WRONG, "float16-weight-copies-groups"),
+    copied("strides are left out", "copy_stages", "_ {{* Problem::stride_w}} - Problem::pad_left",
+           WRONG, "bfloat16-weight-copies-stride"),
+    copied_split_k("all partial sums in one place", "native_weight_nhwc", "dw {{+ _ * _}}",
+                   RACE | "NaN" | WRONG, "float16-weight-copies"),
 )  # fmt: skip
