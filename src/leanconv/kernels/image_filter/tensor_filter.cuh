@@ -119,8 +119,7 @@ struct TensorWeights {
         if constexpr (kept) {
             to[0] = fragments[piece][u][step][0], to[1] = fragments[piece][u][step][1];
         } else {
-            const uint2 two = reinterpret_cast<const uint2*>(shared)[((piece * r + u) * steps + step) * 32 + lane];
-            to[0] = two.x, to[1] = two.y;
+            ld_shared_v2_u32(to, shared + 8 * (((piece * r + u) * steps + step) * 32 + lane));
         }
     }
 };
@@ -227,7 +226,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
     using Pixels = typename Strip::Pixels;
     constexpr int r = Strip::r, tiles = Strip::tiles, pieces = several ? Strip::pieces : 1;
     // Rows of the filter at a time, so that products that follow each other have sums of their own.
-    constexpr int most = Strip::promoted ? 4 / tiles : r, group = most < r ? most : r;
+    // NOTE: weights in shared memory would otherwise all be loaded before the first product.
+    constexpr int most = Strip::promoted || !Weights::kept ? 4 / tiles : r, group = most < r ? most : r;
 #pragma unroll
     for (int first = r - 1; first >= 0; first -= group) {
         float apart[tiles][group][4] = {};
