@@ -36,7 +36,10 @@ struct TensorStrip {
     static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels, tiles = Tuning::tiles;
     static constexpr int before = Problem::anchor_x * channels, pad = round_up(before, 4), lead = pad - before;
     static constexpr int steps = ceil_div(lead + 8 + (s - 1) * channels, 16);  // of k16, in a window
-    static constexpr int width = 128 * tiles, window = width + 16 * steps;     // of outputs, of inputs
+    static constexpr int width = 128 * tiles;                                  // of outputs
+    // A row of inputs in shared memory: whole vectors of 16 bytes, which begin at multiples of as many in the image's row.
+    static constexpr int in_vector = 16 / sizeof(In), left = round_up(before, in_vector);
+    static constexpr int vectors = ceil_div(left - pad + width - 8 + 16 * steps, in_vector), row = vectors * in_vector;
     static constexpr int pieces = same_type<In, bfloat16> ? 3 : 2;             // of a weight
     // Whether products of one filter row are summed apart, and rounded to nearest when they are added to the others.
     static constexpr bool promoted = Pixels::split || (sizeof(Out) == 4 || (small_integer<Out> && sizeof(Out) == 2));
@@ -124,7 +127,7 @@ struct TensorWeights {
     }
 };
 
-// Input rows of a strip: each lane's vectors of them.
+// Input rows of a strip on their way to a warp's registers, by a ring of rows in shared memory.
 template <class Problem, class Tuning>
 struct TensorRows {
     using Strip = TensorStrip<Problem, Tuning>;
@@ -132,69 +135,70 @@ struct TensorRows {
     using Border = typename Problem::border;
     using View = Image<In, typename Strip::Out, float>;
     using Row = FourElements<In>[Strip::tiles][Strip::steps][2];
+    static constexpr int depth = Tuning::depth, vectors = Strip::vectors;
+    static constexpr int unroll = Tuning::unroll, lane_pixels = ceil_div(Strip::row, 32);
+    static_assert(depth % unroll == 0, "rows of an iteration are neighbours in the ring");
+    static constexpr int ring_bytes = depth * Strip::row * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
 
     const View& image;
     const int first_row, lane;
-    const bool vectors;         // all elements of a row lie inside the image and on vector edges
-    const bool inside;          // and all rows
-    const In* next;             // this lane's first vector in the next row, where all are inside
-    int* const column;          // of each element of the window, where they are loaded one by one
-    const FourElements<In> outside;
+    const bool inside;   // all elements lie inside the image, and on vector edges
+    const In* next;      // this lane's first vector in the next row, where they do
+    In* const ring;
+    int* const column;   // of each element of a row, where they are loaded one by one
+    In one[lane_pixels];
 
-    __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int rows, int j, int lane_, int* column_)
+    __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int rows, int j, int lane_, unsigned char* shared)
         : image(image_), first_row(first_row_), lane(lane_),
-          vectors(j >= Strip::pad && j - Strip::pad + Strip::window <= image.width && aligned(image.x, image.x_pitch)),
-          inside(vectors && first_row >= 0 && first_row + rows <= image.height),
-          next(image.x + first_row * image.x_pitch + (j - Strip::pad + 8 * (lane / 4) + 4 * (lane % 4))), column(column_),
-          outside(all_four<In>(narrow_sum<In>(image.value))) {
-        if (vectors) return;
+          inside(j >= Strip::left && j - Strip::left + Strip::row <= image.width && first_row >= 0 &&
+                 first_row + rows <= image.height && image.x_pitch % Strip::in_vector == 0 &&
+                 reinterpret_cast<unsigned long long>(image.x) % 16 == 0),
+          next(image.x + first_row * image.x_pitch + (j - Strip::left + lane * Strip::in_vector)),
+          ring(reinterpret_cast<In*>(shared)), column(reinterpret_cast<int*>(shared + ring_bytes)) {
+        if (inside) return;
 #pragma unroll 1
-        for (int k = lane; k < Strip::window; k += 32)
-            column[k] = border_element<Border, Strip::channels>(j - Strip::pad + k, image.width);
+        for (int k = lane; k < Strip::row; k += 32)
+            column[k] = border_element<Border, Strip::channels>(j - Strip::left + k, image.width);
         __syncwarp();
     }
 
-    // Row n, the one after the last that was loaded; `plain`: where all lie inside.
-    template <bool plain>
-    __device__ __forceinline__ void load(Row& to, int n) {
-        if constexpr (plain) {
-            load_vectors(to, next);
-            next += image.x_pitch;
-            return;
-        }
+    // Issues the copy of the next row, where all lie inside, if it is `wanted`, and closes its group.
+    __device__ __forceinline__ void copy(In* to, bool wanted) {
+#pragma unroll
+        for (int k = 0; k < vectors; k += 32)
+            cp_async_16_if(wanted && (k + 32 <= vectors || k + lane < vectors), to + (k + lane) * Strip::in_vector,
+                           next + k * Strip::in_vector);
+        cp_async_commit_group();
+        next += image.x_pitch;
+    }
+
+    // Loads row n one by one, and stores it.
+    __device__ __forceinline__ void load(int n) {
         const int i = border_index<Border>(first_row + n, image.height);
-        const In* const row = image.x + i * image.x_pitch;
-        if (vectors && (Border::maps_inside || i >= 0)) {
-            load_vectors(to, next + (i - first_row) * image.x_pitch);
-            return;
-        }
-        const int* const columns = column + 8 * (lane / 4) + 4 * (lane % 4);
+        const In outside = narrow_sum<In>(image.value);
+        const In* const from = image.x + i * image.x_pitch;
 #pragma unroll
-        for (int k = 0; k < vectors_of_row; ++k) {
-            FourElements<In> four = outside;
-            if (Border::maps_inside || i >= 0) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int c = columns[position(k) + e];
-                    if (Border::maps_inside || c >= 0) set_element(four, e, row[c]);
-                }
-            }
-            vector(to, k) = four;
+        for (int k = 0; k < lane_pixels; ++k) {
+            one[k] = outside;
+            if (k + 1 == lane_pixels && 32 * k + lane >= Strip::row) continue;
+            const int c = column[32 * k + lane];
+            if (Border::maps_inside || (i >= 0 && c >= 0)) one[k] = from[c];
         }
     }
-
-    static constexpr int vectors_of_row = 2 * Strip::steps * Strip::tiles;
-    static __device__ __forceinline__ FourElements<In>& vector(Row& row, int k) {
-        return row[k / 2 / Strip::steps][k / 2 % Strip::steps][k % 2];
-    }
-    static __device__ __forceinline__ void load_vectors(Row& to, const In* from) {
+    __device__ __forceinline__ void store(In* to) const {
 #pragma unroll
-        for (int k = 0; k < vectors_of_row; ++k) vector(to, k).load(from + position(k));
+        for (int k = 0; k < lane_pixels; ++k)
+            if (k + 1 < lane_pixels || 32 * k + lane < Strip::row) to[32 * k + lane] = one[k];
     }
 
-    // Of vector k in a lane's row.
-    static __device__ __forceinline__ constexpr int position(int k) {
-        return 128 * (k / 2 / Strip::steps) + 16 * (k / 2 % Strip::steps) + 64 * (k % 2);
+    // The windows of this lane's blocks.
+    __device__ __forceinline__ void read(Row& to, const In* row) const {
+        row += Strip::left - Strip::pad + 8 * (lane / 4) + 4 * (lane % 4);
+#pragma unroll
+        for (int k = 0; k < 2 * Strip::steps * Strip::tiles; ++k) {
+            const int tile = k / 2 / Strip::steps, step = k / 2 % Strip::steps;
+            to[tile][step][k % 2].load(row + 128 * tile + 16 * step + 64 * (k % 2));
+        }
     }
 };
 
@@ -234,7 +238,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
         if constexpr (!Strip::promoted) {
 #pragma unroll
             for (int k = 0; k < group * tiles * 4; ++k)
-                apart[k / 4 % tiles][k / 4 / tiles][k % 4] = sums[k / 4 % tiles][first - k / 4 / tiles][k % 4];
+                if (first >= k / 4 / tiles)
+                    apart[k / 4 % tiles][k / 4 / tiles][k % 4] = sums[k / 4 % tiles][first - k / 4 / tiles][k % 4];
         }
 #pragma unroll
         for (int step = 0; step < Strip::steps; ++step) {
@@ -258,7 +263,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
         for (int k = 0; k < group * tiles * 4; ++k) {
             const int row = first - k / 4 / tiles;
             if (row < 0) continue;
-            const float more = apart[k / 4 % tiles][k / 4 / tiles][k % 4], sum = sums[k / 4 % tiles][row][k % 4];
+            const float more = apart[k / 4 % tiles][k / 4 / tiles][k % 4];
+            [[maybe_unused]] const float sum = sums[k / 4 % tiles][row][k % 4];
             sums[k / 4 % tiles][row + 1][k % 4] = !Strip::promoted ? more : Pixels::scaled ? fmaf(more, inverse, sum) : sum + more;
         }
     }
@@ -266,43 +272,59 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
 
 // Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: all pixels lie inside the image, on vector edges,
 // and so do all outputs. `doubtful` become the first and the last output row, if any, whose sums are not finite.
-template <class Strip, int depth, bool plain, bool several, class Rows, class Weights, class Writer>
+template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
 __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer& writer, int inputs, float delta,
                                       int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
-    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps;
+    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, depth = plain ? Rows::depth : 2;
+    constexpr int unroll = plain ? Rows::unroll : 1;
     const float begin = Strip::begins_with_delta ? delta * weights.scale * Pixels::scale : 0.0f;
     const float inverse = weights.inverse * (1.0f / Pixels::scale);
     float sums[tiles][r + 1][4];
 #pragma unroll
     for (int k = 0; k < 4 * (r + 1) * tiles; ++k) sums[k / 4 / (r + 1)][k / 4 % (r + 1)][k % 4] = begin;
-    typename Rows::Row raw[depth];
+    if constexpr (plain) {
 #pragma unroll
-    for (int n = 0; n < depth; ++n)
-        if (n < inputs) rows.template load<plain>(raw[n], n);
+        for (int n = 0; n < depth; ++n) rows.copy(rows.ring + n * Strip::row, n < inputs);
+    } else {
+        rows.load(0);
+        rows.store(rows.ring);
+    }
+    int base = 0;  // of the rows of an iteration, in the ring
 #pragma unroll 1
-    for (int n0 = 0; n0 < inputs; n0 += depth) {
+    for (int n0 = 0; n0 < inputs; n0 += unroll) {
 #pragma unroll
-        for (int slot = 0; slot < depth; ++slot) {
-            const int n = n0 + slot;
-            if (depth > 1 && n >= inputs) break;
+        for (int k = 0; k < unroll; ++k) {
+            const int n = n0 + k;
+            if (unroll > 1 && n >= inputs) break;
+            typename Strip::In* const row = rows.ring + (unroll == depth ? 0 : base) + k * Strip::row;
+            typename Rows::Row raw;
+            if constexpr (plain) cp_async_wait_group<depth - 1>();
+            __syncwarp();
+            rows.read(raw, row);
+            if constexpr (plain) {
+                __syncwarp();  // the row has been read
+                rows.copy(row, n + depth < inputs);
+            } else {
+                rows.load(n + 1);
+            }
             Pixels pixels[tiles][steps];
             float up = 1.0f, down = 1.0f;  // the row's scale and its inverse
-            if constexpr (Pixels::scaled) up = row_scale(raw[slot], down);
+            if constexpr (Pixels::scaled) up = row_scale(raw, down);
 #pragma unroll
-            for (int k = 0; k < tiles * steps; ++k) pixels[k / steps][k % steps].make(raw[slot][k / steps][k % steps], up);
-            if (n + depth < inputs) rows.template load<plain>(raw[slot], n + depth);
+            for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps].make(raw[i / steps][i % steps], up);
 
             add_products<Strip, several>(sums, pixels, weights, down, rows.lane);
 
+            if constexpr (!plain) rows.store(rows.ring + Strip::row - base);
             if (n < r - 1) continue;
             float done[tiles][4];
 #pragma unroll
-            for (int k = 0; k < 4 * tiles; ++k) done[k / 4][k % 4] = sums[k / 4][r][k % 4];
+            for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
             if constexpr (!small_integer<typename Strip::In>) {
                 float all = done[0][0];
 #pragma unroll
-                for (int k = 1; k < 4 * tiles; ++k) all += done[k / 4][k % 4];
+                for (int i = 1; i < 4 * tiles; ++i) all += done[i / 4][i % 4];
                 if (!__all_sync(0xffffffffu, fabsf(all) < __uint_as_float(0x7f800000u))) {
                     doubtful[0] = min(doubtful[0], n - (r - 1));
                     doubtful[1] = n - (r - 1);
@@ -310,14 +332,16 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             }
             writer.template store<plain>(done, inverse, delta);
         }
+        base = base == (depth - unroll) * Strip::row ? 0 : base + unroll * Strip::row;
     }
+    if constexpr (plain) cp_async_wait_group<0>();
 }
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_filter(const typename Problem::element* x, const float* w,
                                               typename Problem::result* y, float value, float delta, int height,
                                               int width, int64 x_pitch, int64 x_step, int64 y_pitch, int64 y_step,
-                                              int strips, int bands, int images) {
+                                              int strips, int bands, int band_rows, int images) {
     using Strip = TensorStrip<Problem, Tuning>;
     using Rows = TensorRows<Problem, Tuning>;
     using Out = typename Strip::Out;
@@ -329,7 +353,7 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const int64 number = static_cast<int64>(blockIdx.x / filters) * Tuning::warps + warp;
     const int j = static_cast<int>(number % strips) * Strip::width;
     const int64 rest = number / strips;
-    const int top = static_cast<int>(rest % bands) * Tuning::rows, image = static_cast<int>(rest / bands);
+    const int top = static_cast<int>(rest % bands) * band_rows, image = static_cast<int>(rest / bands);
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * channels;
     const bool idle = image >= images;
@@ -344,23 +368,23 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const typename Rows::View view{
         x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * channels,
         out_height, out_width, x_pitch, y_pitch, value};
-    const int count = min(Tuning::rows, out_height - top), inputs = count + r - 1;
-    int* const columns = reinterpret_cast<int*>(shared + (Tuning::shared ? Strip::fragment_bytes : 0)) + warp * Strip::window;
-    Rows rows(view, top - Problem::anchor_y, inputs, j, lane, columns);
+    const int count = min(band_rows, out_height - top), inputs = count + r - 1;
+    Rows rows(view, top - Problem::anchor_y, inputs, j, lane,
+              shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * Rows::bytes);
     TensorWriter<Out, Strip::tiles> writer(view, top, j, lane);
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
-        if (!rows.inside || !writer.pairs) march<Strip, 1, false, true>(rows, weights, writer, inputs, delta, doubtful);
-        else if (weights.several) march<Strip, Tuning::depth, true, true>(rows, weights, writer, inputs, delta, doubtful);
-        else march<Strip, Tuning::depth, true, false>(rows, weights, writer, inputs, delta, doubtful);
+        if (!rows.inside || !writer.pairs) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
+        else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
+        else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
     }
-    writer.to = view.y + (top + doubtful[0]) * y_pitch + j;
+    writer.go_to(view, top + doubtful[0], j);
 #pragma unroll 1
     for (int i = doubtful[0]; i <= doubtful[1]; ++i, writer.to += y_pitch)
 #pragma unroll 1
         for (int k = 0; k < 4 * Strip::tiles; ++k) {
             const float sum = direct_sum<Problem>(view, w, top + i, j + writer.column(k), Strip::begins_with_delta ? delta : 0.0f);
-            writer.store_one(Strip::begins_with_delta ? sum : sum + delta, writer.column(k));
+            writer.store_one(Strip::begins_with_delta ? sum : sum + delta, k);
         }
 }
 

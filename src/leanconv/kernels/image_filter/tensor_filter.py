@@ -26,6 +26,7 @@ class TensorFilterConfig(Config):
     rows: int = 64
     tiles: int = 1
     depth: int = 4
+    unroll: int = 1
     warps: int = 4
     shared: bool = False
     min_blocks: int = 1
@@ -49,10 +50,13 @@ def pieces_of(problem: FilterProblem) -> tuple[int, int]:
 
 
 def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
-    """Shared memory of a block: weights, and for each warp the columns of a strip at an edge."""
-    steps = steps_of(problem)
+    """Shared memory of a block: weights, and for each warp a ring of rows, and the columns of a strip at an edge."""
+    steps, size = steps_of(problem), item_bytes(problem.dtype)
+    before, in_vector = problem.anchor[1] * problem.channels, 16 // size
+    shift = ceil_div(before, in_vector) * in_vector - ceil_div(before, 4) * 4
+    row = ceil_div(shift + 128 * config.tiles - 8 + 16 * steps, in_vector) * in_vector
     weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps if config.shared else 0
-    return weights + 4 * config.warps * (128 * config.tiles + 16 * steps)
+    return weights + config.warps * row * (config.depth * size + 4)
 
 
 def registers_needed(problem: FilterProblem, config: TensorFilterConfig) -> int:
@@ -60,7 +64,7 @@ def registers_needed(problem: FilterProblem, config: TensorFilterConfig) -> int:
     steps, (pixel, weight), words = steps_of(problem), pieces_of(problem), item_bytes(problem.dtype)
     sums = 4 * problem.kh * config.tiles + (16 if pixel == 2 else 0)
     weights = 2 * weight * (4 if config.shared else problem.kh) * steps
-    return sums + weights + config.tiles * steps * (2 * words * config.depth + 4 * pixel) + 32
+    return sums + weights + config.tiles * steps * (2 * words + 4 * pixel) + 32
 
 
 class TensorFilter(GpuAlgorithm):
@@ -96,7 +100,7 @@ class TensorFilter(GpuAlgorithm):
         return reasons
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[TensorFilterConfig]:
-        for shape in ((64, 1, 4, 4, False), (64, 1, 2, 4, True), (64, 2, 2, 4, True), (128, 1, 4, 4, False), (64, 2, 4, 4, False)):
+        for shape in ((64, 1, 8, 4, 4, False), (64, 1, 4, 1, 4, True), (64, 2, 2, 1, 4, True), (64, 2, 4, 4, 4, False), (64, 1, 2, 2, 4, True)):
             config = TensorFilterConfig(*shape)
             if registers_needed(problem, config) <= REGISTERS:
                 yield config
@@ -104,9 +108,11 @@ class TensorFilter(GpuAlgorithm):
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
         strips = ceil_div(problem.out_w * problem.channels, 128 * config.tiles)
         bands = ceil_div(problem.out_h, config.rows)
+        tuning = tuple(each for each in config.constants() if each[0] != "rows")
         compiled = (
             *constants(problem, problem.channels, 1), ("all_filters", problem.filters), ("per_image", problem.per_image),
         )  # fmt: skip
         grid = ceil_div(strips * bands * problem.batch, config.warps) * problem.filters
-        given = (*arguments(problem, strips, bands), Number("int", "images", problem.batch))
-        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))
+        counts = Number("int", "band_rows", config.rows), Number("int", "images", problem.batch)
+        given = (*arguments(problem, strips, bands), *counts)
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config), tuning),))

@@ -71,33 +71,6 @@ struct TensorPixels {
     }
 };
 
-// Four elements that are the same, and one of four.
-template <class In>
-__device__ __forceinline__ unsigned element_bits(In value) {
-    if constexpr (half_type<In>) return value.bits;
-    else if constexpr (same_type<In, float>) return __float_as_uint(value);
-    else return static_cast<unsigned>(value) & (sizeof(In) == 1 ? 0xffu : 0xffffu);
-}
-template <class In>
-__device__ __forceinline__ void set_element(FourElements<In>& four, int e, In value) {
-    constexpr int in_word = 4 / sizeof(In), width = 8 * sizeof(In);
-    const unsigned bits = element_bits(value);
-    unsigned& word = four.words[e / in_word];
-    if constexpr (in_word == 1) {
-        word = bits;
-    } else {
-        const int at = e % in_word * width;
-        word = (word & ~((1u << width) - 1 << at)) | bits << at;
-    }
-}
-template <class In>
-__device__ __forceinline__ FourElements<In> all_four(In value) {
-    FourElements<In> four = {};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) set_element(four, e, value);
-    return four;
-}
-
 // The power of two that brings the largest of a warp's elements between 2^14 and 2^15, and its inverse. Infinities and
 // NaN stay what they are.
 template <class Row>
@@ -135,21 +108,27 @@ __device__ __forceinline__ void stream_pair(Out* to, float a, float b) {
 // Stores rows of sums: pairs of neighbours where the image allows it, else one by one.
 template <class Out, int tiles>
 struct TensorWriter {
-    Out* to;  // the next row
+    Out* to;  // this lane's first sum in the next row
     const int64 pitch;
-    const int lane, count;  // `count` columns of the strip lie inside the image
+    const int lane, count;  // so many columns from this lane's first on lie inside the image
     const bool pairs;
 
     template <class In>
     __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& image, int i, int j, int lane_)
-        : to(image.y + i * image.y_pitch + j), pitch(image.y_pitch), lane(lane_), count(image.out_width - j),
-          pairs(count >= 128 * tiles && image.y_pitch % 2 == 0 &&
-                reinterpret_cast<unsigned long long>(image.y) % (2 * sizeof(Out)) == 0) {}
-
-    // Of the lane's sum k.
-    __device__ __forceinline__ int column(int k) const {
-        return 128 * (k / 4) + 64 * (k / 2 % 2) + lane / 4 * 8 + lane % 4 * 2 + k % 2;
+        : pitch(image.y_pitch), lane(lane_), count(image.out_width - j - column(0)),
+          pairs(image.out_width - j >= 128 * tiles && image.y_pitch % 2 == 0 &&
+                reinterpret_cast<unsigned long long>(image.y) % (2 * sizeof(Out)) == 0) {
+        go_to(image, i, j);
     }
+
+    template <class In>
+    __device__ __forceinline__ void go_to(const Image<In, Out, float>& image, int i, int j) {
+        to = image.y + i * image.y_pitch + (j + column(0));
+    }
+
+    // Of the lane's sum k in its strip, and from its first sum on.
+    __device__ __forceinline__ int column(int k) const { return lane / 4 * 8 + lane % 4 * 2 + apart(k); }
+    static __device__ __forceinline__ constexpr int apart(int k) { return 128 * (k / 4) + 64 * (k / 2 % 2) + k % 2; }
 
     // Sums that begin with delta times their scale, or have it added; `plain`: where `pairs` are known to be possible.
     template <bool plain>
@@ -158,19 +137,19 @@ struct TensorWriter {
         for (int k = 0; k < 4 * tiles; k += 2) {
             const float a = sums[k / 4][k % 4], b = sums[k / 4][k % 4 + 1];
             if (!plain && !pairs) {
-                store_one(finished(a, inverse, delta), column(k));
-                store_one(finished(b, inverse, delta), column(k + 1));
+                store_one(finished(a, inverse, delta), k);
+                store_one(finished(b, inverse, delta), k + 1);
             } else if constexpr (sizeof(Out) == 1) {
-                stream_pair(to + column(k), whole(a, inverse), whole(b, inverse));
+                stream_pair(to + apart(k), whole(a, inverse), whole(b, inverse));
             } else {
-                stream_pair(to + column(k), finished(a, inverse, delta), finished(b, inverse, delta));
+                stream_pair(to + apart(k), finished(a, inverse, delta), finished(b, inverse, delta));
             }
         }
         to += pitch;
     }
 
-    __device__ __forceinline__ void store_one(float value, int at) const {
-        if (at < count) to[at] = narrow_sum<Out>(value);
+    __device__ __forceinline__ void store_one(float value, int k) const {
+        if (apart(k) < count) to[apart(k)] = narrow_sum<Out>(value);
     }
 
     static __device__ __forceinline__ float finished(float sum, float inverse, float delta) {
