@@ -27,20 +27,22 @@
 
 namespace leanconv {
 
-// The numbers of a strip, in elements.
+// The numbers of a strip: columns are pixels, each of `channels` elements.
 template <class Problem, class Tuning>
 struct TensorStrip {
     using In = typename Problem::element;
     using Out = typename Problem::result;
     using Pixels = TensorPixels<In>;
-    static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels, tiles = Tuning::tiles;
-    static constexpr int before = Problem::anchor_x * channels, pad = round_up(before, 4), lead = pad - before;
-    static constexpr int steps = ceil_div(lead + 8 + (s - 1) * channels, 16);  // of k16, in a window
-    static constexpr int width = 128 * tiles;                                  // of outputs
-    // A row of inputs in shared memory: whole vectors of 16 bytes, which begin at multiples of as many in the image's row.
-    static constexpr int in_vector = 16 / sizeof(In), left = round_up(before, in_vector);
-    static constexpr int vectors = ceil_div(left - pad + width - 8 + 16 * steps, in_vector), row = vectors * in_vector;
-    static constexpr int pieces = same_type<In, bfloat16> ? 3 : 2;             // of a weight
+    static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels;
+    static constexpr int width = 128 * Tuning::tiles, tiles = Tuning::tiles * channels;  // of one channel each
+    static constexpr int pad = round_up(Problem::anchor_x, 4), lead = pad - Problem::anchor_x;
+    static constexpr int steps = ceil_div(lead + 8 + s - 1, 16);  // of k16, in a window
+    static constexpr int pieces = same_type<In, bfloat16> ? 3 : 2;  // of a weight
+    // A row of inputs in shared memory, in elements: whole vectors of 16 bytes, which begin at multiples of as many in the
+    // image's row.
+    static constexpr int in_vector = 16 / sizeof(In), left = round_up(pad * channels, in_vector);
+    static constexpr int vectors = ceil_div(left + (width - pad - 8 + 16 * steps) * channels, in_vector);
+    static constexpr int row = vectors * in_vector;
     // Whether products of one filter row are summed apart, and rounded to nearest when they are added to the others.
     static constexpr bool promoted = Pixels::split || (sizeof(Out) == 4 || (small_integer<Out> && sizeof(Out) == 2));
     // A result that is rounded anyway begins with delta.
@@ -65,9 +67,8 @@ struct TensorWeights {
 
     // Weight (u, position of the window, column of the output in its block), scaled.
     __device__ __forceinline__ float banded(const float* w, int u, int position, int n) const {
-        const int from = position - Strip::lead - n, v = from / Strip::channels;
-        const bool inside = from >= 0 && from % Strip::channels == 0 && v < Strip::s;
-        return inside ? w[u * Strip::s + v] * scale : 0.0f;
+        const int v = position - Strip::lead - n;
+        return v >= 0 && v < Strip::s ? w[u * Strip::s + v] * scale : 0.0f;
     }
 
     __device__ __forceinline__ void make(unsigned (&to)[pieces][2], const float* w, int u, int step, int lane) const {
@@ -134,7 +135,8 @@ struct TensorRows {
     using In = typename Strip::In;
     using Border = typename Problem::border;
     using View = Image<In, typename Strip::Out, float>;
-    using Row = FourElements<In>[Strip::tiles][Strip::steps][2];
+    // Of each block of 8 columns, a lane's four pixels of each step of its window.
+    using Row = FourElements<In>[Tuning::tiles][Strip::steps][2][Strip::channels];
     static constexpr int depth = Tuning::depth, vectors = Strip::vectors;
     static constexpr int unroll = Tuning::unroll, lane_pixels = ceil_div(Strip::row, 32);
     static_assert(depth % unroll == 0, "rows of an iteration are neighbours in the ring");
@@ -191,13 +193,15 @@ struct TensorRows {
             if (k + 1 < lane_pixels || 32 * k + lane < Strip::row) to[32 * k + lane] = one[k];
     }
 
-    // The windows of this lane's blocks.
     __device__ __forceinline__ void read(Row& to, const In* row) const {
-        row += Strip::left - Strip::pad + 8 * (lane / 4) + 4 * (lane % 4);
+        constexpr int channels = Strip::channels;
+        row += Strip::left + (8 * (lane / 4) + 4 * (lane % 4) - Strip::pad) * channels;
 #pragma unroll
-        for (int k = 0; k < 2 * Strip::steps * Strip::tiles; ++k) {
+        for (int k = 0; k < 2 * Strip::steps * Tuning::tiles; ++k) {
             const int tile = k / 2 / Strip::steps, step = k / 2 % Strip::steps;
-            to[tile][step][k % 2].load(row + 128 * tile + 16 * step + 64 * (k % 2));
+#pragma unroll
+            for (int c = 0; c < channels; ++c)
+                to[tile][step][k % 2][c].load(row + (128 * tile + 16 * step + 64 * (k % 2)) * channels + 4 * c);
         }
     }
 };
@@ -231,7 +235,7 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
     constexpr int r = Strip::r, tiles = Strip::tiles, pieces = several ? Strip::pieces : 1;
     // Rows of the filter at a time, so that products that follow each other have sums of their own.
     // NOTE: weights in shared memory would otherwise all be loaded before the first product.
-    constexpr int most = Strip::promoted || !Weights::kept ? 4 / tiles : r, group = most < r ? most : r;
+    constexpr int most = Strip::promoted || !Weights::kept ? (tiles < 4 ? 4 / tiles : 1) : r, group = most < r ? most : r;
 #pragma unroll
     for (int first = r - 1; first >= 0; first -= group) {
         float apart[tiles][group][4] = {};
@@ -276,7 +280,7 @@ template <class Strip, bool plain, bool several, class Rows, class Weights, clas
 __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer& writer, int inputs, float delta,
                                       int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
-    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, depth = plain ? Rows::depth : 2;
+    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels, depth = plain ? Rows::depth : 2;
     constexpr int unroll = plain ? Rows::unroll : 1;
     const float begin = Strip::begins_with_delta ? delta * weights.scale * Pixels::scale : 0.0f;
     const float inverse = weights.inverse * (1.0f / Pixels::scale);
@@ -312,7 +316,8 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             float up = 1.0f, down = 1.0f;  // the row's scale and its inverse
             if constexpr (Pixels::scaled) up = row_scale(raw, down);
 #pragma unroll
-            for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps].make(raw[i / steps][i % steps], up);
+            for (int i = 0; i < tiles * steps; ++i)
+                pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
 
             add_products<Strip, several>(sums, pixels, weights, down, rows.lane);
 
@@ -345,17 +350,17 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     using Strip = TensorStrip<Problem, Tuning>;
     using Rows = TensorRows<Problem, Tuning>;
     using Out = typename Strip::Out;
-    constexpr int r = Strip::r, channels = Problem::channels, filters = Problem::all_filters;
+    constexpr int r = Strip::r, filters = Problem::all_filters;
 
     const int warp = warp_number(), lane = threadIdx.x % 32;
     // In the order of memory: strips of a band side by side. Blocks have one filter each.
     const int filter = static_cast<unsigned>(blockIdx.x) % filters;
     const int64 number = static_cast<int64>(blockIdx.x / filters) * Tuning::warps + warp;
-    const int j = static_cast<int>(number % strips) * Strip::width;
+    const int j = static_cast<int>(number % strips) * (Strip::width * Strip::channels);  // in elements
     const int64 rest = number / strips;
     const int top = static_cast<int>(rest % bands) * band_rows, image = static_cast<int>(rest / bands);
     const int out_height = Problem::valid ? height - (r - 1) : height;
-    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * channels;
+    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Strip::channels;
     const bool idle = image >= images;
     if constexpr (!Tuning::shared) {
         if (idle) return;
@@ -366,15 +371,17 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     if (Tuning::shared && idle) return;
 
     const typename Rows::View view{
-        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * channels,
+        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Strip::channels,
         out_height, out_width, x_pitch, y_pitch, value};
     const int count = min(band_rows, out_height - top), inputs = count + r - 1;
-    Rows rows(view, top - Problem::anchor_y, inputs, j, lane,
-              shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * Rows::bytes);
-    TensorWriter<Out, Strip::tiles> writer(view, top, j, lane);
+    using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels>;
+    unsigned char* const mine =
+        shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
+    Rows rows(view, top - Problem::anchor_y, inputs, j, lane, mine + Writer::bytes);
+    Writer writer(view, top, j, lane, mine);
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
-        if (!rows.inside || !writer.pairs) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
+        if (!rows.inside || !writer.vectors) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
         else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
         else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
     }

@@ -38,8 +38,7 @@ class TensorFilterConfig(Config):
 
 def steps_of(problem: FilterProblem) -> int:
     """Products of k16 that the window of 8 outputs takes."""
-    lead = -problem.anchor[1] * problem.channels % 4
-    return ceil_div(lead + 8 + (problem.kw - 1) * problem.channels, 16)
+    return ceil_div(-problem.anchor[1] % 4 + 8 + problem.kw - 1, 16)
 
 
 def pieces_of(problem: FilterProblem) -> tuple[int, int]:
@@ -51,20 +50,23 @@ def pieces_of(problem: FilterProblem) -> tuple[int, int]:
 
 def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     """Shared memory of a block: weights, and for each warp a ring of rows, and the columns of a strip at an edge."""
-    steps, size = steps_of(problem), item_bytes(problem.dtype)
-    before, in_vector = problem.anchor[1] * problem.channels, 16 // size
-    shift = ceil_div(before, in_vector) * in_vector - ceil_div(before, 4) * 4
-    row = ceil_div(shift + 128 * config.tiles - 8 + 16 * steps, in_vector) * in_vector
-    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps if config.shared else 0
-    return weights + config.warps * row * (config.depth * size + 4)
+    channels, size = problem.channels, item_bytes(problem.dtype)
+    pad, in_vector = ceil_div(problem.anchor[1], 4) * 4, 16 // size
+    left = ceil_div(pad * channels, in_vector) * in_vector
+    width = 128 * config.tiles
+    row = ceil_div(left + (width - pad - 8 + 16 * steps_of(problem)) * channels, in_vector) * in_vector
+    staging = width * channels * item_bytes(problem.result) if channels > 1 else 0
+    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps_of(problem) if config.shared else 0
+    return weights + config.warps * (row * (config.depth * size + 4) + staging)
 
 
 def registers_needed(problem: FilterProblem, config: TensorFilterConfig) -> int:
     """Registers of a thread: sums, weights, pixels on their way and in use, and addresses."""
     steps, (pixel, weight), words = steps_of(problem), pieces_of(problem), item_bytes(problem.dtype)
-    sums = 4 * problem.kh * config.tiles + (16 if pixel == 2 else 0)
+    tiles = config.tiles * problem.channels
+    sums = 4 * problem.kh * tiles + (16 if pixel == 2 else 0)
     weights = 2 * weight * (4 if config.shared else problem.kh) * steps
-    return sums + weights + config.tiles * steps * (2 * words + 4 * pixel) + 32
+    return sums + weights + tiles * steps * (2 * words + 4 * pixel) + 32
 
 
 class TensorFilter(GpuAlgorithm):
@@ -106,7 +108,7 @@ class TensorFilter(GpuAlgorithm):
                 yield config
 
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
-        strips = ceil_div(problem.out_w * problem.channels, 128 * config.tiles)
+        strips = ceil_div(problem.out_w, 128 * config.tiles)
         bands = ceil_div(problem.out_h, config.rows)
         tuning = tuple(each for each in config.constants() if each[0] != "rows")
         compiled = (

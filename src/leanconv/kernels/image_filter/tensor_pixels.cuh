@@ -25,6 +25,40 @@ __device__ __forceinline__ void cut_piece(unsigned (&to)[2], float (&rest)[4]) {
     }
 }
 
+// Channel c of four pixels, whose elements lie side by side.
+template <class In, int channels>
+__device__ __forceinline__ FourElements<In> four_of_channel(const FourElements<In> (&pixels)[channels], int c) {
+    if constexpr (channels == 1) return pixels[0];
+    constexpr int in_word = 4 / sizeof(In);
+    const auto word = [&](int element) { return pixels[element / 4].words[element % 4 / in_word]; };
+    FourElements<In> four;
+    if constexpr (in_word == 1) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) four.words[e] = word(e * channels + c);
+    } else if constexpr (in_word == 2) {
+#pragma unroll
+        for (int e = 0; e < 4; e += 2) {
+            const int a = e * channels + c, b = a + channels;
+            four.words[e / 2] = __byte_perm(word(a), word(b), (a % 2 ? 0x32 : 0x10) | (b % 2 ? 0x7600 : 0x5400));
+        }
+    } else {
+        // Two at a time, or three where they lie in two words.
+        const int at[4] = {c, channels + c, 2 * channels + c, 3 * channels + c};
+        if constexpr (channels == 4) {
+            const unsigned both = c | (4 + c) << 4;
+            four.words[0] = __byte_perm(__byte_perm(word(at[0]), word(at[1]), both),
+                                        __byte_perm(word(at[2]), word(at[3]), both), 0x5410);
+        } else {
+            const unsigned first = at[0] | at[1] << 4 | at[2] << 8;
+            const unsigned three = __byte_perm(word(0), word(4), first & 0x777);
+            four.words[0] = channels == 2 ? __byte_perm(word(0), word(4), first | at[3] << 12)
+                            : at[2] < 8   ? __byte_perm(three, word(8), 0x210 | (at[3] - 4) << 12)
+                                          : __byte_perm(three, word(8), 0x010 | (at[2] - 4) << 8 | (at[3] - 4) << 12);
+        }
+    }
+    return four;
+}
+
 // Fragments of operand A of a k16 step, one for each piece. A lane's vector of block g is in registers 0 and 2, that of block
 // g + 8 in 1 and 3.
 template <class In>
@@ -36,11 +70,12 @@ struct TensorPixels {
     static constexpr float scale = split && !scaled ? 0.25f : 1.0f;  // so that uint16 stays within float16
     unsigned pieces[split ? 2 : 1][4];
 
-    // Of two vectors, times `up`.
-    __device__ __forceinline__ void make(const FourElements<In> (&vectors)[2], float up) {
+    // Of channel c of two vectors, times `up`.
+    template <int channels>
+    __device__ __forceinline__ void make(const FourElements<In> (&vectors)[2][channels], int c, float up) {
 #pragma unroll
         for (int block = 0; block < 2; ++block) {
-            const FourElements<In>& four = vectors[block];
+            const FourElements<In> four = four_of_channel(vectors[block], c);
             if constexpr (half_type<In>) {
                 pieces[0][block] = four.words[0], pieces[0][2 + block] = four.words[1];
             } else if constexpr (bytes) {
@@ -76,7 +111,7 @@ struct TensorPixels {
 template <class Row>
 __device__ __forceinline__ float row_scale(const Row& row, float& inverse) {
     constexpr int count = sizeof(Row) / sizeof(FourElements<float>);
-    const FourElements<float>* const vectors = &row[0][0][0];
+    const FourElements<float>* const vectors = &row[0][0][0][0];
     float largest = 0.0f;
 #pragma unroll
     for (int k = 0; k < 4 * count; ++k)
@@ -87,37 +122,53 @@ __device__ __forceinline__ float row_scale(const Row& row, float& inverse) {
     return __uint_as_float(exponent << 23);
 }
 
-// Two neighbouring results, to global memory, as data that will not be read soon.
+// Two neighbouring results; an 8-bit one is in the lowest bits of its float.
 template <class Out>
-__device__ __forceinline__ void stream_pair(Out* to, float a, float b) {
+__device__ __forceinline__ auto pack_pair(float a, float b) {
     if constexpr (same_type<Out, float>) {
-        __stcs(reinterpret_cast<float2*>(to), make_float2(a, b));
+        return make_float2(a, b);
     } else if constexpr (sizeof(Out) == 1) {
-        __stcs(reinterpret_cast<unsigned short*>(to), static_cast<unsigned short>(__byte_perm(
-            __float_as_uint(a), __float_as_uint(b), 0x40)));
+        return static_cast<unsigned short>(__byte_perm(__float_as_uint(a), __float_as_uint(b), 0x40));
     } else if constexpr (small_integer<Out>) {
-        __stcs(reinterpret_cast<unsigned*>(to), pack_two<Out>(a, b));
+        return pack_two<Out>(a, b);
     } else if constexpr (same_type<Out, float16>) {
-        __stcs(reinterpret_cast<unsigned*>(to), cvt_rn_f16x2_f32(a, b));
+        return cvt_rn_f16x2_f32(a, b);
     } else {
         static_assert(same_type<Out, bfloat16>, "an element type of results");
-        __stcs(reinterpret_cast<unsigned*>(to), cvt_rn_bf16x2_f32(a, b));
+        return cvt_rn_bf16x2_f32(a, b);
     }
 }
 
-// Stores rows of sums: pairs of neighbours where the image allows it, else one by one.
-template <class Out, int tiles>
+// To shared memory, and to global memory as data that will not be read soon.
+template <class Out>
+__device__ __forceinline__ void store_pair(Out* to, float a, float b) {
+    const auto both = pack_pair<Out>(a, b);
+    *reinterpret_cast<decltype(pack_pair<Out>(a, b))*>(to) = both;
+}
+template <class Out>
+__device__ __forceinline__ void stream_pair(Out* to, float a, float b) {
+    const auto both = pack_pair<Out>(a, b);
+    __stcs(reinterpret_cast<decltype(pack_pair<Out>(a, b))*>(to), both);
+}
+
+// Stores rows of sums: as vectors where the image allows it, else one by one. A vector is a pair of neighbours; of several
+// channels 16 bytes, which the warp puts together in shared memory.
+template <class Out, int tiles, int channels>
 struct TensorWriter {
+    static constexpr int sums = 4 * tiles * channels, row = 128 * tiles * channels;
+    static constexpr int bytes = channels == 1 ? 0 : row * static_cast<int>(sizeof(Out));
+    static constexpr int vector_bytes = channels == 1 ? 2 * sizeof(Out) : 16;
     Out* to;  // this lane's first sum in the next row
+    Out* const staging;
     const int64 pitch;
-    const int lane, count;  // so many columns from this lane's first on lie inside the image
-    const bool pairs;
+    const int lane, count;  // so many elements from this lane's first on lie inside the image
+    const bool vectors;
 
     template <class In>
-    __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& image, int i, int j, int lane_)
-        : pitch(image.y_pitch), lane(lane_), count(image.out_width - j - column(0)),
-          pairs(image.out_width - j >= 128 * tiles && image.y_pitch % 2 == 0 &&
-                reinterpret_cast<unsigned long long>(image.y) % (2 * sizeof(Out)) == 0) {
+    __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& image, int i, int j, int lane_, unsigned char* shared)
+        : staging(reinterpret_cast<Out*>(shared)), pitch(image.y_pitch), lane(lane_), count(image.out_width - j - column(0)),
+          vectors(image.out_width - j >= row && image.y_pitch % (vector_bytes / static_cast<int>(sizeof(Out))) == 0 &&
+                  reinterpret_cast<unsigned long long>(image.y) % vector_bytes == 0) {
         go_to(image, i, j);
     }
 
@@ -126,23 +177,42 @@ struct TensorWriter {
         to = image.y + i * image.y_pitch + (j + column(0));
     }
 
-    // Of the lane's sum k in its strip, and from its first sum on.
-    __device__ __forceinline__ int column(int k) const { return lane / 4 * 8 + lane % 4 * 2 + apart(k); }
-    static __device__ __forceinline__ constexpr int apart(int k) { return 128 * (k / 4) + 64 * (k / 2 % 2) + k % 2; }
+    // Where the lane's sum k lies in its strip, and from its first sum on, in elements.
+    __device__ __forceinline__ int column(int k) const { return (lane / 4 * 8 + lane % 4 * 2) * channels + apart(k); }
+    static __device__ __forceinline__ constexpr int apart(int k) {
+        return (128 * (k / 4 / channels) + 64 * (k / 2 % 2) + k % 2) * channels + k / 4 % channels;
+    }
 
-    // Sums that begin with delta times their scale, or have it added; `plain`: where `pairs` are known to be possible.
+    // Sums that begin with delta times their scale, or have it added; `plain`: where they are `vectors`.
     template <bool plain>
-    __device__ __forceinline__ void store(const float (&sums)[tiles][4], float inverse, float delta) {
+    __device__ __forceinline__ void store(const float (&done)[tiles * channels][4], float inverse, float delta) {
+        if constexpr (!plain) {
 #pragma unroll
-        for (int k = 0; k < 4 * tiles; k += 2) {
-            const float a = sums[k / 4][k % 4], b = sums[k / 4][k % 4 + 1];
-            if (!plain && !pairs) {
-                store_one(finished(a, inverse, delta), k);
-                store_one(finished(b, inverse, delta), k + 1);
-            } else if constexpr (sizeof(Out) == 1) {
-                stream_pair(to + apart(k), whole(a, inverse), whole(b, inverse));
-            } else {
-                stream_pair(to + apart(k), finished(a, inverse, delta), finished(b, inverse, delta));
+            for (int k = 0; k < sums; ++k) store_one(finished(done[k / 4][k % 4], inverse, delta), k);
+        } else {
+            if constexpr (channels > 1) __syncwarp();  // what was staged before has been read
+#pragma unroll
+            for (int k = 0; k < sums; k += 2) {
+                // The elements of two pixels, two at a time.
+                const int first = k / (4 * channels) * 4 * channels, half = k / 2 / channels % 2, pair = k % (2 * channels);
+                float two[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int pixel = (pair + e) / channels, c = (pair + e) % channels;
+                    const float sum = done[first / 4 + c][2 * half + pixel];
+                    if constexpr (sizeof(Out) == 1) two[e] = whole(sum, inverse);
+                    else two[e] = finished(sum, inverse, delta);
+                }
+                const int at = (128 * (k / (4 * channels)) + 64 * half) * channels + pair;
+                if constexpr (channels == 1) stream_pair(to + at, two[0], two[1]);
+                else store_pair(staging + column(0) + at, two[0], two[1]);
+            }
+            if constexpr (channels > 1) {
+                __syncwarp();
+#pragma unroll
+                for (int k = 0; k < bytes / 16; k += 32)
+                    if (k + 32 <= bytes / 16 || k + lane < bytes / 16)
+                        __stcs(reinterpret_cast<uint4*>(to - column(0)) + k + lane, reinterpret_cast<const uint4*>(staging)[k + lane]);
             }
         }
         to += pitch;
