@@ -21,12 +21,13 @@ from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import TF32_CASES
+from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.variants import VARIANTS
 
 MET = [
     (a, c)
     for a in VARIANTS
-    for c in (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))
+    for c in (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))
 ]
 MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
@@ -177,7 +178,7 @@ def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
 
 
 def test_every_case_is_accepted_by_some_algorithm():
-    every = (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *TRANSFORM_CASES)
+    every = (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *TRANSFORM_CASES)
     unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in VARIANTS)]
     assert unsolved == []
 

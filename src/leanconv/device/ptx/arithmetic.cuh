@@ -38,10 +38,10 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float first, float second)
     return bits;
 }
 
-// add.rn.f16x2: two sums at once, each rounded to the nearest, of two the even one; subnormals included.
-__device__ __forceinline__ unsigned add_rn_f16x2(unsigned a, unsigned b) {
+// fma.rn.f16x2: two products and sums at once, each rounded once, to the nearest, of two the even one; subnormals included.
+__device__ __forceinline__ unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) {
     unsigned sums;
-    asm("add.rn.f16x2 %0, %1, %2;\n" : "=r"(sums) : "r"(a), "r"(b));
+    asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(sums) : "r"(a), "r"(b), "r"(c));
     return sums;
 }
 

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <device/ptx/mma.cuh>
+#include <device/ptx/sync.cuh>
 #include <kernels/image_filter/image_rows.cuh>
 #include <kernels/image_filter/tensor_pixels.cuh>
 
@@ -61,9 +62,10 @@ struct TensorWeights {
     static constexpr bool kept = !Tuning::shared;  // in registers
     unsigned fragments[kept ? pieces : 1][kept ? r : 1][kept ? steps : 1][2];
     const unsigned char* shared;
-    float scale, inverse;
-    bool finite;
-    bool several;  // pieces besides the first that are not zero everywhere
+    float scale, inverse;  // of the weights; of the sums
+    float pixel_scale;
+    bool finite;           // that none is too large, or infinite
+    bool several;          // pieces besides the first that are not zero everywhere
 
     // Weight (u, position of the window, column of the output in its block), scaled.
     __device__ __forceinline__ float banded(const float* w, int u, int position, int n) const {
@@ -84,11 +86,15 @@ struct TensorWeights {
 #pragma unroll 1
         for (int k = lane; k < r * Strip::s; k += 32) largest = max(largest, __float_as_uint(w[k]) & 0x7fffffffu);
         largest = __reduce_max_sync(0xffffffffu, largest);
-        finite = largest < 0x71800000u;  // 2^100
-        // The largest becomes one between 2^13 and 2^14; delta times the scale stays a float.
-        const unsigned exponent = min(267u - min(largest >> 23, 226u), 237u);
+        // The largest becomes one between 2^13 and 2^14; delta times the scale stays a float. Pixels of 8 bits have the
+        // inverse of the scale, as a float16, and sums none.
+        constexpr bool bytes = Strip::Pixels::bytes;
+        finite = bytes ? largest == 0 || (largest >= 0x33800000u && largest < 0x49800000u) : largest < 0x71800000u;
+        const unsigned power = 267u - min(largest >> 23, 226u), exponent = bytes ? min(max(power, 122u), 151u) : min(power, 237u);
         scale = __uint_as_float(exponent << 23);
         inverse = __uint_as_float((254u - exponent) << 23);
+        pixel_scale = bytes ? inverse : Strip::Pixels::scale;
+        inverse = bytes ? 1.0f : inverse * (1.0f / Strip::Pixels::scale);
         bool more = false;
 #pragma unroll 1
         for (int k = lane; k < r * Strip::s; k += 32) {
@@ -128,7 +134,8 @@ struct TensorWeights {
     }
 };
 
-// Input rows of a strip on their way to a warp's registers, by a ring of rows in shared memory.
+// Input rows of a strip on their way to a warp's registers, by a ring of rows in shared memory. Vectors that lie inside the
+// image are copied; elements before and behind them, the edges, are loaded one by one.
 template <class Problem, class Tuning>
 struct TensorRows {
     using Strip = TensorStrip<Problem, Tuning>;
@@ -137,62 +144,87 @@ struct TensorRows {
     using View = Image<In, typename Strip::Out, float>;
     // Of each block of 8 columns, a lane's four pixels of each step of its window.
     using Row = FourElements<In>[Tuning::tiles][Strip::steps][2][Strip::channels];
-    static constexpr int depth = Tuning::depth, vectors = Strip::vectors;
-    static constexpr int unroll = Tuning::unroll, lane_pixels = ceil_div(Strip::row, 32);
-    static_assert(depth % unroll == 0, "rows of an iteration are neighbours in the ring");
+    static constexpr int depth = Tuning::depth, unroll = Tuning::unroll, in_vector = Strip::in_vector;
     static constexpr int ring_bytes = depth * Strip::row * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
+    static_assert(depth >= 2 && depth % unroll == 0, "rows of an iteration are neighbours in the ring");
 
     const View& image;
     const int first_row, lane;
-    const bool inside;   // all elements lie inside the image, and on vector edges
-    const In* next;      // this lane's first vector in the next row, where they do
     In* const ring;
-    int* const column;   // of each element of a row, where they are loaded one by one
-    In one[lane_pixels];
+    int* const column;       // of each element of a row, where there are edges
+    int begin, end;          // vectors from number `begin` to before `end` are copied
+    unsigned next;           // this lane's first vector in the next row: bytes from the image's first on
+    const unsigned pitch;    // in bytes
+    In one;                  // an element of an edge on its way
 
-    __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int rows, int j, int lane_, unsigned char* shared)
-        : image(image_), first_row(first_row_), lane(lane_),
-          inside(j >= Strip::left && j - Strip::left + Strip::row <= image.width && first_row >= 0 &&
-                 first_row + rows <= image.height && image.x_pitch % Strip::in_vector == 0 &&
-                 reinterpret_cast<unsigned long long>(image.x) % 16 == 0),
-          next(image.x + first_row * image.x_pitch + (j - Strip::left + lane * Strip::in_vector)),
-          ring(reinterpret_cast<In*>(shared)), column(reinterpret_cast<int*>(shared + ring_bytes)) {
-        if (inside) return;
+    __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int j, int lane_, unsigned char* shared)
+        : image(image_), first_row(first_row_), lane(lane_), ring(reinterpret_cast<In*>(shared)),
+          column(reinterpret_cast<int*>(shared + ring_bytes)),
+          pitch(static_cast<unsigned>(image.x_pitch) * static_cast<unsigned>(sizeof(In))) {
+        const int first = j - Strip::left;
+        begin = first < 0 ? -first / in_vector : 0;
+        end = max(begin, min(Strip::vectors, (image.width - first) / in_vector));
+        if (image.x_pitch % in_vector != 0 || reinterpret_cast<unsigned long long>(image.x) % 16 != 0) begin = end = 0;
+        next = static_cast<unsigned>(first_row) * pitch + (first + lane * in_vector) * static_cast<int>(sizeof(In));
+        if (whole()) return;
 #pragma unroll 1
         for (int k = lane; k < Strip::row; k += 32)
-            column[k] = border_element<Border, Strip::channels>(j - Strip::left + k, image.width);
+            column[k] = border_element<Border, Strip::channels>(first + k, image.width);
         __syncwarp();
     }
 
-    // Issues the copy of the next row, where all lie inside, if it is `wanted`, and closes its group.
-    __device__ __forceinline__ void copy(In* to, bool wanted) {
-#pragma unroll
-        for (int k = 0; k < vectors; k += 32)
-            cp_async_16_if(wanted && (k + 32 <= vectors || k + lane < vectors), to + (k + lane) * Strip::in_vector,
-                           next + k * Strip::in_vector);
-        cp_async_commit_group();
-        next += image.x_pitch;
+    // Whether there are no edges.
+    __device__ __forceinline__ bool whole() const { return begin == 0 && end == Strip::vectors; }
+    // And `inputs` rows lie inside the image.
+    __device__ __forceinline__ bool plain(int inputs) const {
+        return whole() && first_row >= 0 && first_row + inputs <= image.height;
     }
 
-    // Loads row n one by one, and stores it.
-    __device__ __forceinline__ void load(int n) {
-        const int i = border_index<Border>(first_row + n, image.height);
-        const In outside = narrow_sum<In>(image.value);
-        const In* const from = image.x + i * image.x_pitch;
-#pragma unroll
-        for (int k = 0; k < lane_pixels; ++k) {
-            one[k] = outside;
-            if (k + 1 == lane_pixels && 32 * k + lane >= Strip::row) continue;
-            const int c = column[32 * k + lane];
-            if (Border::maps_inside || (i >= 0 && c >= 0)) one[k] = from[c];
+    // Issues the copies of row n, the one after the last, if there is one, and closes their group. Of the edges, which `plain`
+    // rows have not, the first element of each lane is left in `one`.
+    template <bool plain>
+    __device__ __forceinline__ void copy(In* to, int n, int inputs) {
+        if constexpr (plain) {
+            copy_vectors(to, next, 0, n < inputs ? Strip::vectors : 0);
+        } else if (n < inputs) {
+            const int i = border_index<Border>(first_row + n, image.height);
+            if (Border::maps_inside || i >= 0) {
+                copy_vectors(to, next + static_cast<unsigned>(i - first_row - n) * pitch, begin, end);
+            } else {
+#pragma unroll 1
+                for (int k = lane; k < Strip::row; k += 32) to[k] = narrow_sum<In>(image.value);
+            }
+            const int edges = Strip::row - (end - begin) * in_vector;
+#pragma unroll 1
+            for (int k = lane + 32; k < edges; k += 32) to[place(k)] = element(i, place(k));
+            if (lane < edges) one = element(i, place(lane));
         }
-    }
-    __device__ __forceinline__ void store(In* to) const {
-#pragma unroll
-        for (int k = 0; k < lane_pixels; ++k)
-            if (k + 1 < lane_pixels || 32 * k + lane < Strip::row) to[32 * k + lane] = one[k];
+        cp_async_commit_group();
+        next += pitch;
     }
 
+    __device__ __forceinline__ void copy_vectors(In* to, unsigned from, int first, int last) const {
+#pragma unroll
+        for (int k = 0; k < Strip::vectors; k += 32)
+            cp_async_16_if(k + lane >= first && k + lane < last, to + (k + lane) * in_vector,
+                           reinterpret_cast<const char*>(image.x) + (from + 16u * k));
+    }
+
+    // Stores it, if there is such a row.
+    __device__ __forceinline__ void store_one(In* to, int n, int inputs) const {
+        if (n < inputs && lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one;
+    }
+
+    // Where element k of the edges lies in a row.
+    __device__ __forceinline__ int place(int k) const { return k < begin * in_vector ? k : k + (end - begin) * in_vector; }
+
+    __device__ __forceinline__ In element(int i, int at) const {
+        const int c = column[at];
+        if (!Border::maps_inside && (i < 0 || c < 0)) return narrow_sum<In>(image.value);
+        return image.x[i * image.x_pitch + c];
+    }
+
+    // The windows of this lane's blocks.
     __device__ __forceinline__ void read(Row& to, const In* row) const {
         constexpr int channels = Strip::channels;
         row += Strip::left + (8 * (lane / 4) + 4 * (lane % 4) - Strip::pad) * channels;
@@ -230,7 +262,7 @@ __device__ __forceinline__ float direct_sum(const View& image, const float* w, i
 template <class Strip, bool several, class Weights>
 __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::r + 1][4],
                                              const typename Strip::Pixels (&pixels)[Strip::tiles][Strip::steps],
-                                             const Weights& weights, float inverse, int lane) {
+                                             const Weights& weights, const float (&begin)[4], float inverse, int lane) {
     using Pixels = typename Strip::Pixels;
     constexpr int r = Strip::r, tiles = Strip::tiles, pieces = several ? Strip::pieces : 1;
     // Rows of the filter at a time, so that products that follow each other have sums of their own.
@@ -243,7 +275,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
 #pragma unroll
             for (int k = 0; k < group * tiles * 4; ++k)
                 if (first >= k / 4 / tiles)
-                    apart[k / 4 % tiles][k / 4 / tiles][k % 4] = sums[k / 4 % tiles][first - k / 4 / tiles][k % 4];
+                    apart[k / 4 % tiles][k / 4 / tiles][k % 4] =
+                        first == k / 4 / tiles ? begin[k % 4] : sums[k / 4 % tiles][first - k / 4 / tiles][k % 4];
         }
 #pragma unroll
         for (int step = 0; step < Strip::steps; ++step) {
@@ -268,65 +301,63 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
             const int row = first - k / 4 / tiles;
             if (row < 0) continue;
             const float more = apart[k / 4 % tiles][k / 4 / tiles][k % 4];
-            [[maybe_unused]] const float sum = sums[k / 4 % tiles][row][k % 4];
+            [[maybe_unused]] const float sum = row == 0 ? begin[k % 4] : sums[k / 4 % tiles][row][k % 4];
             sums[k / 4 % tiles][row + 1][k % 4] = !Strip::promoted ? more : Pixels::scaled ? fmaf(more, inverse, sum) : sum + more;
         }
     }
 }
 
-// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: all pixels lie inside the image, on vector edges,
-// and so do all outputs. `doubtful` become the first and the last output row, if any, whose sums are not finite.
+// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges, and all outputs lie inside
+// the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
 template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
 __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer& writer, int inputs, float delta,
                                       int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
-    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels, depth = plain ? Rows::depth : 2;
-    constexpr int unroll = plain ? Rows::unroll : 1;
-    const float begin = Strip::begins_with_delta ? delta * weights.scale * Pixels::scale : 0.0f;
-    const float inverse = weights.inverse * (1.0f / Pixels::scale);
+    using In = typename Strip::In;
+    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels;
+    constexpr int depth = Rows::depth, unroll = plain ? Rows::unroll : 1;
+    const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
+    // NOTE: the zeros keep the compiler from making four registers of one before each product.
+    float begin[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) begin[e] = Strip::promoted ? first : first + static_cast<float>(zero_after(inputs + e));
     float sums[tiles][r + 1][4];
 #pragma unroll
-    for (int k = 0; k < 4 * (r + 1) * tiles; ++k) sums[k / 4 / (r + 1)][k / 4 % (r + 1)][k % 4] = begin;
-    if constexpr (plain) {
+    for (int k = 0; k < 4 * (r + 1) * tiles; ++k) sums[k / 4 / (r + 1)][k / 4 % (r + 1)][k % 4] = begin[k % 4];
 #pragma unroll
-        for (int n = 0; n < depth; ++n) rows.copy(rows.ring + n * Strip::row, n < inputs);
-    } else {
-        rows.load(0);
-        rows.store(rows.ring);
+    for (int n = 0; n < depth - 1; ++n) {
+        In* const to = rows.ring + n * Strip::row;
+        rows.template copy<plain>(to, n, inputs);
+        if constexpr (!plain) rows.store_one(to, n, inputs);
     }
-    int base = 0;  // of the rows of an iteration, in the ring
+    int base = 0;  // place in the ring of the rows of an iteration
 #pragma unroll 1
     for (int n0 = 0; n0 < inputs; n0 += unroll) {
 #pragma unroll
         for (int k = 0; k < unroll; ++k) {
-            const int n = n0 + k;
+            const int n = n0 + k, at = (unroll == depth ? 0 : base) + k;
             if (unroll > 1 && n >= inputs) break;
-            typename Strip::In* const row = rows.ring + (unroll == depth ? 0 : base) + k * Strip::row;
+            cp_async_wait_group<depth - 2>();
+            __syncwarp();  // all lanes' copies of this row have landed, and the row before has been read
             typename Rows::Row raw;
-            if constexpr (plain) cp_async_wait_group<depth - 1>();
-            __syncwarp();
-            rows.read(raw, row);
-            if constexpr (plain) {
-                __syncwarp();  // the row has been read
-                rows.copy(row, n + depth < inputs);
-            } else {
-                rows.load(n + 1);
-            }
+            rows.read(raw, rows.ring + at * Strip::row);
+            In* const to = rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row;
+            rows.template copy<plain>(to, n + depth - 1, inputs);
             Pixels pixels[tiles][steps];
-            float up = 1.0f, down = 1.0f;  // the row's scale and its inverse
+            float up = weights.pixel_scale, down = 1.0f;  // the row's scale and its inverse
             if constexpr (Pixels::scaled) up = row_scale(raw, down);
 #pragma unroll
             for (int i = 0; i < tiles * steps; ++i)
                 pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
 
-            add_products<Strip, several>(sums, pixels, weights, down, rows.lane);
+            add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
 
-            if constexpr (!plain) rows.store(rows.ring + Strip::row - base);
+            if constexpr (!plain) rows.store_one(to, n + depth - 1, inputs);
             if (n < r - 1) continue;
             float done[tiles][4];
 #pragma unroll
             for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
-            if constexpr (!small_integer<typename Strip::In>) {
+            if constexpr (!small_integer<In>) {
                 float all = done[0][0];
 #pragma unroll
                 for (int i = 1; i < 4 * tiles; ++i) all += done[i / 4][i % 4];
@@ -335,38 +366,36 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
                     doubtful[1] = n - (r - 1);
                 }
             }
-            writer.template store<plain>(done, inverse, delta);
+            writer.template store<plain>(done, weights.inverse, delta);
         }
-        base = base == (depth - unroll) * Strip::row ? 0 : base + unroll * Strip::row;
+        base = base == depth - unroll ? 0 : base + unroll;
     }
-    if constexpr (plain) cp_async_wait_group<0>();
+    cp_async_wait_group<0>();
 }
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_filter(const typename Problem::element* x, const float* w,
                                               typename Problem::result* y, float value, float delta, int height,
                                               int width, int64 x_pitch, int64 x_step, int64 y_pitch, int64 y_step,
-                                              int strips, int bands, int band_rows, int images) {
+                                              int strips, int bands, int band_rows) {
     using Strip = TensorStrip<Problem, Tuning>;
     using Rows = TensorRows<Problem, Tuning>;
     using Out = typename Strip::Out;
     constexpr int r = Strip::r, filters = Problem::all_filters;
 
     const int warp = warp_number(), lane = threadIdx.x % 32;
-    // In the order of memory: strips of a band side by side. Blocks have one filter each.
-    const int filter = static_cast<unsigned>(blockIdx.x) % filters;
-    const int64 number = static_cast<int64>(blockIdx.x / filters) * Tuning::warps + warp;
-    const int j = static_cast<int>(number % strips) * (Strip::width * Strip::channels);  // in elements
-    const int64 rest = number / strips;
-    const int top = static_cast<int>(rest % bands) * band_rows, image = static_cast<int>(rest / bands);
+    // Blocks have one filter and one image each. Strips of a band lie side by side.
+    const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
+    const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
+    const int j = number % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // j in elements
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Strip::channels;
-    const bool idle = image >= images;
+    const bool idle = number >= strips * bands;
     if constexpr (!Tuning::shared) {
         if (idle) return;
     }
     unsigned char* const shared = shared_memory();
-    w += (Problem::per_image ? static_cast<int64>(min(image, images - 1)) * filters + filter : filter) * (r * Problem::s);
+    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
     const TensorWeights<Problem, Tuning> weights(w, shared, lane);
     if (Tuning::shared && idle) return;
 
@@ -374,20 +403,20 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
         x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Strip::channels,
         out_height, out_width, x_pitch, y_pitch, value};
     const int count = min(band_rows, out_height - top), inputs = count + r - 1;
-    using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels>;
+    using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes>;
     unsigned char* const mine =
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
-    Rows rows(view, top - Problem::anchor_y, inputs, j, lane, mine + Writer::bytes);
+    Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
     Writer writer(view, top, j, lane, mine);
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
-        if (!rows.inside || !writer.vectors) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
+        if (!rows.plain(inputs) || !writer.whole()) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
         else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
         else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
     }
-    writer.go_to(view, top + doubtful[0], j);
+    writer.go_to(top + doubtful[0], j);
 #pragma unroll 1
-    for (int i = doubtful[0]; i <= doubtful[1]; ++i, writer.to += y_pitch)
+    for (int i = doubtful[0]; i <= doubtful[1]; ++i, writer.go_on())
 #pragma unroll 1
         for (int k = 0; k < 4 * Strip::tiles; ++k) {
             const float sum = direct_sum<Problem>(view, w, top + i, j + writer.column(k), Strip::begins_with_delta ? delta : 0.0f);

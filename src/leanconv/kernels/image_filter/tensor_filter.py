@@ -114,7 +114,6 @@ class TensorFilter(GpuAlgorithm):
         compiled = (
             *constants(problem, problem.channels, 1), ("all_filters", problem.filters), ("per_image", problem.per_image),
         )  # fmt: skip
-        grid = ceil_div(strips * bands * problem.batch, config.warps) * problem.filters
-        counts = Number("int", "band_rows", config.rows), Number("int", "images", problem.batch)
-        given = (*arguments(problem, strips, bands), *counts)
+        grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
+        given = (*arguments(problem, strips, bands), Number("int", "band_rows", config.rows))
         return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config), tuning),))

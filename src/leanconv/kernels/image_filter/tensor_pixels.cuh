@@ -79,17 +79,19 @@ struct TensorPixels {
             if constexpr (half_type<In>) {
                 pieces[0][block] = four.words[0], pieces[0][2 + block] = four.words[1];
             } else if constexpr (bytes) {
-                // Under the exponent of 2^10 a byte is a float16 less 1024; a signed one is offset first.
+                // Under the exponent of 2^10 a byte is a float16, 1024 more; a signed one is offset first.
                 constexpr bool negative = Range<In>::low < 0;
                 const unsigned word = negative ? four.words[0] ^ 0x80808080u : four.words[0];
-                constexpr unsigned less = negative ? 0xe480e480u : 0xe400e400u;
-                pieces[0][block] = add_rn_f16x2(__byte_perm(word, 0x64646464u, 0x4140), less);
-                pieces[0][2 + block] = add_rn_f16x2(__byte_perm(word, 0x64646464u, 0x4342), less);
+                const unsigned times = cvt_rn_f16x2_f32(up, up);
+                const float least = -up * (negative ? 1152.0f : 1024.0f);
+                const unsigned plus = cvt_rn_f16x2_f32(least, least);
+                pieces[0][block] = fma_rn_f16x2(__byte_perm(word, 0x64646464u, 0x4140), times, plus);
+                pieces[0][2 + block] = fma_rn_f16x2(__byte_perm(word, 0x64646464u, 0x4342), times, plus);
             } else {
                 float rest[4];
                 four.widen_to(rest);
 #pragma unroll
-                for (int e = 0; e < 4; ++e) rest[e] *= up * scale;
+                for (int e = 0; e < 4; ++e) rest[e] *= up;
 #pragma unroll
                 for (int p = 0; p < 2; ++p) {
                     unsigned two[2];
@@ -122,13 +124,16 @@ __device__ __forceinline__ float row_scale(const Row& row, float& inverse) {
     return __uint_as_float(exponent << 23);
 }
 
-// Two neighbouring results; an 8-bit one is in the lowest bits of its float.
+// Two neighbouring results.
 template <class Out>
 __device__ __forceinline__ auto pack_pair(float a, float b) {
     if constexpr (same_type<Out, float>) {
         return make_float2(a, b);
     } else if constexpr (sizeof(Out) == 1) {
-        return static_cast<unsigned short>(__byte_perm(__float_as_uint(a), __float_as_uint(b), 0x40));
+        constexpr bool negative = Range<Out>::low < 0;
+        const int first = rounded_int(a), second = rounded_int(b);
+        return static_cast<unsigned short>(negative ? cvt_pack_sat_s8_s32(second, first, 0)
+                                                    : cvt_pack_sat_u8_s32(second, first, 0));
     } else if constexpr (small_integer<Out>) {
         return pack_two<Out>(a, b);
     } else if constexpr (same_type<Out, float16>) {
@@ -152,85 +157,89 @@ __device__ __forceinline__ void stream_pair(Out* to, float a, float b) {
 }
 
 // Stores rows of sums: as vectors where the image allows it, else one by one. A vector is a pair of neighbours; of several
-// channels 16 bytes, which the warp puts together in shared memory.
-template <class Out, int tiles, int channels>
+// channels 16 bytes, which the warp puts together in shared memory. `unscaled`: the sums are results.
+template <class Out, int tiles, int channels, bool unscaled>
 struct TensorWriter {
-    static constexpr int sums = 4 * tiles * channels, row = 128 * tiles * channels;
-    static constexpr int bytes = channels == 1 ? 0 : row * static_cast<int>(sizeof(Out));
-    static constexpr int vector_bytes = channels == 1 ? 2 * sizeof(Out) : 16;
-    Out* to;  // this lane's first sum in the next row
+    static constexpr int sums = 4 * tiles * channels, row = 128 * tiles * channels, size = sizeof(Out);
+    static constexpr int bytes = channels == 1 ? 0 : row * size, vector = (channels == 1 ? 2 * size : 16) / size;
+    Out* const image;
     Out* const staging;
-    const int64 pitch;
-    const int lane, count;  // so many elements from this lane's first on lie inside the image
-    const bool vectors;
+    const unsigned pitch;  // in bytes
+    const int lane, count;  // so many columns of the strip, in elements, lie inside the image
+    const bool vectors;     // those are aligned
+    unsigned to;            // this lane's first sum in the next row: bytes from the image's first on
 
     template <class In>
-    __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& image, int i, int j, int lane_, unsigned char* shared)
-        : staging(reinterpret_cast<Out*>(shared)), pitch(image.y_pitch), lane(lane_), count(image.out_width - j - column(0)),
-          vectors(image.out_width - j >= row && image.y_pitch % (vector_bytes / static_cast<int>(sizeof(Out))) == 0 &&
-                  reinterpret_cast<unsigned long long>(image.y) % vector_bytes == 0) {
-        go_to(image, i, j);
+    __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& view, int i, int j, int lane_, unsigned char* shared)
+        : image(view.y), staging(reinterpret_cast<Out*>(shared)), pitch(static_cast<unsigned>(view.y_pitch) * size),
+          lane(lane_), count(view.out_width - j),
+          vectors(view.y_pitch % vector == 0 && reinterpret_cast<unsigned long long>(view.y) % (vector * size) == 0) {
+        go_to(i, j);
     }
 
-    template <class In>
-    __device__ __forceinline__ void go_to(const Image<In, Out, float>& image, int i, int j) {
-        to = image.y + i * image.y_pitch + (j + column(0));
-    }
+    // Whether all outputs are in vectors inside the image.
+    __device__ __forceinline__ bool whole() const { return vectors && count >= row; }
+
+    __device__ __forceinline__ void go_to(int i, int j) { to = static_cast<unsigned>(i) * pitch + (j + column(0)) * size; }
+    __device__ __forceinline__ void go_on() { to += pitch; }
 
     // Where the lane's sum k lies in its strip, and from its first sum on, in elements.
     __device__ __forceinline__ int column(int k) const { return (lane / 4 * 8 + lane % 4 * 2) * channels + apart(k); }
     static __device__ __forceinline__ constexpr int apart(int k) {
         return (128 * (k / 4 / channels) + 64 * (k / 2 % 2) + k % 2) * channels + k / 4 % channels;
     }
+    __device__ __forceinline__ Out* at(int elements) const {
+        return reinterpret_cast<Out*>(reinterpret_cast<char*>(image) + to) + elements;
+    }
 
-    // Sums that begin with delta times their scale, or have it added; `plain`: where they are `vectors`.
+    // Sums that begin with delta times their scale, or have it added; `plain`: where they are `whole`.
     template <bool plain>
     __device__ __forceinline__ void store(const float (&done)[tiles * channels][4], float inverse, float delta) {
-        if constexpr (!plain) {
+        if (!plain && !vectors) {
 #pragma unroll
             for (int k = 0; k < sums; ++k) store_one(finished(done[k / 4][k % 4], inverse, delta), k);
-        } else {
-            if constexpr (channels > 1) __syncwarp();  // what was staged before has been read
+            go_on();
+            return;
+        }
+        if constexpr (channels > 1) __syncwarp();  // what was staged before has been read
 #pragma unroll
-            for (int k = 0; k < sums; k += 2) {
-                // The elements of two pixels, two at a time.
-                const int first = k / (4 * channels) * 4 * channels, half = k / 2 / channels % 2, pair = k % (2 * channels);
-                float two[2];
+        for (int k = 0; k < sums; k += 2) {
+            // The elements of two pixels, two at a time.
+            const int first = k / (4 * channels) * channels, half = k / 2 / channels % 2, pair = k % (2 * channels);
+            float two[2];
 #pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const int pixel = (pair + e) / channels, c = (pair + e) % channels;
-                    const float sum = done[first / 4 + c][2 * half + pixel];
-                    if constexpr (sizeof(Out) == 1) two[e] = whole(sum, inverse);
-                    else two[e] = finished(sum, inverse, delta);
-                }
-                const int at = (128 * (k / (4 * channels)) + 64 * half) * channels + pair;
-                if constexpr (channels == 1) stream_pair(to + at, two[0], two[1]);
-                else store_pair(staging + column(0) + at, two[0], two[1]);
-            }
+            for (int e = 0; e < 2; ++e)
+                two[e] = finished(done[first + (pair + e) % channels][2 * half + (pair + e) / channels], inverse, delta);
+            const int place = (128 * (k / (4 * channels)) + 64 * half) * channels + pair;
             if constexpr (channels > 1) {
-                __syncwarp();
-#pragma unroll
-                for (int k = 0; k < bytes / 16; k += 32)
-                    if (k + 32 <= bytes / 16 || k + lane < bytes / 16)
-                        __stcs(reinterpret_cast<uint4*>(to - column(0)) + k + lane, reinterpret_cast<const uint4*>(staging)[k + lane]);
+                store_pair(staging + column(0) + place, two[0], two[1]);
+            } else if (plain || column(0) + place + 1 < count) {
+                stream_pair(at(place), two[0], two[1]);
+            } else {
+                store_one(two[0], k);
             }
         }
-        to += pitch;
+        if constexpr (channels > 1) {
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < row / vector; k += 32) {
+                const int first = (k + lane) * vector;
+                if (plain ? k + 32 <= row / vector || k + lane < row / vector : first + vector <= min(count, row))
+                    __stcs(reinterpret_cast<uint4*>(at(first - column(0))), *reinterpret_cast<const uint4*>(staging + first));
+            }
+            const int rest = count / vector * vector + lane;
+            if (!plain && rest < min(count, row)) *at(rest - column(0)) = staging[rest];
+        }
+        go_on();
     }
 
     __device__ __forceinline__ void store_one(float value, int k) const {
-        if (apart(k) < count) to[apart(k)] = narrow_sum<Out>(value);
+        if (column(k) < count) *at(apart(k)) = narrow_sum<Out>(value);
     }
 
     static __device__ __forceinline__ float finished(float sum, float inverse, float delta) {
-        return same_type<Out, float> ? fmaf(sum, inverse, delta) : sum * inverse;
-    }
-
-    // A saturated integer of 8 bits: the lowest bits of the float, which is 3 * 2^22 more, whose unit is one.
-    // NOTE: four instructions; a conversion has a quarter of the rate or less.
-    static __device__ __forceinline__ float whole(float sum, float inverse) {
-        constexpr float zero = 12582912.0f;
-        return fminf(fmaxf(fmaf(sum, inverse, zero), zero + Range<Out>::low), zero + Range<Out>::high);
+        if constexpr (same_type<Out, float>) return unscaled ? sum + delta : fmaf(sum, inverse, delta);
+        else return unscaled ? sum : sum * inverse;
     }
 };
 
