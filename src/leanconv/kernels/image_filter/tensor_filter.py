@@ -60,6 +60,27 @@ def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     return weights + config.warps * (row * (config.depth * size + 4) + staging)
 
 
+#: Rows of outputs in whose time a warp makes its weights' fragments.
+SETUP_ROWS = 6
+
+
+def strips_of(problem: FilterProblem, tiles: int) -> int:
+    """Strips of all images, one for each filter."""
+    return ceil_div(problem.out_w, 128 * tiles) * problem.batch * problem.filters
+
+
+def rows_of_band(problem: FilterProblem, tiles: int, warps: int, blocks: int, target: Target) -> int:
+    """Rows of outputs of a warp, such that all that run at a time end at a time: of whole waves the cheapest, with the
+    rows that bands read twice."""
+    slots, strips = blocks * warps * target.multiprocessors, max(1, strips_of(problem, tiles))
+
+    def of(waves: int) -> tuple[int, int]:
+        rows = ceil_div(max(1, problem.out_h), max(1, waves * slots // strips))
+        return max(waves, ceil_div(strips, slots)) * (rows + problem.kh - 1 + SETUP_ROWS), rows
+
+    return min(of(waves) for waves in (1, 2, 3, 4))[1]
+
+
 def registers_needed(problem: FilterProblem, config: TensorFilterConfig) -> int:
     """Registers of a thread: sums, weights, pixels on their way and in use, and addresses."""
     steps, (pixel, weight), words = steps_of(problem), pieces_of(problem), item_bytes(problem.dtype)
