@@ -153,7 +153,7 @@ struct TensorRows {
     In* const ring;
     int* const column;       // of each element of a row, where there are edges
     int begin, end;          // vectors from number `begin` to before `end` are copied
-    unsigned next;           // this lane's first vector in the next row: bytes from the image's first on
+    unsigned next;           // this lane's first vector in the first row, of plain rows in the next: bytes from the image's first on
     const unsigned pitch;    // in bytes
     In one;                  // an element of an edge on its way
 
@@ -180,16 +180,17 @@ struct TensorRows {
         return whole() && first_row >= 0 && first_row + inputs <= image.height;
     }
 
-    // Issues the copies of row n, the one after the last, if there is one, and closes their group. Of the edges, which `plain`
-    // rows have not, the first element of each lane is left in `one`.
+    // Issues the copies of row n, the one after the last, and closes their group. Behind the end the last row comes again. Of
+    // the edges, which `plain` rows have not, the first element of each lane is left in `one`.
     template <bool plain>
     __device__ __forceinline__ void copy(In* to, int n, int inputs) {
         if constexpr (plain) {
-            copy_vectors(to, next, 0, n < inputs ? Strip::vectors : 0);
-        } else if (n < inputs) {
-            const int i = border_index<Border>(first_row + n, image.height);
+            copy_vectors(to, next, 0, Strip::vectors);
+            if (n + 1 < inputs) next += pitch;
+        } else {
+            const int row = first_row + min(n, inputs - 1), i = border_index<Border>(row, image.height);
             if (Border::maps_inside || i >= 0) {
-                copy_vectors(to, next + static_cast<unsigned>(i - first_row - n) * pitch, begin, end);
+                copy_vectors(to, next + static_cast<unsigned>(i - first_row) * pitch, begin, end);
             } else {
 #pragma unroll 1
                 for (int k = lane; k < Strip::row; k += 32) to[k] = narrow_sum<In>(image.value);
@@ -200,7 +201,6 @@ struct TensorRows {
             if (lane < edges) one = element(i, place(lane));
         }
         cp_async_commit_group();
-        next += pitch;
     }
 
     __device__ __forceinline__ void copy_vectors(In* to, unsigned from, int first, int last) const {
@@ -210,9 +210,9 @@ struct TensorRows {
                            reinterpret_cast<const char*>(image.x) + (from + 16u * k));
     }
 
-    // Stores it, if there is such a row.
-    __device__ __forceinline__ void store_one(In* to, int n, int inputs) const {
-        if (n < inputs && lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one;
+    // Stores it.
+    __device__ __forceinline__ void store_one(In* to) const {
+        if (lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one;
     }
 
     // Where element k of the edges lies in a row.
@@ -307,6 +307,22 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
     }
 }
 
+// Stores row i of outputs, if it is one.
+template <class Strip, bool plain, class Writer>
+__device__ __forceinline__ void store(Writer& writer, const float (&done)[Strip::tiles][4], int i, float inverse, float delta,
+                                      int (&doubtful)[2]) {
+    if constexpr (!small_integer<typename Strip::In>) {
+        float all = done[0][0];
+#pragma unroll
+        for (int k = 1; k < 4 * Strip::tiles; ++k) all += done[k / 4][k % 4];
+        if (!__all_sync(0xffffffffu, fabsf(all) < __uint_as_float(0x7f800000u)) && i >= 0) {
+            doubtful[0] = min(doubtful[0], i);
+            doubtful[1] = i;
+        }
+    }
+    writer.template store<plain>(done, i >= 0, inverse, delta);
+}
+
 // Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges, and all outputs lie inside
 // the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
 template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
@@ -324,13 +340,30 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
     float sums[tiles][r + 1][4];
 #pragma unroll
     for (int k = 0; k < 4 * (r + 1) * tiles; ++k) sums[k / 4 / (r + 1)][k / 4 % (r + 1)][k % 4] = begin[k % 4];
+    const auto convert = [&](Pixels(&pixels)[tiles][steps], float& down, const typename Rows::Row& raw) {
+        float up = weights.pixel_scale;
+        if constexpr (Pixels::scaled) up = row_scale(raw, down);
 #pragma unroll
-    for (int n = 0; n < depth - 1; ++n) {
+        for (int i = 0; i < tiles * steps; ++i)
+            pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
+    };
+#pragma unroll
+    for (int n = 0; n < depth; ++n) {
         In* const to = rows.ring + n * Strip::row;
         rows.template copy<plain>(to, n, inputs);
-        if constexpr (!plain) rows.store_one(to, n, inputs);
+        if constexpr (!plain) rows.store_one(to);
+    }
+    cp_async_wait_group<depth - 1>();
+    __syncwarp();
+    Pixels pixels[tiles][steps];  // of a row
+    float down = 1.0f;            // the inverse of its scale
+    {
+        typename Rows::Row raw;
+        rows.read(raw, rows.ring);
+        convert(pixels, down, raw);
     }
     int base = 0;  // place in the ring of the rows of an iteration
+    // A row is multiplied while the next one is converted and the results of the one before are stored.
 #pragma unroll 1
     for (int n0 = 0; n0 < inputs; n0 += unroll) {
 #pragma unroll
@@ -338,38 +371,31 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             const int n = n0 + k, at = (unroll == depth ? 0 : base) + k;
             if (unroll > 1 && n >= inputs) break;
             cp_async_wait_group<depth - 2>();
-            __syncwarp();  // all lanes' copies of this row have landed, and the row before has been read
+            __syncwarp();  // all lanes' copies of the next row have landed, and this one has been read
             typename Rows::Row raw;
-            rows.read(raw, rows.ring + at * Strip::row);
-            In* const to = rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row;
-            rows.template copy<plain>(to, n + depth - 1, inputs);
-            Pixels pixels[tiles][steps];
-            float up = weights.pixel_scale, down = 1.0f;  // the row's scale and its inverse
-            if constexpr (Pixels::scaled) up = row_scale(raw, down);
-#pragma unroll
-            for (int i = 0; i < tiles * steps; ++i)
-                pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
+            rows.read(raw, rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row);
+            rows.template copy<plain>(rows.ring + at * Strip::row, n + depth, inputs);
+            Pixels next[tiles][steps];
+            float next_down = 1.0f;
+            convert(next, next_down, raw);
 
-            add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
-
-            if constexpr (!plain) rows.store_one(to, n + depth - 1, inputs);
-            if (n < r - 1) continue;
-            float done[tiles][4];
+            float done[tiles][4];  // before this row
 #pragma unroll
             for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
-            if constexpr (!small_integer<In>) {
-                float all = done[0][0];
+            add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
+            store<Strip, plain>(writer, done, n - r, weights.inverse, delta, doubtful);
+
+            if constexpr (!plain) rows.store_one(rows.ring + at * Strip::row);
 #pragma unroll
-                for (int i = 1; i < 4 * tiles; ++i) all += done[i / 4][i % 4];
-                if (!__all_sync(0xffffffffu, fabsf(all) < __uint_as_float(0x7f800000u))) {
-                    doubtful[0] = min(doubtful[0], n - (r - 1));
-                    doubtful[1] = n - (r - 1);
-                }
-            }
-            writer.template store<plain>(done, weights.inverse, delta);
+            for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps] = next[i / steps][i % steps];
+            down = next_down;
         }
         base = base == depth - unroll ? 0 : base + unroll;
     }
+    float done[tiles][4];
+#pragma unroll
+    for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
+    store<Strip, plain>(writer, done, inputs - r, weights.inverse, delta, doubtful);
     cp_async_wait_group<0>();
 }
 

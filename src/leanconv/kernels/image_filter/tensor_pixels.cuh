@@ -144,18 +144,6 @@ __device__ __forceinline__ auto pack_pair(float a, float b) {
     }
 }
 
-// To shared memory, and to global memory as data that will not be read soon.
-template <class Out>
-__device__ __forceinline__ void store_pair(Out* to, float a, float b) {
-    const auto both = pack_pair<Out>(a, b);
-    *reinterpret_cast<decltype(pack_pair<Out>(a, b))*>(to) = both;
-}
-template <class Out>
-__device__ __forceinline__ void stream_pair(Out* to, float a, float b) {
-    const auto both = pack_pair<Out>(a, b);
-    __stcs(reinterpret_cast<decltype(pack_pair<Out>(a, b))*>(to), both);
-}
-
 // Stores rows of sums: as vectors where the image allows it, else one by one. A vector is a pair of neighbours; of several
 // channels 16 bytes, which the warp puts together in shared memory. `unscaled`: the sums are results.
 template <class Out, int tiles, int channels, bool unscaled>
@@ -192,9 +180,10 @@ struct TensorWriter {
         return reinterpret_cast<Out*>(reinterpret_cast<char*>(image) + to) + elements;
     }
 
-    // Sums that begin with delta times their scale, or have it added; `plain`: where they are `whole`.
+    // Sums that begin with delta times their scale, or have it added, if they are `wanted`; `plain`: where they are `whole`.
     template <bool plain>
-    __device__ __forceinline__ void store(const float (&done)[tiles * channels][4], float inverse, float delta) {
+    __device__ __forceinline__ void store(const float (&done)[tiles * channels][4], bool wanted, float inverse, float delta) {
+        if ((!plain || channels > 1) && !wanted) return;
         if (!plain && !vectors) {
 #pragma unroll
             for (int k = 0; k < sums; ++k) store_one(finished(done[k / 4][k % 4], inverse, delta), k);
@@ -212,9 +201,11 @@ struct TensorWriter {
                 two[e] = finished(done[first + (pair + e) % channels][2 * half + (pair + e) / channels], inverse, delta);
             const int place = (128 * (k / (4 * channels)) + 64 * half) * channels + pair;
             if constexpr (channels > 1) {
-                store_pair(staging + column(0) + place, two[0], two[1]);
+                const auto both = pack_pair<Out>(two[0], two[1]);
+                *reinterpret_cast<decltype(pack_pair<Out>(0.0f, 0.0f))*>(staging + column(0) + place) = both;
             } else if (plain || column(0) + place + 1 < count) {
-                stream_pair(at(place), two[0], two[1]);
+                const auto both = pack_pair<Out>(two[0], two[1]);
+                if (wanted) __stcs(reinterpret_cast<decltype(pack_pair<Out>(0.0f, 0.0f))*>(at(place)), both);
             } else {
                 store_one(two[0], k);
             }
@@ -230,7 +221,7 @@ struct TensorWriter {
             const int rest = count / vector * vector + lane;
             if (!plain && rest < min(count, row)) *at(rest - column(0)) = staging[rest];
         }
-        go_on();
+        if (wanted) go_on();
     }
 
     __device__ __forceinline__ void store_one(float value, int k) const {
