@@ -146,7 +146,8 @@ struct TensorRows {
     using Row = FourElements<In>[Tuning::tiles][Strip::steps][2][Strip::channels];
     static constexpr int depth = Tuning::depth, unroll = Tuning::unroll, in_vector = Strip::in_vector;
     static constexpr int ring_bytes = depth * Strip::row * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
-    static_assert(depth >= 2 && depth % unroll == 0, "rows of an iteration are neighbours in the ring");
+    static_assert(depth >= 3, "an edge is stored an iteration after it was asked for");
+    static_assert(depth % unroll == 0, "rows of an iteration are neighbours in the ring");
 
     const View& image;
     const int first_row, lane;
@@ -210,7 +211,7 @@ struct TensorRows {
                            reinterpret_cast<const char*>(image.x) + (from + 16u * k));
     }
 
-    // Stores it.
+    // Stores it, where it has come meanwhile.
     __device__ __forceinline__ void store_one(In* to) const {
         if (lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one;
     }
@@ -267,7 +268,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
     constexpr int r = Strip::r, tiles = Strip::tiles, pieces = several ? Strip::pieces : 1;
     // Rows of the filter at a time, so that products that follow each other have sums of their own.
     // NOTE: weights in shared memory would otherwise all be loaded before the first product.
-    constexpr int most = Strip::promoted || !Weights::kept ? (tiles < 4 ? 4 / tiles : 1) : r, group = most < r ? most : r;
+    constexpr int few = r > 24 ? 2 : tiles < 4 ? 4 / tiles : 1;
+    constexpr int most = Strip::promoted || !Weights::kept ? few : r, group = most < r ? most : r;
 #pragma unroll
     for (int first = r - 1; first >= 0; first -= group) {
         float apart[tiles][group][4] = {};
@@ -374,6 +376,7 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             __syncwarp();  // all lanes' copies of the next row have landed, and this one has been read
             typename Rows::Row raw;
             rows.read(raw, rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row);
+            if constexpr (!plain) rows.store_one(rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row);
             rows.template copy<plain>(rows.ring + at * Strip::row, n + depth, inputs);
             Pixels next[tiles][steps];
             float next_down = 1.0f;
@@ -385,7 +388,6 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
             store<Strip, plain>(writer, done, n - r, weights.inverse, delta, doubtful);
 
-            if constexpr (!plain) rows.store_one(rows.ring + at * Strip::row);
 #pragma unroll
             for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps] = next[i / steps][i % steps];
             down = next_down;
