@@ -21,6 +21,7 @@ from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import TF32_CASES
+from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.cases_volumes import VOLUME_CASES
 from tests.variants import VARIANTS
 
@@ -30,6 +31,7 @@ MET = [
     for c in (
         *CASES,
         *SEPARABLE_CASES,
+        *TENSOR_FILTER_CASES,
         *NATIVE_CASES,
         *VOLUME_CASES,
         *(() if a.precision == "ieee" else TRANSFORM_CASES),
@@ -184,7 +186,7 @@ def test_the_gpu_road_carries_every_argument(algorithm, case, host_device):
 
 
 def test_every_case_is_accepted_by_some_algorithm():
-    every = (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *VOLUME_CASES, *TRANSFORM_CASES)
+    every = (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *VOLUME_CASES, *TRANSFORM_CASES)
     unsolved = [c.name for c in every if all(a.reasons(c.problem, TARGETS[0]) for a in VARIANTS)]
     assert unsolved == []
 

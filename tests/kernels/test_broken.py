@@ -22,6 +22,7 @@ from tests.cases import CASES, TARGETS, TRANSFORM_CASES
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
+from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.cases_volumes import VOLUME_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 from tests.kernels.breaks import BREAKS, scales
@@ -32,6 +33,7 @@ from tests.variants import NAMED
 MET = (
     *CASES,
     *SEPARABLE_CASES,
+    *TENSOR_FILTER_CASES,
     *NATIVE_CASES,
     *VOLUME_CASES,
     *PAIR_CASES,

@@ -15,6 +15,7 @@ from tests import emulator
 from tests.cases import CASES, TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
+from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "leanconv"
@@ -23,7 +24,7 @@ PAGES = ("architecture.md", "add-an-algorithm.md")
 PICTURE = DOCS / "pictures" / "architecture.svg"
 #: What a reader of add-an-algorithm.md makes.
 MADE = ("naive",)
-PROBLEMS = [case.problem for case in (*CASES, *SEPARABLE_CASES, *NATIVE_CASES)]
+PROBLEMS = [case.problem for case in (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES)]
 ENDINGS = ("py", "cuh", "json", "md", "svg")
 
 

@@ -21,6 +21,7 @@ from tests.cases import CASES, TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import TF32_CASES
+from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 IM2WIN = [a.stem for a in ALGORITHMS if a.stem.startswith("im2win")]
-EVERY = (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
+EVERY = (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 
 
 def blocks(language: str) -> list[str]:

@@ -24,6 +24,7 @@ from leanconv.kernels.image_filter.box import Box
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
+from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
@@ -65,6 +66,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Direct(),
     DirectWeight(),
     RegisterCache(),
+    TensorFilter(),
     Separable(),
     Box(),
     Median(),

@@ -1,10 +1,11 @@
-"""`register_cache`, `separable`, `box` and `median` broken on purpose."""
+"""`register_cache`, `tensor_filter`, `separable`, `box` and `median` broken on purpose."""
 
 from __future__ import annotations
 
 from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 
 cache = breaks_of("register_cache")
+tensor = breaks_of("tensor_filter", "wide-{}", rows=16, tiles=1, depth=4, unroll=1, warps=4)
 separable = breaks_of("separable", "separable-{}", least_steps=16)
 median = breaks_of("median", "median-{}")
 box = breaks_of("box", "box-{}", warps=4, rows=8, least_steps=64)
@@ -145,4 +146,42 @@ BREAKS = (
     median("the largest stays", "keep_middle", "{{exchange(kept[i], kept[size - 1]);}}", WRONG, "size-5", "size-7"),
     median("columns are not sorted", "median", "{{exchange(window[1][v], window[2][v]);}}", WRONG, "size-3"),
     median("the least middle", "middle_of", "{{larger => lesser}}(a, ...)", WRONG, "size-3"),
+    tensor("rows are read before they have come", "march", "{{cp_async_wait_group<depth - 1>();}}", RACE, "float32"),
+    tensor("rows are overwritten while they are read", "march", "{{__syncwarp();}} _.copy(_, _ + depth < _)",
+           RACE, "float32", "uint8"),
+    tensor("inside test forgets the left halo", "TensorRows::TensorRows", "{{_ >= Strip::left &&}}",
+           WRONG, "float32", "uint8"),
+    tensor("inside test forgets the right halo", "TensorRows::TensorRows",
+           "{{_ - Strip::left + Strip::row <= _.width => true}}", WRONG, "float32"),
+    tensor("inside test forgets the rows above", "TensorRows::TensorRows", "{{_ >= 0 &&}}", WRONG, "bfloat16"),
+    tensor("inside test forgets the rows below", "TensorRows::TensorRows", "{{_ + _ <= _.height => true}}",
+           WRONG, "float32", "uint8"),
+    tensor("inside test forgets the pitch of the image", "TensorRows::TensorRows",
+           "{{_.x_pitch % Strip::in_vector == 0 => true}}", MISALIGNED | "aligned", "pitch-odd-in"),
+    tensor("results are stored in pairs that are not aligned", "TensorWriter::TensorWriter",
+           "{{_.y_pitch % (_ / static_cast<int>(sizeof(Out))) == 0 => true}}", MISALIGNED | "aligned", "pitch-odd-out"),
+    tensor("columns past the end are stored", "TensorWriter::store_one", "{{if (_(_) < _)}}", WRONG, "float32-2"),
+    tensor("the band of weights is one column off", "TensorWeights::banded", "_ - Strip::lead - _ {{=> + 1}}",
+           WRONG, "uint8"),
+    tensor("weights in shared memory are used before they are there", "TensorWeights::TensorWeights",
+           "{{__syncthreads();}}", RACE, "float32", shared=True),
+    tensor("low pieces of weights are left out", "add_products", "pieces = several ? {{Strip::pieces => 1}}",
+           WRONG, "float32", "bfloat16"),
+    tensor("low pieces of pixels are left out", "add_products", "_ = pieces - {{!Pixels::split => 1}}",
+           WRONG, "float32"),
+    tensor("sums stay where they are", "add_products", "_[_ / 4 % tiles][_ {{+ 1}}][_ % 4] =", WRONG, "uint8"),
+    tensor("the scale of a row is not undone", "add_products", "{{Pixels::scaled => false}} ? fmaf", WRONG, "float32"),
+    tensor("delta is left out of sums that are rounded", "march", "Strip::begins_with_delta ? {{_ => 0 *}}",
+           WRONG, "uint8"),
+    tensor("signed bytes without their offset", "TensorPixels::make", "{{_ ? _._[0] ^ 0x80808080u :}}", WRONG, "int8"),
+    tensor("the third pixel's channel is another", "four_of_channel", "{{_[2] < 8 => true}}", WRONG, "uint8-3"),
+    tensor("results are read before they are put together", "TensorWriter::store",
+           "if constexpr (channels > 1) { {{__syncwarp();}}", RACE, "uint8-3"),
+    tensor("results are put together over others", "TensorWriter::store",
+           "if constexpr (channels > 1) {{__syncwarp()}};", RACE, "uint8-3"),
+    tensor("8-bit results are not saturated", "TensorWriter::whole", "fminf(_, {{_ + Range<Out>::high => 2 * _}})",
+           WRONG, "uint8"),
+    tensor("bands begin one row late", "tensor_filter", "_ = static_cast<int>(_ % _) * _ {{=> + 1}}", WRONG, "bands"),
+    tensor("every filter has the weights of the first", "tensor_filter", "* filters {{+ filter}} : filter",
+           WRONG, "filters-of-images"),
 )  # fmt: skip

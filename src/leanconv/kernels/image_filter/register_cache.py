@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf, prod
 
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.contract import Config, TimedAlgorithm, ceil_div
+from leanconv.kernels.cost import Speeds, overlapped
 from leanconv.kernels.image_filter.arguments import arguments, constants
 from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
@@ -53,6 +55,20 @@ class PartialSumsConfig(WarpsConfig):
     rows: int = 8
     warps: int = 8
     min_blocks: int = 1
+
+
+@dataclass(frozen=True)
+class CacheSpeeds(Speeds):
+    """Of a multiprocessor."""
+
+    #: cycles of an output besides its multiply-adds, and of a multiply-add relative to the peak
+    output: float
+    multiply_add: float
+    #: the time of memory relative to what the target's bandwidth says, and the share of the lesser that adds
+    memory: float
+    lesser: float
+    #: cycles of a block that is alone
+    start: int
 
 
 #: (rows, columns, warps) that was fastest on an H200 at 4096² and 8192², up to which filter width. A fourth number is
@@ -161,7 +177,7 @@ def is_plain(problem: FilterProblem) -> bool:
     return one_type and one and not (problem.valid or problem.per_image)
 
 
-class RegisterCache(GpuAlgorithm):
+class RegisterCache(TimedAlgorithm):
     """Direct correlation, FMAs in direct order or wrapping int32, every type and border, no workspace."""
 
     name = "register_cache"
@@ -191,7 +207,20 @@ class RegisterCache(GpuAlgorithm):
                 reasons.append(f"{images} may need more than 2**31 - 1 blocks")
         return reasons
 
-    def configs(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
+    def timed(
+        self, problem: FilterProblem, target: Target
+    ) -> list[tuple[float, RegisterCacheConfig | PartialSumsConfig]]:
+        """In the order of `shapes`: one time for all of them, and none for the published scheme."""
+        speeds = CacheSpeeds.of(target)
+        outputs = prod(problem.y_shape) / target.multiprocessors
+        taps = problem.kd * problem.kh * problem.kw * speeds.multiply_add / target.fma_lanes
+        memory = speeds.memory * problem.bytes / target.bytes_per_cycle
+        cycles = speeds.start + overlapped(outputs * (speeds.output + taps), memory, speeds.lesser)
+        found = self.shapes(problem, target)
+        return [(inf if isinstance(config, PartialSumsConfig) else cycles, config) for config in found]
+
+    def shapes(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
+        """The valid configurations, the best guess first."""
 
         def config(rows: int, columns: int, warps: int, measured: int = 0) -> RegisterCacheConfig:
             # as many blocks as registers allow, which keeps the compiler from reading windows too far ahead

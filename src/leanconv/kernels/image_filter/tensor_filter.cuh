@@ -1,0 +1,455 @@
+// tensor_filter: a small filter over images as products of matrices, a warp's (mma.sync), without shared memory for pixels.
+//
+//   y[i, j] = delta + sum over u, v of w[u, v] * x[i + u - anchor_y, j + v - anchor_x]      borders by rule, no padded copy
+//
+// Transform  a row of 128 outputs is 16 blocks of 8. With one row of the filter they are the product of
+//              A  16 x 16 k  row m has the window of block m: 16 k elements of the image's row from 8 m - pad on
+//              B  16 k x 8   column n has the filter's row from n + pad - anchor_x on, zeros above and below (a band)
+//            The order of the window's elements is free. Lane t of four has four neighbours of it, a vector in memory.
+// Requires   tensor cores of sm_80 or newer; filters of at most 32x32; up to four channels side by side; float32 sums.
+// Numerics   operands are float16 (bfloat16 where the image is), sums float32. Weights, scaled by one power of two, are
+//            sums of two float16, or of three bfloat16; a piece that is zero everywhere is left out. Elements of 8 and 16 bits
+//            are exact in one piece, int16 and uint16 in two; float32 is scaled by a power of two for each row of a warp, and
+//            cut in two. Of the products of pieces the smallest is left out. Results of 16 integer bits and of float32 are
+//            rounded to nearest once for a row of the filter; the tensor core's own sums round toward zero.
+// Warp       marches down a strip of 128 * tiles columns, `rows` rows of outputs. An input row is loaded once, `depth` rows
+//            ahead, and multiplied with all r rows of the filter: sums[u] is the output row that this input row is row u
+//            of. Then each moves one on; the last one is complete.
+// Inf, NaN   zeros of the band times infinity would reach other outputs: rows of outputs with sums that are not finite
+//            are made again by FMAs in direct order.
+// Registers  4 r sums a tile, 4 r weights for each k16 step unless they lie in shared memory, 2 * depth vectors of pixels.
+// Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21.
+#pragma once
+
+#include <device/ptx/mma.cuh>
+#include <device/ptx/sync.cuh>
+#include <kernels/image_filter/image_rows.cuh>
+#include <kernels/image_filter/tensor_pixels.cuh>
+
+namespace leanconv {
+
+// The numbers of a strip: columns are pixels, each of `channels` elements.
+template <class Problem, class Tuning>
+struct TensorStrip {
+    using In = typename Problem::element;
+    using Out = typename Problem::result;
+    using Pixels = TensorPixels<In>;
+    static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels;
+    static constexpr int width = 128 * Tuning::tiles, tiles = Tuning::tiles * channels;  // of one channel each
+    static constexpr int pad = round_up(Problem::anchor_x, 4), lead = pad - Problem::anchor_x;
+    static constexpr int steps = ceil_div(lead + 8 + s - 1, 16);  // of k16, in a window
+    static constexpr int pieces = same_type<In, bfloat16> ? 3 : 2;  // of a weight
+    // A row of inputs in shared memory, in elements: whole vectors of 16 bytes, which begin at multiples of as many in the
+    // image's row.
+    static constexpr int in_vector = 16 / sizeof(In), left = round_up(pad * channels, in_vector);
+    static constexpr int vectors = ceil_div(left + (width - pad - 8 + 16 * steps) * channels, in_vector);
+    static constexpr int row = vectors * in_vector;
+    // Whether products of one filter row are summed apart, and rounded to nearest when they are added to the others.
+    static constexpr bool promoted = Pixels::split || (sizeof(Out) == 4 || (small_integer<Out> && sizeof(Out) == 2));
+    // A result that is rounded anyway begins with delta.
+    static constexpr bool begins_with_delta = !same_type<Out, float>;
+    static constexpr int fragment_bytes = 8 * 32 * pieces * r * steps;
+    static_assert(Problem::planes == 1, "channels are filtered side by side");
+    static_assert(0 <= Problem::anchor_x && Problem::anchor_x < s, "the anchor lies inside the filter");
+    static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
+};
+
+// The filter as fragments of operand B.
+template <class Problem, class Tuning>
+struct TensorWeights {
+    using Strip = TensorStrip<Problem, Tuning>;
+    static constexpr int r = Strip::r, steps = Strip::steps, pieces = Strip::pieces;
+    static constexpr bool kept = !Tuning::shared;  // in registers
+    unsigned fragments[kept ? pieces : 1][kept ? r : 1][kept ? steps : 1][2];
+    const unsigned char* shared;
+    float scale, inverse;  // of the weights; of the sums
+    float pixel_scale;
+    bool finite;           // that none is too large, or infinite
+    bool several;          // pieces besides the first that are not zero everywhere
+
+    // Weight (u, position of the window, column of the output in its block), scaled.
+    __device__ __forceinline__ float banded(const float* w, int u, int position, int n) const {
+        const int v = position - Strip::lead - n;
+        return v >= 0 && v < Strip::s ? w[u * Strip::s + v] * scale : 0.0f;
+    }
+
+    __device__ __forceinline__ void make(unsigned (&to)[pieces][2], const float* w, int u, int step, int lane) const {
+        float rest[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) rest[e] = banded(w, u, 16 * step + 4 * (lane % 4) + e, lane / 4);
+#pragma unroll
+        for (int p = 0; p < pieces; ++p) cut_piece<Strip::Pixels::is_bfloat16>(to[p], rest);
+    }
+
+    __device__ __forceinline__ TensorWeights(const float* w, unsigned char* shared_, int lane) : shared(shared_) {
+        unsigned largest = 0;
+#pragma unroll 1
+        for (int k = lane; k < r * Strip::s; k += 32) largest = max(largest, __float_as_uint(w[k]) & 0x7fffffffu);
+        largest = __reduce_max_sync(0xffffffffu, largest);
+        // The largest becomes one between 2^13 and 2^14; delta times the scale stays a float. Pixels of 8 bits have the
+        // inverse of the scale, as a float16, and sums none.
+        constexpr bool bytes = Strip::Pixels::bytes;
+        finite = bytes ? largest == 0 || (largest >= 0x33800000u && largest < 0x49800000u) : largest < 0x71800000u;
+        const unsigned power = 267u - min(largest >> 23, 226u), exponent = bytes ? min(max(power, 122u), 151u) : min(power, 237u);
+        scale = __uint_as_float(exponent << 23);
+        inverse = __uint_as_float((254u - exponent) << 23);
+        pixel_scale = bytes ? inverse : Strip::Pixels::scale;
+        inverse = bytes ? 1.0f : inverse * (1.0f / Strip::Pixels::scale);
+        bool more = false;
+#pragma unroll 1
+        for (int k = lane; k < r * Strip::s; k += 32) {
+            float rest[4] = {w[k] * scale, 0.0f, 0.0f, 0.0f};
+            unsigned first[2];
+            cut_piece<Strip::Pixels::is_bfloat16>(first, rest);
+            more |= rest[0] != 0.0f;
+        }
+        several = __any_sync(0xffffffffu, more);
+        if constexpr (kept) {
+#pragma unroll
+            for (int k = 0; k < r * steps; ++k) {
+                unsigned made[pieces][2];
+                make(made, w, k / steps, k % steps, lane);
+#pragma unroll
+                for (int i = 0; i < 2 * pieces; ++i) fragments[i / 2][k / steps][k % steps][i % 2] = made[i / 2][i % 2];
+            }
+        } else {
+            uint2* const to = reinterpret_cast<uint2*>(shared_);
+#pragma unroll 1
+            for (int k = threadIdx.x; k < r * steps * 32; k += 32 * Tuning::warps) {
+                unsigned made[pieces][2];
+                make(made, w, k / (32 * steps), k / 32 % steps, lane);
+#pragma unroll
+                for (int p = 0; p < pieces; ++p) to[p * r * steps * 32 + k] = make_uint2(made[p][0], made[p][1]);
+            }
+            __syncthreads();
+        }
+    }
+
+    __device__ __forceinline__ void fragment(unsigned (&to)[2], int piece, int u, int step, int lane) const {
+        if constexpr (kept) {
+            to[0] = fragments[piece][u][step][0], to[1] = fragments[piece][u][step][1];
+        } else {
+            ld_shared_v2_u32(to, shared + 8 * (((piece * r + u) * steps + step) * 32 + lane));
+        }
+    }
+};
+
+// Input rows of a strip on their way to a warp's registers, by a ring of rows in shared memory. Vectors that lie inside the
+// image are copied; elements before and behind them, the edges, are loaded one by one.
+template <class Problem, class Tuning>
+struct TensorRows {
+    using Strip = TensorStrip<Problem, Tuning>;
+    using In = typename Strip::In;
+    using Border = typename Problem::border;
+    using View = Image<In, typename Strip::Out, float>;
+    // Of each block of 8 columns, a lane's four pixels of each step of its window.
+    using Row = FourElements<In>[Tuning::tiles][Strip::steps][2][Strip::channels];
+    static constexpr int depth = Tuning::depth, unroll = Tuning::unroll, in_vector = Strip::in_vector;
+    static constexpr int ring_bytes = depth * Strip::row * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
+    static_assert(depth >= 3, "an edge is stored an iteration after it was asked for");
+    static_assert(depth % unroll == 0, "rows of an iteration are neighbours in the ring");
+
+    const View& image;
+    const int first_row, lane;
+    In* const ring;
+    int* const column;       // of each element of a row, where there are edges
+    int begin, end;          // vectors from number `begin` to before `end` are copied
+    unsigned next;           // this lane's first vector in the first row, of plain rows in the next: bytes from the image's first on
+    const unsigned pitch;    // in bytes
+    In one;                  // an element of an edge on its way
+
+    __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int j, int lane_, unsigned char* shared)
+        : image(image_), first_row(first_row_), lane(lane_), ring(reinterpret_cast<In*>(shared)),
+          column(reinterpret_cast<int*>(shared + ring_bytes)),
+          pitch(static_cast<unsigned>(image.x_pitch) * static_cast<unsigned>(sizeof(In))) {
+        const int first = j - Strip::left;
+        begin = first < 0 ? -first / in_vector : 0;
+        end = max(begin, min(Strip::vectors, (image.width - first) / in_vector));
+        if (image.x_pitch % in_vector != 0 || reinterpret_cast<unsigned long long>(image.x) % 16 != 0) begin = end = 0;
+        next = static_cast<unsigned>(first_row) * pitch + (first + lane * in_vector) * static_cast<int>(sizeof(In));
+        if (whole()) return;
+#pragma unroll 1
+        for (int k = lane; k < Strip::row; k += 32)
+            column[k] = border_element<Border, Strip::channels>(first + k, image.width);
+        __syncwarp();
+    }
+
+    // Whether there are no edges.
+    __device__ __forceinline__ bool whole() const { return begin == 0 && end == Strip::vectors; }
+    // And `inputs` rows lie inside the image.
+    __device__ __forceinline__ bool plain(int inputs) const {
+        return whole() && first_row >= 0 && first_row + inputs <= image.height;
+    }
+
+    // Issues the copies of row n, the one after the last, and closes their group. Behind the end the last row comes again. Of
+    // the edges, which `plain` rows have not, the first element of each lane is left in `one`.
+    template <bool plain>
+    __device__ __forceinline__ void copy(In* to, int n, int inputs) {
+        if constexpr (plain) {
+            copy_vectors(to, next, 0, Strip::vectors);
+            if (n + 1 < inputs) next += pitch;
+        } else {
+            const int row = first_row + min(n, inputs - 1), i = border_index<Border>(row, image.height);
+            if (Border::maps_inside || i >= 0) {
+                copy_vectors(to, next + static_cast<unsigned>(i - first_row) * pitch, begin, end);
+            } else {
+#pragma unroll 1
+                for (int k = lane; k < Strip::row; k += 32) to[k] = narrow_sum<In>(image.value);
+            }
+            const int edges = Strip::row - (end - begin) * in_vector;
+#pragma unroll 1
+            for (int k = lane + 32; k < edges; k += 32) to[place(k)] = element(i, place(k));
+            if (lane < edges) one = element(i, place(lane));
+        }
+        cp_async_commit_group();
+    }
+
+    __device__ __forceinline__ void copy_vectors(In* to, unsigned from, int first, int last) const {
+#pragma unroll
+        for (int k = 0; k < Strip::vectors; k += 32)
+            cp_async_16_if(k + lane >= first && k + lane < last, to + (k + lane) * in_vector,
+                           reinterpret_cast<const char*>(image.x) + (from + 16u * k));
+    }
+
+    // Stores it, where it has come meanwhile.
+    __device__ __forceinline__ void store_one(In* to) const {
+        if (lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one;
+    }
+
+    // Where element k of the edges lies in a row.
+    __device__ __forceinline__ int place(int k) const { return k < begin * in_vector ? k : k + (end - begin) * in_vector; }
+
+    __device__ __forceinline__ In element(int i, int at) const {
+        const int c = column[at];
+        if (!Border::maps_inside && (i < 0 || c < 0)) return narrow_sum<In>(image.value);
+        return image.x[i * image.x_pitch + c];
+    }
+
+    // The windows of this lane's blocks.
+    __device__ __forceinline__ void read(Row& to, const In* row) const {
+        constexpr int channels = Strip::channels;
+        row += Strip::left + (8 * (lane / 4) + 4 * (lane % 4) - Strip::pad) * channels;
+#pragma unroll
+        for (int k = 0; k < 2 * Strip::steps * Tuning::tiles; ++k) {
+            const int tile = k / 2 / Strip::steps, step = k / 2 % Strip::steps;
+#pragma unroll
+            for (int c = 0; c < channels; ++c)
+                to[tile][step][k % 2][c].load(row + (128 * tile + 16 * step + 64 * (k % 2)) * channels + 4 * c);
+        }
+    }
+};
+
+// One output by FMAs in direct order.
+template <class Problem, class View>
+__device__ __forceinline__ float direct_sum(const View& image, const float* w, int i, int j, float sum) {
+    constexpr int channels = Problem::channels;
+    const int at = j / channels, channel = j % channels;
+#pragma unroll 1
+    for (int k = 0; k < Problem::r * Problem::s; ++k) {
+        const int row = border_index<typename Problem::border>(i + k / Problem::s - Problem::anchor_y, image.height);
+        const int column =
+            border_index<typename Problem::border>(at + k % Problem::s - Problem::anchor_x, image.width / channels);
+        const float pixel = row < 0 || column < 0
+                                ? image.value
+                                : widen<float>(image.x[row * image.x_pitch + column * channels + channel]);
+        sum = fmaf(w[k], pixel, sum);
+    }
+    return sum;
+}
+
+// Adds the products of an input row with each row u of the filter to sums[u], which becomes sums[u + 1]; the last one is
+// complete. `several`: weights have several pieces.
+// NOTE: from the last row to the first, so that a sum can be written where the next one was.
+template <class Strip, bool several, class Weights>
+__device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::r + 1][4],
+                                             const typename Strip::Pixels (&pixels)[Strip::tiles][Strip::steps],
+                                             const Weights& weights, const float (&begin)[4], float inverse, int lane) {
+    using Pixels = typename Strip::Pixels;
+    constexpr int r = Strip::r, tiles = Strip::tiles, pieces = several ? Strip::pieces : 1;
+    // Rows of the filter at a time, so that products that follow each other have sums of their own.
+    // NOTE: weights in shared memory would otherwise all be loaded before the first product.
+    constexpr int few = r > 24 ? 2 : tiles < 4 ? 4 / tiles : 1;
+    constexpr int most = Strip::promoted || !Weights::kept ? few : r, group = most < r ? most : r;
+#pragma unroll
+    for (int first = r - 1; first >= 0; first -= group) {
+        float apart[tiles][group][4] = {};
+        if constexpr (!Strip::promoted) {
+#pragma unroll
+            for (int k = 0; k < group * tiles * 4; ++k)
+                if (first >= k / 4 / tiles)
+                    apart[k / 4 % tiles][k / 4 / tiles][k % 4] =
+                        first == k / 4 / tiles ? begin[k % 4] : sums[k / 4 % tiles][first - k / 4 / tiles][k % 4];
+        }
+#pragma unroll
+        for (int step = 0; step < Strip::steps; ++step) {
+            unsigned filter[group][pieces][2];
+#pragma unroll
+            for (int k = 0; k < group * pieces; ++k)
+                if (first >= k / pieces)
+                    weights.fragment(filter[k / pieces][k % pieces], k % pieces, first - k / pieces, step, lane);
+            // The small products first: low pixels, then low weights.
+#pragma unroll
+            for (int product = pieces - !Pixels::split; product >= 0; --product) {
+                const int of_pixel = product == pieces ? 1 : 0, of_weight = product == pieces ? 0 : product;
+#pragma unroll
+                for (int k = 0; k < group * tiles; ++k)
+                    if (first >= k / tiles)
+                        Pixels::multiply(apart[k % tiles][k / tiles], pixels[k % tiles][step].pieces[of_pixel],
+                                         filter[k / tiles][of_weight]);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < group * tiles * 4; ++k) {
+            const int row = first - k / 4 / tiles;
+            if (row < 0) continue;
+            const float more = apart[k / 4 % tiles][k / 4 / tiles][k % 4];
+            [[maybe_unused]] const float sum = row == 0 ? begin[k % 4] : sums[k / 4 % tiles][row][k % 4];
+            sums[k / 4 % tiles][row + 1][k % 4] = !Strip::promoted ? more : Pixels::scaled ? fmaf(more, inverse, sum) : sum + more;
+        }
+    }
+}
+
+// Stores row i of outputs, if it is one.
+template <class Strip, bool plain, class Writer>
+__device__ __forceinline__ void store(Writer& writer, const float (&done)[Strip::tiles][4], int i, float inverse, float delta,
+                                      int (&doubtful)[2]) {
+    if constexpr (!small_integer<typename Strip::In>) {
+        float all = done[0][0];
+#pragma unroll
+        for (int k = 1; k < 4 * Strip::tiles; ++k) all += done[k / 4][k % 4];
+        if (!__all_sync(0xffffffffu, fabsf(all) < __uint_as_float(0x7f800000u)) && i >= 0) {
+            doubtful[0] = min(doubtful[0], i);
+            doubtful[1] = i;
+        }
+    }
+    writer.template store<plain>(done, i >= 0, inverse, delta);
+}
+
+// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges, and all outputs lie inside
+// the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
+template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
+__device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer& writer, int inputs, float delta,
+                                      int (&doubtful)[2]) {
+    using Pixels = typename Strip::Pixels;
+    using In = typename Strip::In;
+    constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels;
+    constexpr int depth = Rows::depth, unroll = plain ? Rows::unroll : 1;
+    const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
+    // NOTE: the zeros keep the compiler from making four registers of one before each product.
+    float begin[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) begin[e] = Strip::promoted ? first : first + static_cast<float>(zero_after(inputs + e));
+    float sums[tiles][r + 1][4];
+#pragma unroll
+    for (int k = 0; k < 4 * (r + 1) * tiles; ++k) sums[k / 4 / (r + 1)][k / 4 % (r + 1)][k % 4] = begin[k % 4];
+    const auto convert = [&](Pixels(&pixels)[tiles][steps], float& down, const typename Rows::Row& raw) {
+        float up = weights.pixel_scale;
+        if constexpr (Pixels::scaled) up = row_scale(raw, down);
+#pragma unroll
+        for (int i = 0; i < tiles * steps; ++i)
+            pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
+    };
+#pragma unroll
+    for (int n = 0; n < depth; ++n) {
+        In* const to = rows.ring + n * Strip::row;
+        rows.template copy<plain>(to, n, inputs);
+        if constexpr (!plain) rows.store_one(to);
+    }
+    cp_async_wait_group<depth - 1>();
+    __syncwarp();
+    Pixels pixels[tiles][steps];  // of a row
+    float down = 1.0f;            // the inverse of its scale
+    {
+        typename Rows::Row raw;
+        rows.read(raw, rows.ring);
+        convert(pixels, down, raw);
+    }
+    int base = 0;  // place in the ring of the rows of an iteration
+    // A row is multiplied while the next one is converted and the results of the one before are stored.
+#pragma unroll 1
+    for (int n0 = 0; n0 < inputs; n0 += unroll) {
+#pragma unroll
+        for (int k = 0; k < unroll; ++k) {
+            const int n = n0 + k, at = (unroll == depth ? 0 : base) + k;
+            if (unroll > 1 && n >= inputs) break;
+            cp_async_wait_group<depth - 2>();
+            __syncwarp();  // all lanes' copies of the next row have landed, and this one has been read
+            typename Rows::Row raw;
+            rows.read(raw, rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row);
+            if constexpr (!plain) rows.store_one(rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row);
+            rows.template copy<plain>(rows.ring + at * Strip::row, n + depth, inputs);
+            Pixels next[tiles][steps];
+            float next_down = 1.0f;
+            convert(next, next_down, raw);
+
+            float done[tiles][4];  // before this row
+#pragma unroll
+            for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
+            add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
+            store<Strip, plain>(writer, done, n - r, weights.inverse, delta, doubtful);
+
+#pragma unroll
+            for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps] = next[i / steps][i % steps];
+            down = next_down;
+        }
+        base = base == depth - unroll ? 0 : base + unroll;
+    }
+    float done[tiles][4];
+#pragma unroll
+    for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
+    store<Strip, plain>(writer, done, inputs - r, weights.inverse, delta, doubtful);
+    cp_async_wait_group<0>();
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void tensor_filter(const typename Problem::element* x, const float* w,
+                                              typename Problem::result* y, float value, float delta, int height,
+                                              int width, int64 x_pitch, int64 x_step, int64 y_pitch, int64 y_step,
+                                              int strips, int bands, int band_rows) {
+    using Strip = TensorStrip<Problem, Tuning>;
+    using Rows = TensorRows<Problem, Tuning>;
+    using Out = typename Strip::Out;
+    constexpr int r = Strip::r, filters = Problem::all_filters;
+
+    const int warp = warp_number(), lane = threadIdx.x % 32;
+    // Blocks have one filter and one image each. Strips of a band lie side by side.
+    const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
+    const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
+    const int j = number % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // j in elements
+    const int out_height = Problem::valid ? height - (r - 1) : height;
+    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Strip::channels;
+    const bool idle = number >= strips * bands;
+    if constexpr (!Tuning::shared) {
+        if (idle) return;
+    }
+    unsigned char* const shared = shared_memory();
+    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
+    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
+    if (Tuning::shared && idle) return;
+
+    const typename Rows::View view{
+        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Strip::channels,
+        out_height, out_width, x_pitch, y_pitch, value};
+    const int count = min(band_rows, out_height - top), inputs = count + r - 1;
+    using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes>;
+    unsigned char* const mine =
+        shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
+    Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
+    Writer writer(view, top, j, lane, mine);
+    int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
+    if (weights.finite) {
+        if (!rows.plain(inputs) || !writer.whole()) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
+        else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
+        else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
+    }
+    writer.go_to(top + doubtful[0], j);
+#pragma unroll 1
+    for (int i = doubtful[0]; i <= doubtful[1]; ++i, writer.go_on())
+#pragma unroll 1
+        for (int k = 0; k < 4 * Strip::tiles; ++k) {
+            const float sum = direct_sum<Problem>(view, w, top + i, j + writer.column(k), Strip::begins_with_delta ? delta : 0.0f);
+            writer.store_one(Strip::begins_with_delta ? sum : sum + delta, k);
+        }
+}
+
+}  // namespace leanconv

@@ -1,0 +1,224 @@
+"""Image filters on tensor cores: a row of outputs is a product of windows and a band of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from leanconv.dtypes import item_bytes
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div
+from leanconv.kernels.cost import Speeds, overlapped
+from leanconv.kernels.image_filter.arguments import arguments, constants
+from leanconv.kernels.image_filter.register_cache import EXTENT, LIMIT
+from leanconv.plan import Number, Plan, Target
+from leanconv.problem import FilterProblem
+
+#: Channels that lie side by side.
+CHANNELS = 4
+#: Bytes of an image, and of a result: offsets are of 32 bits.
+BYTES = 2**32
+#: Registers that a thread may need by `registers_needed`: some more than there are, since not all are needed at a time.
+REGISTERS = 272
+#: Registers of addresses and counts.
+ADDRESSES = 36
+#: Rows of outputs in whose time a warp makes its weights' fragments.
+SETUP_ROWS = 6
+
+
+@dataclass(frozen=True)
+class TensorFilterConfig(Config):
+    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, ``unroll`` of them an iteration, and copies input
+    rows ``depth`` rows ahead. Weights are in ``shared`` memory or in registers. So many blocks of ``warps`` at least,
+    ``min_blocks``, fit on a multiprocessor."""
+
+    rows: int
+    tiles: int
+    depth: int
+    unroll: int
+    warps: int
+    shared: bool
+    min_blocks: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+@dataclass(frozen=True)
+class FilterSpeeds(Speeds):
+    """Of a scheduler of a multiprocessor, which makes 128 outputs of one filter row by one product or more."""
+
+    #: cycles of 128 outputs besides products, by the type of the image
+    row: Any
+    #: of a product
+    product: float
+    #: cycles that a row takes a warp that is alone
+    latency: int
+    #: the time of memory relative to what the target's bandwidth says, and the share of the lesser that adds
+    memory: float
+    lesser: float
+
+
+#: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared.
+Shape = tuple[int, int, int, int, int, bool]
+#: The fastest on an H200 at 8192² of elements of up to 16 bits and filters of up to 7 rows, of other filters of one step,
+#: of larger ones, and of several channels; and what else is worth timing.
+SMALL: Shape = (32, 2, 4, 4, 4, False)
+MEDIUM: Shape = (64, 1, 8, 4, 4, False)
+LARGE: Shape = (0, 1, 4, 1, 4, True)
+CHANNELED: Shape = (64, 1, 4, 1, 4, False)
+OTHERS: tuple[Shape, ...] = (
+    (0, 1, 4, 1, 8, True), (0, 2, 4, 1, 4, True), (0, 2, 4, 1, 4, False), (0, 1, 4, 1, 2, True), (32, 1, 8, 4, 4, False),
+)  # fmt: skip
+
+
+def steps_of(problem: FilterProblem) -> int:
+    """Products of k16 that the window of 8 outputs takes."""
+    return ceil_div(-problem.anchor[1] % 4 + 8 + problem.kw - 1, 16)
+
+
+def pieces_of(problem: FilterProblem) -> tuple[int, int]:
+    """Pieces of an element and of a weight."""
+    if problem.dtype == "bfloat16":
+        return 1, 3
+    return 1 if problem.dtype in ("uint8", "int8", "float16") else 2, 2
+
+
+def products_of(problem: FilterProblem) -> int:
+    """Products for 128 outputs: of all pieces but the two smallest."""
+    pixel, weight = pieces_of(problem)
+    return problem.kh * steps_of(problem) * (pixel + weight - 1)
+
+
+def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
+    """Shared memory of a block: weights, and for each warp a ring of rows, the columns of a strip at an edge, and of
+    several channels a row of outputs."""
+    channels, size = problem.channels, item_bytes(problem.dtype)
+    pad, in_vector = ceil_div(problem.anchor[1], 4) * 4, 16 // size
+    left = ceil_div(pad * channels, in_vector) * in_vector
+    width = 128 * config.tiles
+    row = ceil_div(left + (width - pad - 8 + 16 * steps_of(problem)) * channels, in_vector) * in_vector
+    staging = width * channels * item_bytes(problem.result) if channels > 1 else 0
+    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps_of(problem) if config.shared else 0
+    return weights + config.warps * (row * (config.depth * size + 4) + staging)
+
+
+def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
+    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows."""
+    (pixel, weight), steps = pieces_of(problem), steps_of(problem)
+    columns = tiles * problem.channels
+    sums = 4 * problem.kh * columns + (16 if pixel == 2 else 0)
+    weights = 16 if shared else 2 * weight * problem.kh * steps
+    return sums + weights + columns * steps * (8 * pixel + 2 * item_bytes(problem.dtype)) + ADDRESSES
+
+
+def strips_of(problem: FilterProblem, tiles: int) -> int:
+    """Strips of all images, one for each filter."""
+    return ceil_div(problem.out_w, 128 * tiles) * problem.batch * problem.filters
+
+
+def rows_of_band(problem: FilterProblem, tiles: int, slots: int) -> int:
+    """Rows of outputs of a warp, such that ``slots`` of them, which run at a time, end at a time: of whole waves the
+    cheapest, with the rows that bands read twice."""
+    strips = max(1, strips_of(problem, tiles))
+
+    def of(waves: int) -> tuple[int, int]:
+        rows = ceil_div(max(1, problem.out_h), max(1, waves * slots // strips))
+        return max(waves, ceil_div(strips, slots)) * (rows + problem.kh - 1 + SETUP_ROWS), rows
+
+    return min(of(waves) for waves in (1, 2, 3, 4))[1]
+
+
+class TensorFilter(TimedAlgorithm):
+    """Correlation by mma.sync, in pieces of pixels and weights, sums in float32, every border, no workspace."""
+
+    name = "tensor_filter"
+    paper = "the band matrix of each row of the filter"
+    precision = "fp32"
+    solves = "filter2d"
+
+    def arithmetic(self, problem: FilterProblem) -> Arithmetic:
+        return "fp16"
+
+    def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
+        reasons = ["the filter is given as products of a column and a row"] if problem.rank else []
+        if problem.reduction is not None:
+            reasons = ["a box has no weights"]
+        if not target.warp_products:
+            reasons.append(f"{target.arch} has no products of warps in float16")
+        if problem.sums != "float32":
+            types = f"from {problem.dtype} to {problem.result}"
+            reasons.append(f"{types} sums are {problem.sums}, and tensor cores sum in float32")
+        if problem.is_volume:
+            reasons.append("it filters images, not volumes")
+        if problem.channels > CHANNELS:
+            reasons.append(f"pixels have {problem.channels} channels, and the limit is {CHANNELS}")
+        if not (1 <= problem.kh <= LIMIT and 1 <= problem.kw <= LIMIT):
+            reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
+        elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
+            reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
+        elif not reasons and (needs := registers_needed(problem, 1, True)) > REGISTERS:
+            each = f" of {problem.channels} channels" if problem.channels > 1 else ""
+            reasons.append(f"a thread needs {needs} registers for {problem.kh} rows of sums{each}, and has {REGISTERS}")
+        if max(problem.h, problem.w * problem.channels) > EXTENT:
+            each = f" of {problem.channels} channels" if problem.channels > 1 else ""
+            reasons.append(f"the image is {problem.h}x{problem.w}{each}, and the limit is {EXTENT} rows and elements")
+        sizes = (problem.x_pitch, problem.dtype), (problem.y_pitch, problem.result)
+        if (most := max(problem.h * abs(pitch) * item_bytes(dtype) for pitch, dtype in sizes)) >= BYTES:
+            reasons.append(f"an image has {most} bytes, and offsets are of 32 bits")
+        if not reasons and strips_of(problem, 1) * problem.out_h >= 2**31:
+            images = f"{problem.batch} images of {problem.h}x{problem.w} with {problem.filters} filters"
+            reasons.append(f"{images} may need more than 2**31 - 1 blocks")
+        return reasons
+
+    def shapes(self, problem: FilterProblem) -> Iterator[Shape]:
+        if problem.channels > 1:
+            yield CHANNELED
+        elif steps_of(problem) == 1:
+            yield from (SMALL, MEDIUM) if problem.kh <= 7 and item_bytes(problem.dtype) < 4 else (MEDIUM, SMALL)
+        yield LARGE
+        yield from OTHERS
+
+    def configurations(self, problem: FilterProblem, target: Target) -> Iterator[TensorFilterConfig]:
+        """The valid ones, the best guess first."""
+        for rows, tiles, depth, unroll, warps, shared in dict.fromkeys(self.shapes(problem)):
+            needs = registers_needed(problem, tiles, shared)
+            # the shape that needs least is for all filters
+            if needs > (REGISTERS if shared and tiles == 1 else 232):
+                continue
+            blocks = target.registers_per_multiprocessor // (32 * warps * ceil_div(min(needs, 255), 8) * 8)
+            config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks))
+            shared_size = shared_bytes(problem, config)
+            if shared_size > target.shared_per_block:
+                continue
+            fitting = max(1, min(blocks, target.shared_per_multiprocessor // (shared_size + 1024)))
+            fitted = rows_of_band(problem, tiles, fitting * warps * target.multiprocessors)
+            band = min(rows, fitted) if rows else fitted
+            yield TensorFilterConfig(band, tiles, depth, unroll, warps, shared, max(1, blocks))
+
+    def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, TensorFilterConfig]]:
+        speeds = FilterSpeeds.of(target)
+        strips = ceil_div(problem.out_w, 128) * problem.channels * problem.batch * problem.filters
+        schedulers = 4 * target.multiprocessors
+        one = speeds.row[problem.dtype] + speeds.product * products_of(problem)
+        busy = strips * max(0, problem.out_h) / schedulers * one * 4096 / target.tensor_flops
+        memory = speeds.memory * problem.bytes / target.bytes_per_cycle
+        least = overlapped(busy, memory, speeds.lesser)
+        found = []
+        for config in self.configurations(problem, target):
+            alone = (config.rows + problem.kh - 1 + SETUP_ROWS) * speeds.latency
+            # in the order of the shapes where nothing tells them apart
+            found.append((max(least, alone), config))
+        return sorted(found, key=lambda pair: pair[0])
+
+    def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
+        strips = ceil_div(problem.out_w, 128 * config.tiles)
+        bands = ceil_div(problem.out_h, config.rows)
+        counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
+        # one kernel serves all bands
+        tuning = tuple(each for each in config.constants() if each[0] != "rows")
+        grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
+        given = (*arguments(problem, strips, bands), Number("int", "band_rows", config.rows))
+        compiled = (*constants(problem, problem.channels, 1), *counts)
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config), tuning),))
