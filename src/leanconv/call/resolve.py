@@ -136,7 +136,6 @@ def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit:
 
 
 def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
-    """Image filters; their algorithms need no workspace."""
     last = bool(requested.channels_last)
     operands, x_pitch, y_pitch = filter_operands(
         image, kernel, out, requested.dtype, last, "image" if requested.slice_anchor is None else "volume"
@@ -148,7 +147,8 @@ def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any)
         problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
     if y_pitch is not None:
         problem = replace(problem, y_pitch=y_pitch[0], y_step=y_pitch[1])
-    return Resolved(problem, operands, operands.place(requested.device), shape)
+    place, limit = operands.place(requested.device), requested.workspace_limit
+    return Resolved(problem, operands, place, shape, workspace_limit=limit)
 
 
 def layer_problem(

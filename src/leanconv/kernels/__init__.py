@@ -20,6 +20,7 @@ from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.image_filter.box import Box
+from leanconv.kernels.image_filter.fourier_lines import FourierLines
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
@@ -64,6 +65,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DirectWeight(),
     RegisterCache(),
     Separable(),
+    FourierLines(),
     Box(),
     Median(),
 )
