@@ -155,12 +155,14 @@ def oracle_filter(
     if problem.rank:
         kernel = np.einsum("ku,kv->uv", kernel[:, : problem.kh], kernel[:, problem.kh :], dtype=np.float64)
         problem = replace(problem, rank=0)
-    if problem.is_volume:
-        return _oracle_volumes(problem, x, kernel, value, delta)
+    if problem.reduction == "sum":
+        kernel, problem = np.full((problem.kh, problem.kw), float(kernel[0])), replace(problem, reduction=None)
     if problem.per_image:
         one = replace(problem, batch=1, per_image=False)
         results = [oracle_filter(one, x[i : i + 1], kernel[i], value, delta) for i in range(problem.batch)]
         return np.concatenate(results)
+    if problem.is_volume:
+        return _oracle_volumes(problem, x, kernel, value, delta)
     if problem.channels > 1:
         one = replace(problem, channels=1)
         results = [oracle_filter(one, x[..., c], kernel, value, delta) for c in range(problem.channels)]
@@ -473,6 +475,7 @@ def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) ->
     monkeypatch.setattr(library, "signature", lambda self, array: (signature(self, array), home(self, array)))
     monkeypatch.setattr(library, "allocator", allocates)
     monkeypatch.setattr(library, "_device", lambda self, index: torch.device("cpu"))
+    monkeypatch.setattr(library, "from_numpy", lambda self, array, index: torch.from_numpy(array.copy()))
     monkeypatch.setattr(library, "stream", lambda self, index: host_device.at(index).stream)
     monkeypatch.setattr(library, "fast_stream", lambda self, index: lambda: host_device.at(index).stream)
     monkeypatch.setattr(

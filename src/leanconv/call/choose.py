@@ -191,7 +191,9 @@ def _why_none_fits(
         ]
     prepared = algorithm.prepared_bytes(problem) if limit is not None else 0
     filters = f" and {prepared} of packed weights" if prepared else ""
-    return [f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(problem, name, limit)}"]
+    return [
+        f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(problem, name, limit)}"
+    ]
 
 
 # What a table knows

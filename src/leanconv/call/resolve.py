@@ -277,18 +277,25 @@ def filter_problem(
 def _volume_problem(
     requested: FilterOptions, volume: Shape, kernel: Shape, dtype: DtypeName
 ) -> tuple[FilterProblem, Shape]:
-    """`filter_problem` of volumes (…, d, h, w) and kernels (kd, kh, kw), or (f, kd, kh, kw)."""
-    if len(volume) < 3:
-        raise ValueError(f"volume has shape {volume}; it must have 3 dimensions or more (..., d, h, w)")
-    if len(kernel) not in (3, 4):
+    """`filter_problem` of volumes (…, d, h, w), or (…, d, h, w, channels), and kernels (kd, kh, kw), or (f, kd, kh, kw),
+    behind the volumes' leading axes where each has its own."""
+    last = bool(requested.channels_last)
+    if len(volume) < 3 + last:
+        wanted = "4 dimensions or more (..., d, h, w, channels)" if last else "3 dimensions or more (..., d, h, w)"
+        raise ValueError(f"volume has shape {volume}; it must have {wanted}")
+    *leading, d, h, w = volume[: len(volume) - last]
+    batch = tuple(leading) if requested.per_image else ()
+    rest = kernel[len(batch) :]
+    if len(rest) not in (3, 4):
         raise ValueError(
-            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have 3, or 4 for several kernels "
-            "(f, kd, kh, kw)"
+            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have {len(batch) + 3}, or {len(batch) + 4} for "
+            f"several kernels ({'..., ' * bool(batch)}f, kd, kh, kw)"
         )
-    if min(kernel) < 1:
+    if kernel[: len(batch)] != batch:
+        raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the volumes' {batch}")
+    if min(rest) < 1:
         raise ValueError(f"kernel has shape {kernel}; it must not be empty")
-    *leading, d, h, w = volume
-    filters, kd, kh, kw = (1, *kernel)[-4:]
+    filters, kd, kh, kw = (1, *rest)[-4:]
     if requested.valid and (kd > d or kh > h or kw > w):
         raise ValueError(f"mode='valid': a {kd}x{kh}x{kw} kernel does not fit into a volume of {d}x{h}x{w}")
     slices = requested.slice_anchor
@@ -297,9 +304,11 @@ def _volume_problem(
         raise ValueError(f"anchor={(slices, *(requested.anchor or ()))} lies outside the {kd}x{kh}x{kw} kernel")
     problem = FilterProblem(
         math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
-        filters=filters, valid=requested.valid, d=d, kd=kd, anchor_z=kd // 2 if slices == -1 else slices,
+        filters=filters, channels=volume[-1] if last else 1, valid=requested.valid, per_image=requested.per_image, d=d,
+        kd=kd, anchor_z=kd // 2 if slices == -1 else slices,
     )  # fmt: skip
-    return problem.dense(), (*leading, *kernel[:-3], problem.out_d, problem.out_h, problem.out_w)
+    inside = problem.out_d, problem.out_h, problem.out_w
+    return problem.dense(), (*leading, *rest[:-3], *inside, *volume[len(volume) - last :])
 
 
 def check_problem(problem: Problem) -> None:

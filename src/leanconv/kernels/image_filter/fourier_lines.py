@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -10,31 +9,31 @@ from math import prod
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
-from leanconv.kernels.cost import Speeds, launch_cycles
+from leanconv.kernels.cost import launch_cycles
 from leanconv.kernels.image_filter.register_cache import EXTENT
+from leanconv.kernels.image_filter.transform import (
+    LENGTHS,
+    TransformSpeeds,
+    chunks,
+    distances,
+    elements_of,
+    numbers,
+    table_places,
+    transform_launch,
+)
 from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
-#: Lengths of transforms.
-LENGTHS = (512, 1024, 2048, 4096, 8192)
 #: Bytes of a workspace for which images and columns of an image are filtered one after the other.
-STRIPS = (32 << 20, 1 << 62, 128 << 20, 8 << 20)
-
-
-@dataclass(frozen=True)
-class FourierLinesSpeeds(Speeds):
-    """Of a GPU."""
-
-    #: clock cycles of a multiprocessor for one of `log2(length)` steps of a transform of a complex number
-    step: float
-    #: clock cycles of a launch beside that, until its first blocks have their pixels, and after the last
-    start: int
+STRIPS = (32 << 20, 1 << 62, 128 << 20, 8 << 20, 0)
+#: Fewest columns of a strip.
+FEWEST = 64
 
 
 @dataclass(frozen=True)
 class FourierLinesConfig(Config):
-    """Transforms of ``length``, of which a thread has ``elements``; of columns ``lines`` pairs at a time. A launch takes
-    ``images`` images, and ``columns`` columns of them."""
+    """Transforms of ``length``, of which a thread has ``elements``; of columns ``lines`` pairs at a time. A launch
+    takes ``images`` images, and ``columns`` columns of them."""
 
     length: int = 4096
     elements: int = 16
@@ -58,21 +57,6 @@ def parts_of(taps: int, length: int) -> int:
 def outputs_of(taps: int, length: int, parts: int) -> int:
     """Outputs of a segment, in fours."""
     return (length - ceil_div(taps, parts) + 1) // 4 * 4
-
-
-def chunks(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Firsts and sizes of so many."""
-    for first in range(0, count, most):
-        yield first, min(most, count - first)
-
-
-def table_places(config: FourierLinesConfig) -> int:
-    """Twiddle factors of all levels."""
-    length, places = config.length, 0
-    while length > config.elements:
-        places += length
-        length //= config.elements
-    return places
 
 
 def pitch_of(problem: FilterProblem, columns: int) -> int:
@@ -116,7 +100,7 @@ class FourierLines(TimedAlgorithm):
         return 2 * item_bytes(problem.sums) * (table_places(config) + problem.rank * parts * config.length)
 
     def _choices(self, problem: FilterProblem) -> list[FourierLinesConfig]:
-        elements = 16 if problem.sums == "float32" else 8
+        elements = elements_of(problem)
         usable = []
         for length in LENGTHS:
             if length // elements > 512 or not (parts_of(problem.kh, length) and parts_of(problem.kw, length)):
@@ -132,7 +116,8 @@ class FourierLines(TimedAlgorithm):
             )
             for most in STRIPS:
                 images = min(whole.images, most // image)
-                columns = whole.columns if images else min(whole.columns, max(1, most // strip) * step)
+                columns = most // strip * step or max(FEWEST, step * most // strip // 4 * 4)
+                columns = whole.columns if images else min(whole.columns, columns)
                 usable.append(replace(whole, images=max(1, images), columns=columns))
         return list(dict.fromkeys(usable))
 
@@ -140,7 +125,7 @@ class FourierLines(TimedAlgorithm):
         return by_time((self._cycles(problem, config, target), config) for config in self._choices(problem))
 
     def _cycles(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> float:
-        speeds, length = FourierLinesSpeeds.of(target), config.length
+        speeds, length = TransformSpeeds.of(target), config.length
         strips = ceil_div(max(1, problem.out_w), config.columns)
         launches = strips * ceil_div(max(1, problem.batch), config.images)
         lines = problem.batch * problem.channels
@@ -171,20 +156,11 @@ class FourierLines(TimedAlgorithm):
         item, pitch = item_bytes(problem.sums), pitch_of(problem, config.columns)
 
         def launch(name: str, lines: int, arguments: tuple[Argument, ...], grid: int) -> Launch:
-            tuning = ("length", length), ("elements", config.elements), ("lines", lines)
-            # a word behind it says whether results are finite
-            shared = 2 * item * lines * (length + length // config.elements) + 16
-            made = self.launch(config, compiled, arguments, grid, shared, tuning)
             sets = lines * (2 if dict(several).get(f"several_of_{name}") else 1)
-            registers = item // 2 * sets * config.elements + 64
-            fitting = max(1, min(target.registers_per_multiprocessor // (registers * config.threads), 8))
-            return replace(made, function=f"{made.function}_{name}", min_blocks=fitting)
-
-        def numbers(**values: int) -> Iterator[Number]:
-            yield from (Number("int", name, value) for name, value in values.items())
-
-        def distances(**values: int) -> Iterator[Number]:
-            yield from (Number("long long", name, value) for name, value in values.items())
+            beside = 192 if name == "prepare" else 64
+            return transform_launch(
+                self, f"lines_{name}", config, compiled, lines, sets, item, beside, arguments, grid, target
+            )
 
         w, spectra = Pointer("w", sums), Pointer("prepared", sums)
         value, delta = Number(sums, "value"), Number(sums, "delta")
@@ -215,6 +191,4 @@ class FourierLines(TimedAlgorithm):
                     *numbers(outputs=column_outputs, segments=segments, groups=groups),
                 )  # fmt: skip
                 launches.append(launch("columns", config.lines, down, images * groups * segments))
-        return Plan(
-            tuple(launches), self.workspace_bytes(problem, config), (prepare,), self._prepared(problem, config)
-        )
+        return Plan(tuple(launches), self.workspace_bytes(problem, config), (prepare,), self._prepared(problem, config))

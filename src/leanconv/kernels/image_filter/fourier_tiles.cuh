@@ -103,19 +103,20 @@ struct Tile {
     }
 };
 
-// A row of a tile's pixels; those of a row outside the image of a constant border are its value.
+// A row of a tile's pixels, `count` of which its outputs read; those outside the image of a constant border are its value.
 template <class Problem, class T>
 struct TileRow {
     using In = typename Problem::element;
     using Border = typename Problem::border;
     const In* x;
-    int first, width;
+    int first, width, count;
     bool real;
     T value;
 
-    __device__ __forceinline__ bool inside(int n) const { return real && first >= 0 && first + n <= width; }
+    __device__ __forceinline__ bool inside(int n) const { return real && n <= count && first >= 0 && first + n <= width; }
     __device__ __forceinline__ T at(int place) const { return widen<T>(x[place * Problem::channels]); }
     __device__ __forceinline__ T get(int i) const {
+        if (i >= count) return T(0);
         const int place = border_index<Border>(first + i, width);
         return real && (Border::maps_inside || place >= 0) ? at(place) : value;
     }
@@ -126,7 +127,7 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void fourier_tiles_rows(
     const typename Problem::element* x, const typename Problem::sum* prepared, typename Problem::sum* workspace,
     typename Problem::sum value, int height, int width, int64 x_pitch, int64 x_step, int64 tiles, int first_pair, int across,
-    int down, int out_rows, int out_columns, int anchor_y, int anchor_x) {
+    int down, int out_rows, int out_columns, int out_height, int out_width, int anchor_y, int anchor_x) {
     using T = typename Problem::sum;
     using Line = Transform<Tuning::length, Tuning::elements, 1, T>;
     using Border = typename Problem::border;
@@ -136,8 +137,11 @@ __device__ __forceinline__ void fourier_tiles_rows(
         const Tile<Problem> tile(number, tiles, across, down, out_rows, out_columns);
         const int i = border_index<Border>(tile.i - anchor_y + row, height);
         const bool real = tile.exists && (Border::maps_inside || i >= 0);
+        // what no output reads is 0, so that it adds nothing to the errors
+        const bool read = tile.exists && row < out_height - tile.i + (Line::n - out_rows);
+        const int count = read ? out_width - tile.j + (Line::n - out_columns) : 0;
         return TileRow<Problem, T>{real ? x + tile.image * x_step + i * x_pitch + tile.channel : x, tile.j - anchor_x, width,
-                                   real, tile.exists ? value : T(0)};
+                                   count, real, value};
     };
     const int64 number = 2 * (static_cast<int64>(first_pair) + pair);
     const auto a = row_of(number), b = row_of(number + 1);

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.images.borders import BORDERS
-from leanconv.kernels.contract import Config, TimedAlgorithm, by_time, ceil_div
-from leanconv.kernels.image_filter.fourier_lines import LENGTHS, chunks, distances, numbers, table_places
+from leanconv.kernels.contract import Config, GpuAlgorithm, by_time, ceil_div
+from leanconv.kernels.cost import launch_cycles
 from leanconv.kernels.image_filter.register_cache import EXTENT
+from leanconv.kernels.image_filter.transform import (
+    LENGTHS,
+    TransformSpeeds,
+    chunks,
+    distances,
+    elements_of,
+    numbers,
+    table_places,
+    transform_launch,
+)
 from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
@@ -42,7 +53,7 @@ def pairs_of(problem: FilterProblem, length: int) -> int:
     return ceil_div(problem.batch * problem.channels * prod(tiles_of(problem, length)), 2)
 
 
-class FourierTiles(TimedAlgorithm):
+class FourierTiles(GpuAlgorithm):
     """Filters that are no products, by overlap-save in two dimensions, in float32 or float64; every type and border."""
 
     name = "fourier"
@@ -72,7 +83,7 @@ class FourierTiles(TimedAlgorithm):
         return reasons
 
     def _lengths(self, problem: FilterProblem) -> list[int]:
-        return [length for length in LENGTHS if length // _elements(problem) <= 512]
+        return [length for length in LENGTHS if length // elements_of(problem) <= 512]
 
     def workspace_bytes(self, problem: FilterProblem, config: FourierTilesConfig) -> int:
         return (1 + (problem.filters > 1)) * config.pairs * config.length**2 * 2 * item_bytes(problem.sums)
@@ -85,7 +96,7 @@ class FourierTiles(TimedAlgorithm):
         return 2 * item_bytes(problem.sums) * (table_places(config) + problem.filters * config.length**2)
 
     def _choices(self, problem: FilterProblem) -> list[FourierTilesConfig]:
-        usable, elements = [], _elements(problem)
+        usable, elements = [], elements_of(problem)
         for length in self._lengths(problem):
             if length - max(problem.kh, problem.kw) < 63:
                 continue
@@ -96,5 +107,67 @@ class FourierTiles(TimedAlgorithm):
             ]
         return list(dict.fromkeys(usable))
 
-    def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, FourierTilesConfig]]:
-        return by_time((self._cycles(problem, config, target), config) for config in self._choices(problem))
+    def configs(self, problem: FilterProblem, target: Target) -> Iterator[FourierTilesConfig]:
+        """In the order of the times that are expected; they are not told, so that ``auto`` takes what has no transforms."""
+        timed = ((self._cycles(problem, config, target), config) for config in self._choices(problem))
+        yield from (config for _, config in by_time(timed))
+
+    def _cycles(self, problem: FilterProblem, config: FourierTilesConfig, target: Target) -> float:
+        speeds, n = TransformSpeeds.of(target), config.length
+        pairs = pairs_of(problem, n)
+        rounds = ceil_div(max(1, pairs), config.pairs)
+        # a filter is half a pair; it is transformed there alone
+        places = n * n * (pairs * (2 + 2 * problem.filters) + problem.filters)
+        bytes_of_sums = 2 * item_bytes(problem.sums) * n * n * (pairs * (2 + 3 * problem.filters) + 2 * problem.filters)
+        work = places * (n.bit_length() - 1) * speeds.step / target.multiprocessors
+        memory = (bytes_of_sums + problem.bytes) / target.bytes_per_cycle
+        return launch_cycles(target) + max(work, memory) + (2 + rounds * (1 + 2 * problem.filters)) * speeds.start
+
+    def plan(self, problem: FilterProblem, config: FourierTilesConfig, target: Target) -> Plan:
+        sums, element, result = (DTYPES[each].ctype for each in (problem.sums, problem.dtype, problem.result))
+        n, r, s, item = config.length, problem.kh, problem.kw, item_bytes(problem.sums)
+        compiled: Constants = (
+            ("element", element), ("sum", sums), ("result", result), ("border", BORDERS[problem.border].kernel),
+            ("channels", problem.channels),
+        )  # fmt: skip
+
+        def launch(name: str, lines: int, arguments: tuple[Argument, ...], grid: int) -> Launch:
+            beside = {"prepare_rows": 192, "rows": 48, "results": 48}.get(name, 64)
+            return transform_launch(
+                self, f"tiles_{name}", config, compiled, lines, lines, item, beside, arguments, grid, target
+            )
+
+        w, spectra = Pointer("w", sums), Pointer("prepared", sums)
+        scratch = Pointer("workspace", sums)
+        writes, keeps = replace(scratch, written=True), replace(spectra, written=True)
+        groups = n // config.lines
+        prepare = (
+            launch("prepare_rows", 1, (w, keeps, *numbers(r=r, s=s)), problem.filters * r),
+            launch("prepare_columns", config.lines, (keeps, *numbers(r=r, groups=groups)), problem.filters * groups),
+        )
+        down, across = tiles_of(problem, n)
+        tiles = problem.batch * problem.channels * down * across
+        shape = {"across": across, "down": down, "out_rows": n - r + 1, "out_columns": n - s + 1}
+        # results of one of several filters lie beside the tiles' spectra
+        beside = (problem.filters > 1) * config.pairs * n * n
+        launches = []
+        for first, pairs in chunks(pairs_of(problem, n), config.pairs):
+            rows = (
+                Pointer("x", element), spectra, writes, Number(sums, "value"),
+                *numbers(height=problem.h, width=problem.w),
+                *distances(x_pitch=problem.x_pitch, x_step=problem.x_step, tiles=tiles),
+                *numbers(first_pair=first, **shape, out_height=problem.out_h, out_width=problem.out_w),
+                *numbers(anchor_y=problem.anchor[0], anchor_x=problem.anchor[1]),
+            )  # fmt: skip
+            launches.append(launch("rows", 1, rows, pairs * n))
+            for filter_ in range(problem.filters):
+                columns = (spectra, writes, *distances(beside=beside), *numbers(filter=filter_, groups=groups))
+                launches.append(launch("columns", config.lines, columns, pairs * groups))
+                results = (
+                    spectra, scratch, Pointer("y", result, written=True), Number(sums, "delta"),
+                    *numbers(out_height=problem.out_h, out_width=problem.out_w),
+                    *distances(y_pitch=problem.y_pitch, y_step=problem.y_step, beside=beside, tiles=tiles),
+                    *numbers(first_pair=first, filters=problem.filters, filter=filter_, **shape),
+                )  # fmt: skip
+                launches.append(launch("results", 1, results, pairs * shape["out_rows"]))
+        return Plan(tuple(launches), self.workspace_bytes(problem, config), prepare, self._prepared(problem, config))
