@@ -301,7 +301,7 @@ class FilterProblem:
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
-    #: what a call asks for: kernels on GPUs keep "ieee", and large filters may be computed by transforms
+    #: float32's accuracy, in any order of sums
     precision: ClassVar[Precision] = "fp32"
     #: nothing to choose: only layers have several orders of sums
     batch_invariant: ClassVar[bool] = False

@@ -10,7 +10,6 @@ import pytest
 import scipy.ndimage
 
 import leanconv
-from leanconv import arrays
 from leanconv.call.explain import explain_problem
 from leanconv.cpu import median, oracle
 from leanconv.images import filters, separable

@@ -10,7 +10,7 @@ import scipy.ndimage
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from leanconv import arrays, ndimage
+from leanconv import ndimage
 from leanconv.images.borders import SCIPY_NAMES
 from leanconv.ndimage import arguments, on_cpu, on_device
 
@@ -248,7 +248,7 @@ def test_two_passes_are_one_launch(torch_on_device: Any, mode: str, monkeypatch:
     both = {"mode": mode, "cval": 2.5}
     # a constant border of derivatives, whose weights do not add up to 1, is seen by each pass
     apart = SCIPY_NAMES[mode] == "constant"
-    for name, given, options, launches in (
+    for name, array, options, launches in (
         ("gaussian_filter", x, {"sigma": 3, **both}, 1),
         ("gaussian_filter", x, {"sigma": (1, 6), "order": (1, 0), **both}, 1 + apart),
         ("gaussian_filter", x, {"sigma": 2, "mode": (mode, "mirror")}, 1 + (mode != "mirror")),
@@ -262,9 +262,9 @@ def test_two_passes_are_one_launch(torch_on_device: Any, mode: str, monkeypatch:
         ("gaussian_laplace", x, {"sigma": 2, "mode": mode}, 2),
     ):
         torch_on_device.launches.clear()
-        got = getattr(ndimage, name)(torch.from_numpy(given), **options)
+        got = getattr(ndimage, name)(torch.from_numpy(array), **options)
         assert len(torch_on_device.launches) == launches, (name, options)
-        expected = getattr(scipy.ndimage, name)(given, **options)
+        expected = getattr(scipy.ndimage, name)(array, **options)
         assert got.numpy().dtype == expected.dtype
         np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-6, err_msg=f"{name} {options}")
 

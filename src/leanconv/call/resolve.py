@@ -277,8 +277,8 @@ def filter_problem(
 def _volume_problem(
     requested: FilterOptions, volume: Shape, kernel: Shape, dtype: DtypeName
 ) -> tuple[FilterProblem, Shape]:
-    """`filter_problem` of volumes (…, d, h, w), or (…, d, h, w, channels), and kernels (kd, kh, kw), or (f, kd, kh, kw),
-    behind the volumes' leading axes where each has its own."""
+    """`filter_problem` of volumes (…, d, h, w), or (…, d, h, w, channels), and kernels (kd, kh, kw), or several
+    (f, kd, kh, kw); behind the volumes' leading axes where each has its own."""
     last = bool(requested.channels_last)
     if len(volume) < 3 + last:
         wanted = "4 dimensions or more (..., d, h, w, channels)" if last else "3 dimensions or more (..., d, h, w)"
@@ -288,8 +288,8 @@ def _volume_problem(
     rest = kernel[len(batch) :]
     if len(rest) not in (3, 4):
         raise ValueError(
-            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have {len(batch) + 3}, or {len(batch) + 4} for "
-            f"several kernels ({'..., ' * bool(batch)}f, kd, kh, kw)"
+            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have {len(batch) + 3}, or {len(batch) + 4} "
+            f"for several kernels ({'..., ' * bool(batch)}f, kd, kh, kw)"
         )
     if kernel[: len(batch)] != batch:
         raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the volumes' {batch}")

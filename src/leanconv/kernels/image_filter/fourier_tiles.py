@@ -108,7 +108,7 @@ class FourierTiles(GpuAlgorithm):
         return list(dict.fromkeys(usable))
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[FourierTilesConfig]:
-        """In the order of the times that are expected; they are not told, so that ``auto`` takes what has no transforms."""
+        """In the order of their expected times, which are not told: ``auto`` takes kernels without transforms first."""
         timed = ((self._cycles(problem, config, target), config) for config in self._choices(problem))
         yield from (config for _, config in by_time(timed))
 
