@@ -12,7 +12,7 @@ from leanconv.call import lookup
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel, kernel_beside
-from leanconv.dtypes import FILTERS, check_weights, filter_sum, one_of
+from leanconv.dtypes import DTYPES, FILTERS, check_weights, filter_sum, one_of
 from leanconv.images import separable as products
 from leanconv.options import Border, FilterOptions, filter_numbers, filter_options, integer, yes_or_no
 
@@ -136,7 +136,7 @@ def filter3d(
         anchor: (slice, row, column) of the kernel element over the output pixel, by default the middle; -1 means it.
         channels_last: True for volumes (..., depth, height, width, channels), each channel filtered by itself.
         per_image: the kernel's axes begin with those of the batch: (..., kd, kh, kw) or (..., f, kd, kh, kw), for each
-            volume its own.
+            volume its own; on the GPU these take a launch each.
         separable: whether to filter across slices and within them apart, with one kernel that is a product of a line
             and a plane: in two passes, the first of which gives volumes in the type of the sums; the plane may be
             separable too. None: where that is faster, of a list or an array of NumPy. True: any other is an error.
@@ -157,7 +157,10 @@ def filter3d(
     requested, kernel = _volume_options(kernel, border, anchor, device, dtype, channels_last, mode, per_image)
     factors = _split_volume(requested, volume, kernel, separable, out)
     if factors is None:
-        return run(requested, volume, kernel, value, delta, out)
+        arrays = arrays_of(volume)
+        on_gpu = arrays is not None and (requested.device or arrays.device(volume)) is not None
+        each = _volume_by_volume if requested.per_image and on_gpu else run
+        return each(requested, volume, kernel, value, delta, out)
     return _across_and_within(requested, volume, factors, value, delta, out)
 
 
@@ -223,6 +226,23 @@ def _split_volume(
     return None
 
 
+def _volume_by_volume(
+    requested: FilterOptions, volume: Any, kernel: Any, value: Any, delta: Any, out: Any
+) -> Any:
+    """`filter3d` of volumes that have a kernel each."""
+    arrays, shape = arrays_of(volume), tuple(volume.shape)
+    assert arrays is not None
+    dtype = one_of("volume", arrays.dtype(volume), FILTERS)
+    _, result = filter_problem(requested, shape, tuple(kernel.shape), dtype)
+    y = arrays.empty(result, requested.dtype or dtype, arrays.device(volume)) if out is None else out
+    if tuple(y.shape) != result:
+        raise ValueError(f"out has shape {tuple(y.shape)}; the result has {result}")
+    one = requested._replace(per_image=False)
+    for place in np.ndindex(*shape[: len(shape) - 3 - bool(requested.channels_last)]):
+        run(one, volume[place], kernel[place], value, delta, y[place])
+    return y
+
+
 def _across_and_within(
     requested: FilterOptions, volume: Any, factors: tuple[np.ndarray, np.ndarray], value: Any, delta: Any, out: Any
 ) -> Any:
@@ -234,12 +254,13 @@ def _across_and_within(
     dtype = one_of("volume", arrays.dtype(volume), FILTERS)
     kernel = (len(line), *plane.shape)
     problem, _ = filter_problem(requested, shape, kernel, dtype)
-    result = requested.dtype or (dtype if out is None else arrays.dtype(out))
+    result = requested.dtype or (dtype if out is None else one_of("out", arrays.dtype(out), FILTERS))
     filter_numbers(value, delta, dtype, line.dtype.name, result)
     axis = len(shape) - 3 - last
     anchor = None if requested.valid else (problem.anchor_z, 0)
     # slices are rows of all their pixels
-    across = requested._replace(slice_anchor=None, channels_last=False, anchor=anchor, dtype=line.dtype.name)
+    sums = DTYPES[line.dtype.name].name
+    across = requested._replace(slice_anchor=None, channels_last=False, anchor=anchor, dtype=sums)
     y = run(across, volume.reshape(*shape[: axis + 1], -1), line[:, None], value, 0, None)
     y = y.reshape(*shape[:axis], problem.out_d, *shape[axis + 1 :])
     within = requested._replace(slice_anchor=None, dtype=result)
@@ -310,7 +331,8 @@ def _one_by_one(
         raise ValueError(f"out has shape {tuple(out.shape)}; the result has {shape}")
     inside = (slice(None),) * (2 + (problem.channels != 1 or bool(requested.channels_last)))
     for number, (options, factors) in enumerate(each):
-        run(options, image, factors, value, delta, y[(..., number, *inside)])
+        place = (..., number, *inside)
+        run(options, image, factors, value, delta, y[place])
     return y
 
 

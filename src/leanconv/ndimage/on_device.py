@@ -110,14 +110,14 @@ def _filtered(x: Any, group: Sequence[Pass], cval: float) -> Any:
             images = x.reshape(-1, shape[one.axis])
     border = group[0].border
     # SciPy looks at cval only where it is used
-    given = {"border": border, "anchor": at, "channels_last": False}
     value = cval if border == "constant" else 0
     if all(map(_is_mean, group)):
-        result = box_blur(images, (len(column), len(row)), value=value, **given)
+        size = len(column), len(row)
+        result = box_blur(images, size, border=border, value=value, anchor=at, channels_last=False)
     else:
         if dtype_name(x) == "int32":
             column, row = column.astype(np.int64), row.astype(np.int64)
-        result = run_products(images, [(column, row)], filter_options(**given), value, 0, None)
+        result = run_products(images, [(column, row)], filter_options(border, at, channels_last=False), value, 0, None)
     return _transposed(result.reshape(tuple(moved.shape)), [order.index(axis) for axis in range(x.ndim)])
 
 

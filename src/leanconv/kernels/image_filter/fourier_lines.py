@@ -130,15 +130,14 @@ class FourierLines(TimedAlgorithm):
         launches = strips * ceil_div(max(1, problem.batch), config.images)
         lines = problem.batch * problem.channels
         sums = problem.rank * lines * problem.h * problem.out_w * item_bytes(problem.sums)
-        total = float(launch_cycles(target))
+        total = float(launch_cycles(target) + speeds.start)
         for taps, count, extent, times, products, beside in (
             (problem.kw, lines * problem.h * problem.rank, config.columns, strips, 1, problem.operands[0]),
             (problem.kh, lines * problem.out_w, problem.out_h, 1, problem.rank, problem.operands[-1]),
         ):
             parts = parts_of(taps, length)
             segments = times * ceil_div(max(1, extent), outputs_of(taps, length, parts))
-            places = ceil_div(count, 2) * segments * length * (products * parts + 1)
-            work = places * (length.bit_length() - 1) * speeds.step / target.multiprocessors
+            work = speeds.cycles(length, ceil_div(count, 2) * segments * (products * parts + 1), target)
             memory = (sums + prod(beside.shape) * item_bytes(beside.dtype)) / target.bytes_per_cycle
             total += max(work, memory) + launches * speeds.start
         return total
@@ -172,7 +171,7 @@ class FourierLines(TimedAlgorithm):
             for first, columns in chunks(problem.out_w, config.columns):
                 elements = columns * problem.channels
                 segments, groups = ceil_div(columns, row_outputs), ceil_div(images * problem.h * problem.channels, 2)
-                rows = (
+                rows: tuple[Argument, ...] = (
                     Pointer("x", element), w, spectra, Pointer("workspace", sums, written=True), value,
                     *numbers(height=problem.h, width=problem.w),
                     *distances(x_pitch=problem.x_pitch, x_step=problem.x_step, pitch=pitch),
@@ -182,7 +181,7 @@ class FourierLines(TimedAlgorithm):
                 )  # fmt: skip
                 launches.append(launch("rows", 1, rows, rank * groups * segments))
                 segments, groups = ceil_div(problem.out_h, column_outputs), ceil_div(elements, 2 * config.lines)
-                down = (
+                down: tuple[Argument, ...] = (
                     Pointer("workspace", sums), w, spectra, Pointer("y", result, written=True), value, delta,
                     *numbers(height=problem.h, out_height=problem.out_h),
                     *distances(pitch=pitch, y_pitch=problem.y_pitch, y_step=problem.y_step),

@@ -116,10 +116,9 @@ class FourierTiles(GpuAlgorithm):
         speeds, n = TransformSpeeds.of(target), config.length
         pairs = pairs_of(problem, n)
         rounds = ceil_div(max(1, pairs), config.pairs)
-        # a filter is half a pair; it is transformed there alone
-        places = n * n * (pairs * (2 + 2 * problem.filters) + problem.filters)
+        lines = n * (pairs * (1 + 3 * problem.filters) + 2 * problem.filters)
         bytes_of_sums = 2 * item_bytes(problem.sums) * n * n * (pairs * (2 + 3 * problem.filters) + 2 * problem.filters)
-        work = places * (n.bit_length() - 1) * speeds.step / target.multiprocessors
+        work = speeds.cycles(n, lines, target)
         memory = (bytes_of_sums + problem.bytes) / target.bytes_per_cycle
         return launch_cycles(target) + max(work, memory) + (2 + rounds * (1 + 2 * problem.filters)) * speeds.start
 
@@ -152,7 +151,7 @@ class FourierTiles(GpuAlgorithm):
         beside = (problem.filters > 1) * config.pairs * n * n
         launches = []
         for first, pairs in chunks(pairs_of(problem, n), config.pairs):
-            rows = (
+            rows: tuple[Argument, ...] = (
                 Pointer("x", element), spectra, writes, Number(sums, "value"),
                 *numbers(height=problem.h, width=problem.w),
                 *distances(x_pitch=problem.x_pitch, x_step=problem.x_step, tiles=tiles),
@@ -161,9 +160,14 @@ class FourierTiles(GpuAlgorithm):
             )  # fmt: skip
             launches.append(launch("rows", 1, rows, pairs * n))
             for filter_ in range(problem.filters):
-                columns = (spectra, writes, *distances(beside=beside), *numbers(filter=filter_, groups=groups))
+                columns: tuple[Argument, ...] = (
+                    spectra,
+                    writes,
+                    *distances(beside=beside),
+                    *numbers(filter=filter_, groups=groups),
+                )
                 launches.append(launch("columns", config.lines, columns, pairs * groups))
-                results = (
+                results: tuple[Argument, ...] = (
                     spectra, scratch, Pointer("y", result, written=True), Number(sums, "delta"),
                     *numbers(out_height=problem.out_h, out_width=problem.out_w),
                     *distances(y_pitch=problem.y_pitch, y_step=problem.y_step, beside=beside, tiles=tiles),

@@ -30,10 +30,14 @@ class TransformConfig(Protocol):
 class TransformSpeeds(Speeds):
     """Of a GPU."""
 
-    #: clock cycles of a multiprocessor for one of `log2(length)` steps of a transform of a complex number
-    step: float
+    #: clock cycles of a multiprocessor for a complex number of a line that is transformed there and back, for `LENGTHS`
+    places: tuple[float, ...]
     #: clock cycles of a launch beside that, until its first blocks have their pixels, and after the last
     start: int
+
+    def cycles(self, length: int, transforms: float, target: Target) -> float:
+        """Of so many lines that are transformed once."""
+        return transforms / 2 * length * self.places[LENGTHS.index(length)] / target.multiprocessors
 
 
 def elements_of(problem: FilterProblem) -> int:
