@@ -20,7 +20,8 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.dtypes import FILTERS, filter_sum, is_integer
 from leanconv.images.borders import BORDERS
 from tests.cases import filter_problem
-from tests.conftest import HostDevice, oracle_filter
+from tests.oracles import oracle_filter
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 cv2 = pytest.importorskip("cv2")

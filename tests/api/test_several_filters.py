@@ -14,7 +14,8 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.image_filter.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
 from tests.cases import TARGETS, filter_problem
-from tests.conftest import HostDevice, oracle_filter, relative_error
+from tests.oracles import oracle_filter, relative_error
+from tests.stand_ins import HostDevice
 from tests.variants import NAMED
 
 torch = pytest.importorskip("torch")

@@ -40,8 +40,8 @@ def plot(results: Results, path: Path) -> None:
 
 
 def curves(results: Results, path: Path) -> None:
-    """Draw the speeds of `plot` over the size of square filters, a panel for each size of image, and the ceiling: that of
-    a copy, or of the multiply-adds on FP32 cores.
+    """Draw the speeds of `plot` over the size of square filters, a panel for each size of image, and the ceiling: that
+    of a copy, or of the multiply-adds on FP32 cores.
 
     Raises as `plot`.
     """

@@ -226,9 +226,7 @@ def _split_volume(
     return None
 
 
-def _volume_by_volume(
-    requested: FilterOptions, volume: Any, kernel: Any, value: Any, delta: Any, out: Any
-) -> Any:
+def _volume_by_volume(requested: FilterOptions, volume: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
     """`filter3d` of volumes that have a kernel each."""
     arrays, shape = arrays_of(volume), tuple(volume.shape)
     assert arrays is not None

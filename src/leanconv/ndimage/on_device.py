@@ -56,14 +56,27 @@ def passes(x: Any, each: Sequence[Pass], cval: float, out: Any) -> None:
     whole = all(np.array_equal(np.rint(one.taps), one.taps) for one in each)
     computed = _computed(x, out, whole)
     truncates = computed != "int32" and not dtype_name(out).startswith(("float", "bfloat"))
-    for group in ([one] for one in each) if truncates else _groups(each, cval):
+    groups = [[one] for one in each] if truncates else _groups(each, cval)
+    for number, group in enumerate(groups):
         sums = truncates and _is_mean(group[0])
         if sums:  # of integers exact, and divided once
             group = [group[0]._replace(taps=np.ones(len(group[0].taps)))]
-        y = _filtered(_as(x, computed), group, cval)
+        source = _as(x, computed)
+        last = number == len(groups) - 1 and dtype_name(out) == computed and _apart(source, out)
+        y = _filtered(source, group, cval, out if last else None)
         y = y / len(group[0].taps) if sums else y
         x = _as(y, dtype_name(out)) if truncates else y
-    _assign(out, x)
+    if x is not out:
+        _assign(out, x)
+
+
+def _apart(x: Any, out: Any) -> bool:
+    """Whether ``out`` lies in one piece, and shares no memory with ``x``."""
+    library = arrays_of(x)
+    assert library is not None
+    (a, b), (c, d) = (library.extent(each, each.dtype.itemsize) for each in (x, out))
+    first, second = library.pointer(x), library.pointer(out)
+    return library.is_contiguous(out) and (first + b <= second + c or second + d <= first + a)
 
 
 def _is_mean(one: Pass) -> bool:
@@ -87,8 +100,9 @@ def _groups(each: Sequence[Pass], cval: float) -> list[list[Pass]]:
     return found
 
 
-def _filtered(x: Any, group: Sequence[Pass], cval: float) -> Any:
-    """One launch: of a pass, or of one down the columns and one along the rows of images."""
+def _filtered(x: Any, group: Sequence[Pass], cval: float, out: Any = None) -> Any:
+    """One launch: of a pass, or of one down the columns and one along the rows of images. Into ``out`` where its axes
+    need not be moved."""
     from leanconv.images.named import run_products
     from leanconv.images.windows import box_blur
     from leanconv.options import filter_options
@@ -108,16 +122,20 @@ def _filtered(x: Any, group: Sequence[Pass], cval: float) -> Any:
         if behind == 1:
             column, row, at = row, column, (0, one.anchor)
             images = x.reshape(-1, shape[one.axis])
+    natural = order == sorted(order)
+    into = out.reshape(tuple(images.shape)) if out is not None and natural else None
     border = group[0].border
     # SciPy looks at cval only where it is used
     value = cval if border == "constant" else 0
     if all(map(_is_mean, group)):
         size = len(column), len(row)
-        result = box_blur(images, size, border=border, value=value, anchor=at, channels_last=False)
+        result = box_blur(images, size, border=border, value=value, anchor=at, channels_last=False, out=into)
     else:
         if dtype_name(x) == "int32":
             column, row = column.astype(np.int64), row.astype(np.int64)
-        result = run_products(images, [(column, row)], filter_options(border, at, channels_last=False), value, 0, None)
+        result = run_products(images, [(column, row)], filter_options(border, at, channels_last=False), value, 0, into)
+    if into is not None:
+        return out
     return _transposed(result.reshape(tuple(moved.shape)), [order.index(axis) for axis in range(x.ndim)])
 
 

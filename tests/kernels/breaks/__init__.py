@@ -15,6 +15,14 @@ from tests.kernels.breaks import (
 )
 
 BREAKS = (
-    *(*simt.BREAKS, *winograd.BREAKS, *direct.BREAKS, *depthwise.BREAKS, *image_filter.BREAKS, *fourier.BREAKS, *papers.BREAKS),
+    *(
+        *simt.BREAKS,
+        *winograd.BREAKS,
+        *direct.BREAKS,
+        *depthwise.BREAKS,
+        *image_filter.BREAKS,
+        *fourier.BREAKS,
+        *papers.BREAKS,
+    ),
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS),
 )

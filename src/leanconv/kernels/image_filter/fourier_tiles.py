@@ -24,8 +24,8 @@ from leanconv.kernels.image_filter.transform import (
 from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
-#: Bytes of a workspace for which pairs of tiles are filtered one after the other.
-WORKSPACES = (64 << 20, 1 << 62, 256 << 20, 0)
+#: Most bytes of a workspace: pairs of tiles are filtered one after the other.
+WORKSPACES = (96 << 20, 24 << 20, 0)
 
 
 @dataclass(frozen=True)
