@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from leanconv.bench import families, provenance
+from leanconv.bench import families, plots, provenance
 from leanconv.bench.format import Table
 from leanconv.bench.results import Results
 from leanconv.bench.suites import LAYOUTS, suite_names
@@ -117,6 +117,7 @@ MAKERS: dict[str, Maker] = {
         for name, (caption, table) in TABLES.items()
     },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
+    "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
     "memory-summary": Maker(performance.memory),

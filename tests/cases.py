@@ -421,6 +421,7 @@ def _filter_cases() -> list[Case]:
     add("volume-valid", 2, 9, 40, 3, 3, d=5, kd=3, valid=True, filters=2, dtype="int16", out_dtype="float32")
     add("volume-one-slice-filter", 2, 9, 40, 3, 3, d=3, kd=1, filters=2, dtype="float64", channels=2)
     add("volume-int32", 1, 9, 40, 3, 3, d=3, kd=3, anchor_z=2, dtype="int32", border="constant", channels=3)
+    add("volume-per-image", 2, 9, 40, 3, 3, d=3, kd=2, per_image=True, filters=2, channels=2, border="reflect")
     add("per-image", 3, 18, 133, 3, 3, per_image=True, border="wrap")
     add("per-image-filters", 2, 5, 20, 31, 31, per_image=True, filters=5, dtype="uint8", channels=5, border="reflect")
     return found

@@ -24,6 +24,7 @@ def _separable_cases() -> list[Case]:
         add(f"shape-{kh}x{kw}", 1, 75, 265, kh, kw, border="constant", thorough=(kh, kw) == (47, 45))
     add("shape-127x127", 1, 150, 131, 127, 127, border="wrap")
     add("shape-250x250", 1, 40, 131, 250, 250, border="reflect")
+    add("shape-500x400", 1, 33, 70, 500, 400, border="reflect101")
     for h, w in ((1, 517), (263, 1), (32, 128), (33, 129), (64, 260)):
         add(f"size-{h}x{w}", 1, h, w, 5, 3)
     add("rank-2", 1, 71, 260, 9, 9, rank=2, border="replicate", thorough=True)

@@ -16,7 +16,7 @@ import pytest
 import leanconv
 from leanconv import ConvProblem
 from leanconv.options import Layout
-from tests.conftest import oracle_conv
+from tests.oracles import oracle_conv
 
 #: Float32 sums of this size differ from float64 by less.
 TOLERANCE = 2e-6

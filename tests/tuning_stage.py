@@ -21,7 +21,7 @@ from leanconv.runtime.compile import Compiled
 from leanconv.tuning import search
 from leanconv.tuning.search import Search
 from leanconv.tuning.trials import candidates_of
-from tests.conftest import HostDevice
+from tests.stand_ins import HostDevice
 
 MODEL = "NVIDIA Stand-in"
 LAYER = ConvProblem(1, 4, 6, 6, 8, 3, 3, padding=(1, 1, 1, 1))

@@ -394,7 +394,7 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
         wanted, kernel = requested_filter(**given, out=out)
         return resolve(wanted, first, kernel, None, out)
     if function is filter3d:
-        wanted, kernel = requested_volume_filter(**given)
+        wanted, kernel = requested_volume_filter(**given, out=out)
         return resolve(wanted, first, kernel, None, out)
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)

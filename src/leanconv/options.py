@@ -140,6 +140,8 @@ class FilterOptions(NamedTuple):
     reduction: Reduction | None = None
     #: images are slices of volumes, and so are kernels; this is the anchor among slices, -1 for the middle
     slice_anchor: int | None = None
+    #: bytes; None where the environment does not say
+    workspace_limit: int | None = None
 
 
 Options = LayerOptions | FilterOptions
@@ -221,7 +223,10 @@ def filter_options(
         per_image = yes_or_no("per_image", per_image)
     if mode != "same" and (not isinstance(mode, str) or mode != "valid"):
         raise ValueError(f"mode={mode!r} is not known; choose 'same' or 'valid'")
-    return FilterOptions(border, anchor, device, dtype, channels_last, mode == "valid", per_image)
+    raw = raw_workspace_limit()
+    limit = None if raw is None else _parsed_limit(raw)
+    given = border, anchor, device, dtype, channels_last, mode == "valid", per_image, None, None, None, limit
+    return _new_tuple(FilterOptions, given)
 
 
 def dtype_name(dtype: Any) -> DtypeName:

@@ -352,7 +352,7 @@ class FilterProblem:
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
-    #: float32's accuracy: kernels may sum in any order, on tensor cores too, and large filters be computed by transforms
+    #: float32's accuracy: kernels may sum in any order, on tensor cores too, and compute large filters by transforms
     precision: ClassVar[Precision] = "fp32"
     #: nothing to choose: only layers have several orders of sums
     batch_invariant: ClassVar[bool] = False

@@ -20,8 +20,9 @@ from leanconv.kernels import ALGORITHMS
 from leanconv.options import PRECISIONS, Layout
 from tests.cases import CASES
 from tests.cases_weight import WEIGHT_CASES
-from tests.conftest import HostDevice, oracle_conv, oracle_filter, relative_error
 from tests.operations import BASE, FROM_NCHW, LAYOUTS, TOLERANCE, as_tensors, conv_arrays, in_memory
+from tests.oracles import oracle_conv, oracle_filter, relative_error
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

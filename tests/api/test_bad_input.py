@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv1d, conv2d, explain, filter2d
-from tests.conftest import HostDevice, says
+from tests.messages import says
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from leanconv import conv1d, conv1d_weight, conv2d_input, conv2d_weight, prepare_weights
-from tests.conftest import says
+from tests.messages import says
 
 torch = pytest.importorskip("torch")
 

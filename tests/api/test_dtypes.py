@@ -32,7 +32,9 @@ from leanconv.kernels.simt.tiles import TILES, tiles
 from leanconv.plan import Number, Pointer
 from tests import emulator, proof, selection
 from tests.cases import ALL, TARGETS
-from tests.conftest import HostDevice, oracle_conv, relative_error, says
+from tests.messages import says
+from tests.oracles import oracle_conv, relative_error
+from tests.stand_ins import HostDevice
 from tests.variants import NAMED
 
 NARROW = ("float16", "bfloat16")

@@ -20,7 +20,8 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.dtypes import FILTERS, filter_sum, is_integer
 from leanconv.images.borders import BORDERS
 from tests.cases import filter_problem
-from tests.conftest import HostDevice, oracle_filter
+from tests.oracles import oracle_filter
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 cv2 = pytest.importorskip("cv2")
@@ -371,6 +372,53 @@ def test_volumes_as_scipy_filters_them(
             middle = ndimage.correlate(volume[0].astype(np.float64), kernel, mode="wrap")
             inside = tuple(slice(k // 2, k // 2 + n) for k, n in zip(shape, whole.shape, strict=True))
             near(whole, middle[inside], (border, shape))
+
+
+def test_volumes_of_channels_and_with_kernels_of_their_own(rng: np.random.Generator, host_device: HostDevice) -> None:
+    volume, kernels = picture(rng, "float32", 2, 5, 7, 8, 3), weights(rng, 2, 2, 3, 2, 3)
+    for device in (None, "cuda"):
+        y = filter3d(volume, kernels[0, 0], channels_last=True, device=device)
+        assert y.shape == volume.shape
+        each = [filter3d(volume[..., c], kernels[0, 0]) for c in range(3)]
+        np.testing.assert_allclose(y, np.stack(each, -1), rtol=1e-5, atol=1e-5)
+        y = filter3d(volume, kernels, channels_last=True, per_image=True, device=device, border="wrap")
+        assert y.shape == (2, 2, 5, 7, 8, 3)
+        for n in range(2):
+            each = [filter3d(volume[n, ..., c], kernels[n], border="wrap") for c in range(3)]
+            np.testing.assert_allclose(y[n], np.stack(each, -1), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"with per_image=True it must begin with the volumes' \(2,\)"):
+        filter3d(volume, kernels[:1], channels_last=True, per_image=True)
+    with pytest.raises(ValueError, match=r"must have 4 dimensions or more \(..., d, h, w, channels\)"):
+        filter3d(volume[0, 0], kernels[0, 0], channels_last=True)
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_separable_volumes_take_two_passes(border: str, rng: np.random.Generator, torch_on_device: HostDevice) -> None:
+    torch = pytest.importorskip("torch")
+    line, column, row = (weights(rng, size) for size in (5, 6, 7))
+    kernel = np.einsum("t,u,v->tuv", line, column, row)
+    for dtype, channels in (("float32", ()), ("uint8", (2,)), ("int32", ())):
+        volume = picture(rng, dtype, 2, 9, 12, 11, *channels)
+        given = kernel
+        if dtype == "int32":  # the stand-in's sums do not wrap around
+            volume = volume >> 20
+            given = np.einsum("t,u,v->tuv", *(np.arange(-1, size - 1) for size in (5, 6, 7)))
+        options: Any = {"border": border, "value": 3, "delta": -2, "anchor": (1, 4, 2), "channels_last": bool(channels)}
+        whole = filter3d(volume, given, **options, separable=False)
+        torch_on_device.launches.clear()
+        y = filter3d(torch.from_numpy(volume), torch.from_numpy(given), **options, separable=True).numpy()
+        assert len(torch_on_device.launches) == 2 and y.dtype == whole.dtype
+        np.testing.assert_allclose(y.astype(float), whole, rtol=2e-5, atol=1 if dtype == "uint8" else 2e-4)
+        out = np.zeros_like(volume)
+        assert filter3d(volume, given, **options, out=out) is out
+        np.testing.assert_allclose(out.astype(float), whole, rtol=2e-5, atol=1 if dtype == "uint8" else 2e-4)
+        valid = {**options, "mode": "valid", "anchor": None, "border": "constant"}
+        y = filter3d(torch.from_numpy(volume), torch.from_numpy(given), **valid, separable=True).numpy()
+        expected = filter3d(volume, given, **valid, separable=False)
+        assert y.shape == expected.shape
+        np.testing.assert_allclose(y.astype(float), expected, rtol=2e-5, atol=1 if dtype == "uint8" else 2e-4)
+    with pytest.raises(ValueError, match="2x2x2 kernel is no product of a line and a plane"):
+        filter3d(volume, [[[1, 0], [0, 0]], [[0, 0], [0, 1]]], separable=True)
 
 
 def test_volumes_are_refused_as_images_are(fake_cupy: Any) -> None:

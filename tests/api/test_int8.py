@@ -16,7 +16,9 @@ from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.options import PRECISIONS
 from tests import emulator, proof
 from tests.cases import ALL, TARGETS
-from tests.conftest import HostDevice, oracle_conv, says
+from tests.messages import says
+from tests.oracles import oracle_conv
+from tests.stand_ins import HostDevice
 from tests.variants import NAMED, VARIANTS
 
 TYPES = ("int8", "uint8")

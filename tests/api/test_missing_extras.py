@@ -12,7 +12,7 @@ import pytest
 from leanconv.bench import machine
 from leanconv.cli.command_line import FAILED
 from leanconv.runtime import cache
-from tests.conftest import line_of
+from tests.messages import line_of
 
 WORDS = "conv:c4,h12,k6,r3,pad1"
 OPTIONAL = (

@@ -10,17 +10,12 @@ import pytest
 import scipy.ndimage
 
 import leanconv
-from leanconv import arrays
-from leanconv.arrays import arrays_of
-from leanconv.arrays.numpy import NUMPY
 from leanconv.call import lookup
 from leanconv.call.explain import explain_problem
 from leanconv.cpu import opencv, oracle
-from leanconv.images import filters, separable, transforms
+from leanconv.images import filters, separable
 from leanconv.images.borders import BORDERS
 from leanconv.words import dense_filter
-from tests.cases import FILTER_CASES, draw_filter
-from tests.cases_separable import SEPARABLE_CASES
 
 IMAGES = {
     "float32": np.random.default_rng(0).standard_normal((61, 83)).astype(np.float32),
@@ -253,51 +248,37 @@ def test_products_by_rank():
     assert separable.products(np.array([[1, 0], [0, 1]]), "int32") is None
 
 
-CASES = [
-    case.problem for case in (*FILTER_CASES, *SEPARABLE_CASES)
-    if case.problem.batch and transforms.why_not(NUMPY, case.problem) is None and case.problem.y_step < 10**5
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("problem", CASES[::7], ids=str)
-@pytest.mark.parametrize("library", ["NumPy", "PyTorch"])
-def test_transforms_filter_as_kernels_do(problem, library):
-    """What CuPy and PyTorch compute on a GPU for filters that are too large for a kernel."""
-    inputs, scalars = draw_filter(problem, "positive")
-    x, w = inputs["x"], inputs["w"]
-    kind = NUMPY
-    if library == "PyTorch":
-        torch = pytest.importorskip("torch")
-        if "uint16" in (problem.dtype, problem.result) or "bfloat16" in (problem.dtype, problem.result):
-            pytest.skip("PyTorch and NumPy do not exchange these")
-        x, w = torch.from_numpy(x), torch.from_numpy(w)
-        kind = arrays_of(x)
-    got = transforms.correlate(kind, problem, x, w, **scalars, device=None)
-    got = np.asarray(got)
-    expected = oracle.filter2d(problem, inputs["x"], inputs["w"], **scalars)
-    bound = oracle.filter_error_bound(problem, inputs["x"], inputs["w"], **scalars)
-    assert got.shape == expected.shape and got.dtype == problem.result
-    assert oracle.relative_error(got, expected) <= max(bound, 2e-7 if problem.sums == "float32" else 1e-14)
-
-
-def test_filters_that_no_kernel_takes_go_to_the_library(torch_on_device, monkeypatch):
+def test_large_filters_run_by_transforms(torch_on_device, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(arrays.TorchArrays, "from_numpy", lambda self, array, device: torch.from_numpy(array.copy()))
     x = np.random.default_rng(8).standard_normal((70, 90)).astype(np.float32)
     got = leanconv.gaussian_blur(torch.from_numpy(x), 50.0, border="replicate")
-    assert torch_on_device.launches == [] and isinstance(got, torch.Tensor)
     agree(got.numpy(), blurred(x, (401, 401), sigmaX=50.0, borderType=cv2.BORDER_REPLICATE))
+    (launch,) = torch_on_device.launches
+    assert launch[1]["workspace"] and launch[1]["prepared"]
     kernel, out = np.random.default_rng(9).standard_normal((35, 40)).astype(np.float32), torch.empty(70, 90)
     assert leanconv.filter2d(torch.from_numpy(x), kernel, delta=1.5, out=out) is out
     expected = cv2.filter2D(x.astype(np.float64), -1, kernel.astype(np.float64), delta=1.5)
     agree(out.numpy(), expected.astype(np.float32))
-    with pytest.raises(leanconv.NoAlgorithmError, match="35x40"):
-        leanconv.filter2d(x, kernel, device="cuda")
+    np.testing.assert_array_equal(leanconv.filter2d(x, kernel, delta=1.5, device="cuda"), out.numpy())
+    assert leanconv.explain(leanconv.filter2d, x, kernel, device="cuda").chosen == "fourier"
     monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", "64KiB")
     with pytest.raises(
-        leanconv.NoAlgorithmError, match=r"transforms: they take some 604800 bytes of memory, and .* is 65536"
+        leanconv.NoAlgorithmError, match=r"fourier_tiles: it needs \d+ bytes of .*workspace_limit is 65536"
     ):
         leanconv.filter2d(torch.from_numpy(x), kernel)
+
+
+@pytest.mark.parametrize("limit", [None, "0", "1MiB"])
+def test_transforms_obey_the_limit(monkeypatch, limit):
+    """What nothing else filters takes a workspace that nobody has limited; what separable filters is its own."""
+    if limit is not None:
+        monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", limit)
+    for taps, able in ((15, True), (2001, limit != "0")):
+        problem = dense_filter(1, 512, 512, taps, taps, rank=1)
+        found = explain_problem(problem, "cuda:9", "auto", None)
+        assert (found.chosen is not None) == able, found
+        assert found.workspace_bytes + found.prepared_bytes <= (2**20 if limit == "1MiB" else 2**40)
+        assert found.chosen == "separable" or taps > 15
 
 
 def test_products_overflow_only_where_the_result_does():
@@ -316,8 +297,8 @@ def test_separable_switches():
         leanconv.filter2d(x, disk, separable=True)
     with pytest.raises(TypeError, match="separable='yes'"):
         leanconv.filter2d(x, disk, separable="yes")
-    with pytest.raises(ValueError, match="must be one kernel"):
-        leanconv.filter2d(x, np.ones((2, 3, 3)), separable=True)
+    with pytest.raises(ValueError, match=r"kernel has shape \(3,\); it must have \(kh, kw\)"):
+        leanconv.filter2d(x, np.ones(3), separable=True)
     names = {
         word: leanconv.explain(leanconv.filter2d, x, filters.gaussian(43), separable=word).chosen
         for word in (None, True, False)

@@ -226,7 +226,7 @@ def test_the_way_of_arrays_on_a_gpu(mode: str) -> None:
         expected = scipy.ndimage.correlate(x, taps, mode=mode, cval=1.5)
         np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
     for axis in range(3):
-        on_device.line(torch.from_numpy(x), np.array([1.0, 2, 3]), axis, 1, border, 1.5, out)
+        on_device.passes(torch.from_numpy(x), [on_device.Pass(np.array([1.0, 2, 3]), axis, 1, border)], 1.5, out)
         expected = scipy.ndimage.correlate1d(x, [1, 2, 3], axis, mode=mode, cval=1.5)
         np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
     whole = rng.integers(0, 200, (6, 7)).astype(np.uint8)
@@ -237,6 +237,36 @@ def test_the_way_of_arrays_on_a_gpu(mode: str) -> None:
         on_device.correlate(torch.zeros(3, 3, dtype=torch.complex64), np.ones((3, 3)), (1, 1), border, 0, out)
     with pytest.raises(RuntimeError, match="output has shape"):
         arguments.output_for(torch.zeros(3, 3), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("mode", SCIPY_NAMES)
+def test_two_passes_are_one_launch(torch_on_device: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(10)
+    x, volume = rng.random((40, 50)).astype(np.float32), rng.random((6, 21, 20)).astype(np.float32)
+    whole = rng.integers(-1000, 1000, (30, 20)).astype(np.int32)
+    both = {"mode": mode, "cval": 2.5}
+    # a constant border of derivatives, whose weights do not add up to 1, is seen by each pass
+    apart = SCIPY_NAMES[mode] == "constant"
+    for name, array, options, launches in (
+        ("gaussian_filter", x, {"sigma": 3, **both}, 1),
+        ("gaussian_filter", x, {"sigma": (1, 6), "order": (1, 0), **both}, 1 + apart),
+        ("gaussian_filter", x, {"sigma": 2, "mode": (mode, "mirror")}, 1 + (mode != "mirror")),
+        ("gaussian_filter", volume, {"sigma": 2, **both}, 2),
+        ("uniform_filter", x, {"size": (9, 22), "origin": (1, -3), **both}, 1),
+        ("uniform_filter", x, {"size": (3, 4), **both}, 1),
+        ("sobel", x, {"axis": 0, **both}, 1 + apart),
+        ("prewitt", volume, {"axis": 1, "mode": mode}, 2),
+        ("sobel", whole, {"mode": mode}, 1),
+        ("uniform_filter", whole, {"size": 5, "mode": mode, "cval": 3}, 2),
+        ("gaussian_laplace", x, {"sigma": 2, "mode": mode}, 2),
+    ):
+        torch_on_device.launches.clear()
+        got = getattr(ndimage, name)(torch.from_numpy(array), **options)
+        assert len(torch_on_device.launches) == launches, (name, options)
+        expected = getattr(scipy.ndimage, name)(array, **options)
+        assert got.numpy().dtype == expected.dtype
+        np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=2e-6, err_msg=f"{name} {options}")
 
 
 def test_cupy_arrays_go_to_the_gpu(fake_cupy: Any, host_device: Any) -> None:

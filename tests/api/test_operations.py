@@ -16,7 +16,7 @@ from leanconv.call import choose
 from leanconv.options import Layout
 from leanconv.problem import lay_out
 from leanconv.runtime import launch
-from tests.conftest import HostDevice, oracle_conv, relative_error, says
+from tests.messages import says
 from tests.operations import (
     FROM_NCHW,
     LAYOUTS,
@@ -30,7 +30,9 @@ from tests.operations import (
     expect,
     in_memory,
 )
+from tests.oracles import oracle_conv, relative_error
 from tests.runtime.test_runtime import EmulatedDevice
+from tests.stand_ins import HostDevice
 from tests.variants import VARIANTS
 
 torch = pytest.importorskip("torch")

@@ -12,7 +12,8 @@ from leanconv import conv1d, conv1d_input, conv2d
 from leanconv.call import lookup
 from leanconv.options import FUNCTIONS, filter_options, layer_options
 from leanconv.runtime.bounded_cache import BoundedCache
-from tests.conftest import relative_error, says
+from tests.messages import says
+from tests.oracles import relative_error
 
 torch = pytest.importorskip("torch")
 

@@ -20,7 +20,9 @@ from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
 from leanconv.kernels.simt.tiles import TileConfig
 from leanconv.plan import ALIGNMENT, Launch, Plan, Pointer, Target
 from tests.cases import TARGETS
-from tests.conftest import HostDevice, oracle_conv, relative_error, says
+from tests.messages import says
+from tests.oracles import oracle_conv, relative_error
+from tests.stand_ins import HostDevice
 
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))
 WEIGHTS = 4 * 6 * 4 * 3 * 2

@@ -14,7 +14,8 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.image_filter.register_cache import FILTER_BYTES, PartialSumsConfig, filters_in_block, weight_bytes
 from tests.cases import TARGETS, filter_problem
-from tests.conftest import HostDevice, oracle_filter, relative_error
+from tests.oracles import oracle_filter, relative_error
+from tests.stand_ins import HostDevice
 from tests.variants import NAMED
 
 torch = pytest.importorskip("torch")
@@ -127,6 +128,44 @@ def test_explain_and_problems(host_device: HostDevice) -> None:
     assert leanconv.explain(many, device="cuda").chosen == "register_cache"
     with pytest.raises(ValueError, match="filters=0 is below 1"):
         leanconv.explain(filter_problem(2, 40, 50, 5, 5, filters=0))
+
+
+def bank(rng: np.random.Generator, filters: int, kh: int, kw: int) -> np.ndarray:
+    """Kernels that are products."""
+    columns, rows = drawn(rng, filters, kh), drawn(rng, filters, kw)
+    return np.einsum("fu,fv->fuv", columns, rows)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_separable_kernels_take_a_pass_each(fake_cupy: Any, host_device: HostDevice, rng: Any, last: bool) -> None:
+    kernels, channels = bank(rng, 3, 15, 20), (2,) * last
+    x = drawn(rng, 4, 2, 30, 50, *channels)
+    options = {"border": "wrap", "delta": 0.5, "channels_last": last}
+    expected = filter2d(x, kernels, **options, separable=False)
+    for image in (x, fake_cupy.asarray(x)):
+        got = filter2d(image, kernels, **options)
+        got = getattr(got, "host", got)
+        assert got.shape == expected.shape == (4, 2, 3, 30, 50, *channels)
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    assert (
+        len(host_device.launches) == 3 and leanconv.explain(filter2d, x, kernels, device="cuda").chosen == "separable"
+    )
+    out = np.full(expected.shape, np.nan, np.float32)
+    assert filter2d(x, kernels, **options, out=out) is out
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"out has shape \(4, 2, 3, 30\)"):
+        filter2d(x, kernels, **options, out=out[..., 0] if not last else out[..., 0, 0])
+
+
+def test_all_kernels_are_separable_or_none(rng: np.random.Generator) -> None:
+    kernels = bank(rng, 2, 15, 15)
+    kernels[1] += np.eye(15, dtype=np.float32)
+    x = drawn(rng, 20, 30)
+    assert leanconv.explain(filter2d, x, kernels, device="cuda").chosen == "register_cache"
+    with pytest.raises(ValueError, match="15x15 kernel is not the sum of at most 3 products"):
+        filter2d(x, kernels, separable=True)
+    with pytest.raises(ValueError, match="per_image=False"):
+        filter2d(x[None], kernels[:1], separable=True, per_image=True)
 
 
 def test_blocks_share_the_filters_out() -> None:

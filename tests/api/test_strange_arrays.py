@@ -12,7 +12,9 @@ import pytest
 from leanconv import ConvProblem, conv2d, explain, filter2d
 from leanconv.plan import Launch, Number
 from leanconv.runtime import launch
-from tests.conftest import HostDevice, oracle_conv, relative_error, says
+from tests.messages import says
+from tests.oracles import oracle_conv, relative_error
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

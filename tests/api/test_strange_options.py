@@ -13,7 +13,8 @@ import pytest
 from leanconv import conv1d, conv2d, conv2d_input, filter2d
 from leanconv.call import lookup, resolve
 from leanconv.runtime.bounded_cache import BoundedCache
-from tests.conftest import HostDevice, says
+from tests.messages import says
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from leanconv import conv2d, conv2d_weight, explain, filter2d, prepare_weights
-from tests.conftest import HostDevice, on_gpu, oracle_conv, relative_error
 from tests.operations import BASE, TOLERANCE, conv_arrays
+from tests.oracles import oracle_conv, relative_error
+from tests.stand_ins import HostDevice, on_gpu
 
 torch = pytest.importorskip("torch")
 

@@ -13,7 +13,8 @@ import pytest
 from leanconv import conv1d, conv2d, conv2d_input, filter2d, prepare_weights
 from leanconv.arrays import TorchArrays
 from leanconv.plan import ALIGNMENT
-from tests.conftest import HostDevice, says
+from tests.messages import says
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from leanconv import conv1d, conv2d, conv2d_input, explain, prepare_weights
-from tests.conftest import HostDevice, says
+from tests.messages import says
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

@@ -27,7 +27,7 @@ from leanconv.cpu import slices as engine
 from leanconv.dtypes import DTYPES
 from leanconv.volumes.images import as_images
 from leanconv.words import format_problem, parse_problem
-from tests.conftest import says
+from tests.messages import says
 
 torch = pytest.importorskip("torch")
 functional, gradients = torch.nn.functional, torch.nn.grad

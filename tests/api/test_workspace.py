@@ -26,7 +26,8 @@ from leanconv.kernels.simt.tiles import TileConfig
 from leanconv.plan import Target
 from leanconv.runtime import env
 from tests.cases import TARGETS
-from tests.conftest import HostDevice, oracle_conv, relative_error
+from tests.oracles import oracle_conv, relative_error
+from tests.stand_ins import HostDevice
 
 NAME = "LEANCONV_WORKSPACE_LIMIT"
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))

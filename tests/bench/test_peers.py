@@ -16,7 +16,9 @@ from leanconv.bench.operands import Check, Operands, _picked
 from leanconv.bench.peers import PEERS, Candidate, Unable, cudnn_graph
 from leanconv.bench.peers.others import CausalPeer, CompilePeer, FourierPeer
 from leanconv.bench.suites import Case
-from leanconv.problem import ConvProblem
+from leanconv.images.borders import BORDERS, BorderName
+from leanconv.problem import ConvProblem, Problem
+from tests.cases import filter_problem
 
 torch = pytest.importorskip("torch")
 LAYER = ConvProblem(2, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1))
@@ -25,10 +27,13 @@ LAYER = ConvProblem(2, 4, 9, 10, 6, 3, 3, padding=(1, 1, 1, 1))
 class Tensors:
     """Operands as tensors in host memory."""
 
-    def __init__(self, problem: ConvProblem) -> None:
+    def __init__(self, problem: Problem) -> None:
         self._held = Operands(problem, gpu=False)
         self.check = Check(self._held)
-        self.bias = None if self._held.bias is None else torch.from_numpy(self._held.bias)
+        if isinstance(problem, ConvProblem):
+            self.bias = None if self._held.bias is None else torch.from_numpy(self._held.bias)
+        else:
+            self.image, self.kernel = torch.from_numpy(self._held.image), torch.from_numpy(self._held.kernel)
 
     def x(self, layout: Any) -> Any:
         return torch.from_numpy(self._held.x(layout))
@@ -56,6 +61,19 @@ def test_fourier_transforms_give_the_layer(problem: ConvProblem) -> None:
     tensors: Any = Tensors(problem)
     (candidate,) = FourierPeer().candidates(problem, tensors, gpu=False)
     assert isinstance(candidate, Candidate) and tensors.error(candidate) < 2e-6
+
+
+@pytest.mark.parametrize("border", BORDERS)
+def test_fourier_transforms_give_the_filter(border: BorderName) -> None:
+    problem = filter_problem(2, 31, 45, 5, 8, border=border)
+    tensors: Any = Tensors(problem)
+    (candidate,) = FourierPeer().candidates(problem, tensors, gpu=False)
+    if border == "reflect":  # no border of PyTorch's
+        assert isinstance(candidate, Unable)
+    else:
+        assert isinstance(candidate, Candidate) and tensors.error(candidate) < 2e-6
+    (unable,) = FourierPeer().candidates(replace(problem, valid=True), tensors, gpu=False)
+    assert isinstance(unable, Unable) and "planes" in unable.reason
 
 
 def test_fourier_transforms_are_for_long_filters() -> None:

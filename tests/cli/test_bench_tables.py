@@ -12,12 +12,13 @@ from rich.console import Console
 from leanconv.bench import geometric_mean, tables
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import right
+from leanconv.bench.results import Results, right
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import detail, legend, put_legend, summary
 from leanconv.problem import ConvProblem
 from tests import made_up
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 CEILINGS = Ceilings(fp32_tflops=50.0, tf32_tflops=400.0, copy_tbytes=4.0, how="made up")
 
 
@@ -91,6 +92,18 @@ def test_plot_draws_each_series(tmp_path: Path) -> None:
     assert len(list((tmp_path / "deep").iterdir())) == 1
     with pytest.raises(ValueError, match="nothing to plot"):
         plot(replace(results, rows=[]), tmp_path / "none.png")
+
+
+def test_curves_draw_filters_over_their_size(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from leanconv.bench.plots import curves
+
+    results = Results.read(RESULTS / "nvidia-h200" / "filters.json")
+    curves(results, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert all(text in drawn for text in ("<!-- leanconv", "<!-- NPP", "<!-- 8192", "<!-- the ceiling"))
+    with pytest.raises(ValueError, match="nothing to plot"):
+        curves(replace(results, rows=[]), tmp_path / "none.png")
 
 
 def test_figures_are_written_for_people() -> None:

@@ -20,7 +20,7 @@ from leanconv.images import filters
 from leanconv.runtime import cache as store
 from leanconv.runtime import launch
 from leanconv.runtime.driver import CudaUnavailableError
-from tests.conftest import line_of
+from tests.messages import line_of
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ndimage = pytest.importorskip("scipy.ndimage")

@@ -21,7 +21,7 @@ from leanconv.cli import pictures as images
 from leanconv.cli.command_line import FAILED, MISTAKE
 from leanconv.images import filters
 from leanconv.runtime.compile import CompileError
-from tests.conftest import line_of
+from tests.messages import line_of
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ndimage = pytest.importorskip("scipy.ndimage")

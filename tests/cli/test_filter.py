@@ -22,7 +22,7 @@ from leanconv.cli.pictures import Picture
 from leanconv.images import filters
 from leanconv.images.borders import BORDERS
 from leanconv.runtime import files
-from tests.conftest import line_of
+from tests.messages import line_of
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ImageOps = pytest.importorskip("PIL.ImageOps")

@@ -16,7 +16,7 @@ from leanconv.cli.command_line import FAILED, MISTAKE
 from leanconv.cli.pictures import Picture
 from leanconv.images import filters
 from tests.cli.test_filter import correct, names
-from tests.conftest import line_of
+from tests.messages import line_of
 
 Image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
 ImageOps = pytest.importorskip("PIL.ImageOps")

@@ -114,6 +114,10 @@ USUAL |= {
     "filter-box-255x255": filter_problem(1, 8192, 8192, 255, 255, reduction="sum"),
     "filter-box-uint8": filter_problem(1, 8192, 8192, 15, 15, reduction="max", dtype="uint8"),
     "filter-box-float64": filter_problem(1, 8192, 8192, 31, 31, reduction="sum", dtype="float64"),
+    "filter-separable-401x401": filter_problem(1, 8192, 8192, 401, 401, rank=1),
+    "filter-101x101": filter_problem(1, 8192, 8192, 101, 101, border="constant"),
+    "filter-uint8-rgb-65x65": filter_problem(1, 4096, 4096, 65, 65, dtype="uint8", channels=3),
+    "filter-float64-65x65": filter_problem(1, 4096, 4096, 65, 65, dtype="float64"),
     "filter-separable-rank-3": filter_problem(1, 4096, 4096, 21, 21, rank=3, border="constant"),
 }
 ACCEPTED = [
@@ -170,6 +174,9 @@ TENSOR_SPILLS = {
     "tensor_winograd": 112,
     "native_gemm_nchw": 48,
     "tensor_gemm_sync": WARP_SPILLS,
+    # a pair of lines of 16 numbers takes 64 registers of a thread's 128
+    "fourier_lines": 40,
+    "fourier_tiles": 40,
 }
 
 

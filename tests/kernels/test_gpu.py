@@ -20,7 +20,6 @@ from leanconv.call.choose import choose
 from leanconv.dtypes import DTYPES
 from leanconv.images.borders import BORDERS
 from leanconv.runtime.launch import open_device
-from tests.conftest import oracle_conv, oracle_filter, relative_error
 from tests.operations import (
     BASE,
     TOLERANCE,
@@ -30,6 +29,7 @@ from tests.operations import (
     each_call,
     expect,
 )
+from tests.oracles import oracle_conv, oracle_filter, relative_error
 
 torch = pytest.importorskip("torch")
 

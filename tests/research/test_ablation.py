@@ -25,8 +25,8 @@ from research.__main__ import main
 from research.ablation import AblationPeer, Variant, run_ablation, variants
 from research.studies import BASELINE, FULL, KERNELS, STUDIES, Study
 from tests import cases, emulator, made_up, proof
-from tests.conftest import HostDevice
 from tests.kernels.test_im2win import FUSED, RUNS, WITH_TENSOR
+from tests.stand_ins import HostDevice
 from tests.variants import NAMED
 
 H200 = cases.TARGETS[0]

@@ -23,7 +23,7 @@ from leanconv.plan import Launch, Target
 from leanconv.runtime import cache, driver, errors, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.launch import why_no_gpu
-from tests.conftest import says
+from tests.messages import says
 from tests.runtime.fake_driver import FakeDriver
 from tests.variants import NAMED
 

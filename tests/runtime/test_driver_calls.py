@@ -14,7 +14,7 @@ from leanconv.call import lookup
 from leanconv.plan import Launch, Number, Plan, Pointer, TensorMap, in_chain
 from leanconv.runtime import launch
 from leanconv.runtime.bounded_cache import BoundedCache
-from tests.conftest import says
+from tests.messages import says
 from tests.runtime.fake_driver import CONTEXT, DEVICE, FakeDriver, Started
 
 X, Y, PREPARED = Pointer("x"), Pointer("y", written=True), Pointer("prepared", written=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import HostDevice, patch_the_cpu
+from tests.stand_ins import HostDevice, patch_the_cpu
 
 
 @pytest.fixture

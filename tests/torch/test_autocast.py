@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

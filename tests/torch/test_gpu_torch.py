@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import says
+from tests.messages import says
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice, says
+from tests.messages import says
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

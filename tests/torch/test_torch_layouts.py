@@ -12,7 +12,7 @@ import pytest
 
 from leanconv import conv1d, conv2d, conv2d_input
 from leanconv.arrays.memory import lies_channels_last
-from tests.conftest import HostDevice
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 FORMATS = torch.contiguous_format, torch.channels_last

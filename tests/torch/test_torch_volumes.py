@@ -10,7 +10,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
 import pytest
 
-from tests.conftest import HostDevice, says
+from tests.messages import says
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests import made_up
-from tests.conftest import HostDevice
+from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 

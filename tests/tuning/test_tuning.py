@@ -26,7 +26,7 @@ from leanconv.runtime.driver import CudaError
 from leanconv.tuning import search, trials
 from leanconv.tuning.trials import candidates_of, tolerance
 from tests.cases import TARGETS
-from tests.conftest import says
+from tests.messages import says
 from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 
 __all__ = ["stage"]

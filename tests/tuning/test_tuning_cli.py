@@ -18,7 +18,7 @@ from leanconv.perf import tables
 from leanconv.perf.tables import Table
 from leanconv.tuning.search import TuningResult
 from leanconv.words import format_problem
-from tests.conftest import line_of
+from tests.messages import line_of
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
 
 __all__ = ["stage"]

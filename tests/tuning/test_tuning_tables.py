@@ -26,7 +26,7 @@ from leanconv.runtime import cache
 from leanconv.runtime.files import MOST
 from leanconv.tuning import verify
 from leanconv.words import format_problem, parse_problem
-from tests.conftest import says
+from tests.messages import says
 from tests.tuning_stage import LAYER, MODEL, Stage, stage
 
 __all__ = ["stage"]

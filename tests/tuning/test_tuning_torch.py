@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import HostDevice, patch_the_cpu
+from tests.stand_ins import HostDevice, patch_the_cpu
 from tests.tuning_stage import LAYER, Stage, stage
 
 torch = pytest.importorskip("torch")

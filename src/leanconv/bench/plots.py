@@ -7,6 +7,7 @@ from typing import Any
 
 from leanconv.bench.results import Results
 from leanconv.runtime.files import whole
+from leanconv.words import parse_problem
 
 _PANEL = 16
 
@@ -34,6 +35,38 @@ def plot(results: Results, path: Path) -> None:
         axis.set_ylabel(unit(results))
         axis.margins(x=0.01)
     axes[0].legend(fontsize=8, ncols=len(series), loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+    figure.suptitle(f"{results.title} on {results.place}", fontsize=10)
+    save(figure, path)
+
+
+def curves(results: Results, path: Path) -> None:
+    """Draw the speeds of `plot` over the size of square filters, a panel for each size of image, and the ceiling: that
+    of a copy, or of the multiply-adds on FP32 cores.
+
+    Raises as `plot`.
+    """
+    series = speeds(results)
+    if not series:
+        raise ValueError("there is nothing to plot: no row was measured")
+    every = {name: parse_problem(about["words"]) for name, about in results.problems.items()}
+    problems = {name: each for name, each in every.items() if each.kind == "filter2d" and each.kh == each.kw}
+    sizes = sorted({(problem.h, problem.w) for problem in problems.values()})
+    figure = blank((3.4 * len(sizes), 3.6))
+    axes = figure.subplots(1, len(sizes), squeeze=False, sharey=True)[0]
+    for axis, size in zip(axes, sizes, strict=True):
+        names = sorted((name for name, each in problems.items() if (each.h, each.w) == size), key=list(problems).index)
+        ceiling = {name: results.problems[name]["bytes"] / 8e3 / results.problems[name]["floor_us"] for name in names}
+        for label, values in {**series, "the ceiling": ceiling}.items():
+            points = [(problems[name].kw, values[name]) for name in names if name in values]
+            dashed = {"color": "#222222", "linestyle": (0, (4, 3))}
+            how: dict[str, Any] = dashed if values is ceiling else {"marker": ".", "markersize": 4}
+            if points:
+                axis.plot(*zip(*points, strict=True), label=label, linewidth=1.2, **how)
+        axis.set(title=f"{size[0]}×{size[1]}", xlabel="columns of the filter", yscale="log")
+        axis.grid(color="#d9d9d9", linewidth=0.6)
+    axes[0].set_ylabel(unit(results))
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside lower center", frameon=False)
     figure.suptitle(f"{results.title} on {results.place}", fontsize=10)
     save(figure, path)
 

@@ -307,7 +307,7 @@ GROUPS = (
     ),
     Group("CUTLASS, TF32", "the same with one product, which rounds operands to 11 bits", "cutlass:tf32-*"),
     Group("CUTLASS, 16 bits", "the same in the 16-bit type, sums in float32", "cutlass:*float16-*"),
-    Group("cuFFT", "torch.fft in both axes, for filters of 16 taps and more in one", "cufft"),
+    Group("cuFFT", "torch.fft in both axes, of layers for filters of 16 taps and more in one", "cufft"),
     Group("causal_conv1d", "the kernels of Mamba's causal layers", "causal_conv1d"),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
     Group("torch", "PyTorch's conv2d with one channel", "torch"),

@@ -73,15 +73,16 @@ def algorithms_of(target: Target | None) -> Sequence[Algorithm]:
     return CPU_ALGORITHMS if target is None else ALGORITHMS
 
 
-def workspace_limit(name: str, given: int | None) -> int | None:
-    """The limit that applies to a choice: the given one, else 0 for ``auto`` and None, no limit, for a name."""
-    return 0 if given is None and name == "auto" else given
+def workspace_limit(problem: Problem, name: str, given: int | None) -> int | None:
+    """The limit that applies to a choice: the given one, else 0 for ``auto`` of a layer, and None, no limit, for a name
+    and for an image filter."""
+    return 0 if given is None and name == "auto" and problem.kind == "conv2d" else given
 
 
 def room(algorithm: Algorithm, problem: Problem, name: str, limit: int | None) -> float:
     """Bytes of workspace that a configuration may take. A limit that the caller gives counts packed weights too."""
     if limit is None:
-        return 0 if name == "auto" else inf
+        return inf if workspace_limit(problem, name, limit) is None else 0
     return limit - algorithm.prepared_bytes(problem)
 
 
@@ -190,7 +191,9 @@ def _why_none_fits(
         ]
     prepared = algorithm.prepared_bytes(problem) if limit is not None else 0
     filters = f" and {prepared} of packed weights" if prepared else ""
-    return [f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(name, limit)}"]
+    return [
+        f"it needs {needed} bytes of workspace{filters}, and workspace_limit is {workspace_limit(problem, name, limit)}"
+    ]
 
 
 # What a table knows

@@ -171,7 +171,7 @@ def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
     chosen = pick(candidates, name)
     return Explanation(
         problem, "NumPy engine on the CPU", chosen.algorithm.name if chosen else None, _why(candidates, chosen, name),
-        workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
+        workspace_limit=workspace_limit(problem, name, limit), others=_others(candidates, chosen, problem),
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=settled.algorithm.workspace_bytes(problem, settled.config) if settled else 0,
         prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
-        workspace_limit=workspace_limit(name, limit), others=_others(candidates, chosen, problem),
+        workspace_limit=workspace_limit(problem, name, limit), others=_others(candidates, chosen, problem),
         source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,
     )  # fmt: skip
     if settled is None or (device is None and not compile_now):

@@ -147,7 +147,6 @@ def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit:
 
 
 def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any) -> Resolved:
-    """Image filters; their algorithms need no workspace."""
     last = bool(requested.channels_last)
     operands, x_pitch, y_pitch = filter_operands(
         image, kernel, out, requested.dtype, last, "image" if requested.slice_anchor is None else "volume"
@@ -159,7 +158,8 @@ def _resolve_filter(requested: FilterOptions, image: Any, kernel: Any, out: Any)
         problem = replace(problem, x_pitch=x_pitch[0], x_step=x_pitch[1])
     if y_pitch is not None:
         problem = replace(problem, y_pitch=y_pitch[0], y_step=y_pitch[1])
-    return Resolved(problem, operands, operands.place(requested.device), shape)
+    place, limit = operands.place(requested.device), requested.workspace_limit
+    return Resolved(problem, operands, place, shape, workspace_limit=limit)
 
 
 def layer_problem(
@@ -307,18 +307,25 @@ def filter_problem(
 def _volume_problem(
     requested: FilterOptions, volume: Shape, kernel: Shape, dtype: DtypeName
 ) -> tuple[FilterProblem, Shape]:
-    """`filter_problem` of volumes (…, d, h, w) and kernels (kd, kh, kw), or (f, kd, kh, kw)."""
-    if len(volume) < 3:
-        raise ValueError(f"volume has shape {volume}; it must have 3 dimensions or more (..., d, h, w)")
-    if len(kernel) not in (3, 4):
+    """`filter_problem` of volumes (…, d, h, w), or (…, d, h, w, channels), and kernels (kd, kh, kw), or several
+    (f, kd, kh, kw); behind the volumes' leading axes where each has its own."""
+    last = bool(requested.channels_last)
+    if len(volume) < 3 + last:
+        wanted = "4 dimensions or more (..., d, h, w, channels)" if last else "3 dimensions or more (..., d, h, w)"
+        raise ValueError(f"volume has shape {volume}; it must have {wanted}")
+    *leading, d, h, w = volume[: len(volume) - last]
+    batch = tuple(leading) if requested.per_image else ()
+    rest = kernel[len(batch) :]
+    if len(rest) not in (3, 4):
         raise ValueError(
-            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have 3, or 4 for several kernels "
-            "(f, kd, kh, kw)"
+            f"kernel has {len(kernel)} dimensions, shape {kernel}; it must have {len(batch) + 3}, or {len(batch) + 4} "
+            f"for several kernels ({'..., ' * bool(batch)}f, kd, kh, kw)"
         )
-    if min(kernel) < 1:
+    if kernel[: len(batch)] != batch:
+        raise ValueError(f"kernel has shape {kernel}; with per_image=True it must begin with the volumes' {batch}")
+    if min(rest) < 1:
         raise ValueError(f"kernel has shape {kernel}; it must not be empty")
-    *leading, d, h, w = volume
-    filters, kd, kh, kw = (1, *kernel)[-4:]
+    filters, kd, kh, kw = (1, *rest)[-4:]
     if requested.valid and (kd > d or kh > h or kw > w):
         raise ValueError(f"mode='valid': a {kd}x{kh}x{kw} kernel does not fit into a volume of {d}x{h}x{w}")
     slices = requested.slice_anchor
@@ -327,9 +334,11 @@ def _volume_problem(
         raise ValueError(f"anchor={(slices, *(requested.anchor or ()))} lies outside the {kd}x{kh}x{kw} kernel")
     problem = FilterProblem(
         math.prod(leading), h, w, kh, kw, options.anchor_of(requested.anchor, kh, kw), requested.border, dtype,
-        filters=filters, valid=requested.valid, d=d, kd=kd, anchor_z=kd // 2 if slices == -1 else slices,
+        filters=filters, channels=volume[-1] if last else 1, valid=requested.valid, per_image=requested.per_image, d=d,
+        kd=kd, anchor_z=kd // 2 if slices == -1 else slices,
     )  # fmt: skip
-    return problem.dense(), (*leading, *kernel[:-3], problem.out_d, problem.out_h, problem.out_w)
+    inside = problem.out_d, problem.out_h, problem.out_w
+    return problem.dense(), (*leading, *rest[:-3], *inside, *volume[len(volume) - last :])
 
 
 def check_problem(problem: Problem) -> None:

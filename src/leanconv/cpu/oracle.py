@@ -182,12 +182,14 @@ def _volumes(
     slices, inside = border_indices(problem.border, position, problem.d)
     extended = x.reshape(problem.batch, problem.d, problem.h, problem.w, problem.channels).astype(dtype)[:, slices]
     extended[:, ~inside] = value
-    taps = kernel.reshape(problem.filters, problem.kd, problem.kh, problem.kw)
+    taps = kernel.reshape(-1, problem.filters, problem.kd, problem.kh, problem.kw)
+    if problem.per_image:  # each slice of a volume has the volume's own
+        taps = np.repeat(taps, problem.out_d, axis=0)
     flat = replace(problem, batch=problem.batch * problem.out_d, d=1, kd=1, anchor_z=0)
     y: np.ndarray = np.zeros(flat.y_shape, dtype)
     with np.errstate(invalid="ignore", over="ignore"):
         for t in range(problem.kd):
-            y += _filter2d(flat, extended[:, t : t + problem.out_d], taps[:, t], value, 0, dtype)
+            y += _filter2d(flat, extended[:, t : t + problem.out_d], taps[:, :, t], value, 0, dtype)
         y += dtype.type(delta)
     y = y.reshape(problem.batch, problem.out_d, problem.filters, problem.out_h, problem.out_w, problem.channels)
     return y.swapaxes(1, 2).reshape(problem.y_shape)
@@ -331,7 +333,7 @@ def filter_error_bound(
 def _volume_error_bound(problem: FilterProblem, x: np.ndarray, kernel: np.ndarray, value: float, delta: float) -> float:
     """`filter_error_bound` of volumes, by the first of them."""
     cut = replace(problem, batch=min(1, problem.batch), dtype="float32", out_dtype=None, sum_dtype=None)
-    return _bound_on(problem, cut, x[:1], kernel, value, delta)
+    return _bound_on(problem, cut, x[:1], kernel[:1] if problem.per_image else kernel, value, delta)
 
 
 def _bound_on(

@@ -10,11 +10,10 @@ import numpy as np
 from leanconv.arrays import arrays_of
 from leanconv.call import lookup
 from leanconv.call.choose import NoAlgorithmError
-from leanconv.call.resolve import resolve
+from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel, kernel_beside
-from leanconv.dtypes import check_weights, filter_sum
+from leanconv.dtypes import DTYPES, FILTERS, check_weights, filter_sum, one_of
 from leanconv.images import separable as products
-from leanconv.images import transforms
 from leanconv.options import Border, FilterOptions, filter_numbers, filter_options, integer, yes_or_no
 
 Array = TypeVar("Array")
@@ -39,7 +38,8 @@ def filter2d(
     """Correlate images with a small kernel, as ``cv2.filter2D`` does, or with several at once.
 
     ``y[i,j] = delta + sum over u,v of kernel[u,v] * image[i + u - anchor_y, j + v - anchor_x]``: as large as the image.
-    Several kernels take one pass over the image, and each gives a result of its own.
+    Several kernels take one pass over the image, and each gives a result of its own; where each is separable and that
+    is faster, each takes its own.
 
     Args:
         image: array (..., height, width) of uint8, int8, uint16, int16, int32, float16, bfloat16, float32 or float64;
@@ -47,10 +47,10 @@ def filter2d(
         kernel: numbers (kh, kw), or (f, kh, kw): f kernels of one size. A list, an array of NumPy, or one of the
             image's library; of any real dtype. With an image on the GPU a copy of a list or of a NumPy array is kept
             there for each content, for the first 256 of them; one that lies there already is converted in each
-            call, unless it has the dtype of the sums. Kernels on the GPU are up to 32x32, or separable (below).
-            Larger ones are left to the transforms of CuPy and PyTorch (cuFFT), and only for their arrays: these take
-            memory of some five images (in float64; in float32 for images of 8 and 16 bits), and an Inf or a NaN
-            reaches the whole image.
+            call, unless it has the dtype of the sums. On the GPU kernels above 32x32 are filtered by Fourier
+            transforms, in the type of the sums: they take a workspace, no more than LEANCONV_WORKSPACE_LIMIT, and
+            their errors are relative to the pixels around. Of one that is not separable (below) an Inf or a NaN
+            reaches a whole tile.
         border: what lies outside the image ``a b c d``: ``"constant"`` ``v|abcd|v``, ``"replicate"`` ``a|abcd|d``,
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
@@ -69,9 +69,9 @@ def filter2d(
         per_image: the kernel's axes begin with those of the batch: (..., kh, kw) or (..., f, kh, kw), for each image
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
-            column and a row; on an H200 up to 289x289 of float32. None: where that is faster, of a list or an array of
-            NumPy. The products are found by rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and
-            nothing where sums are int32. True: a kernel that is no such sum is an error.
+            column and a row. None: where that is faster, of a list or an array of NumPy. The products are found by
+            rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing where sums are int32. True:
+            a kernel that is no such sum is an error. Of several all are, or none.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
@@ -99,6 +99,8 @@ def filter2d(
     """
     kernel = given_kernel(kernel)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
+    if (each := _several(requested, image, kernel, separable, out)) is not None:
+        return _one_by_one(requested, image, kernel, each, value, delta, out)
     split, factors = _split(requested, image, kernel, separable, out)
     if separable or split.window is None or max(split.window) > products.DIRECT:
         return run(split, image, factors, value, delta, out)
@@ -117,7 +119,10 @@ def filter3d(
     anchor: Sequence[int] | None = None,
     delta: float = 0,
     dtype: Any = None,
+    channels_last: bool | None = None,
     mode: Literal["same", "valid"] = "same",
+    per_image: bool = False,
+    separable: bool | None = None,
     out: Any = None,
     device: str | None = None,
 ) -> Array:
@@ -131,21 +136,34 @@ def filter3d(
         kernel: numbers (kd, kh, kw), or (f, kd, kh, kw): f kernels of one size; as in `filter2d`, up to 32x32 on the
             GPU, of any depth.
         anchor: (slice, row, column) of the kernel element over the output pixel, by default the middle; -1 means it.
+        channels_last: True for volumes (..., depth, height, width, channels), each channel filtered by itself.
+        per_image: the kernel's axes begin with those of the batch: (..., kd, kh, kw) or (..., f, kd, kh, kw), for each
+            volume its own; on the GPU these take a launch each.
+        separable: whether to filter across slices and within them apart, with one kernel that is a product of a line
+            and a plane: in two passes, the first of which gives volumes in the type of the sums; the plane may be
+            separable too. None: where that is faster, of a list or an array of NumPy. True: any other is an error.
         border, value, delta, dtype, mode, out, device: as in `filter2d`; a border is one along all three axes.
 
     Returns:
         Array of the volume's shape and library, as `filter2d`; with f kernels (..., f, depth, height, width).
 
     Raises:
-        As `filter2d`. No workspace is taken: a block goes over the slices of the kernel, with its sums in registers.
+        As `filter2d`. No workspace is taken but by separable kernels: a block goes over the slices of the kernel, with
+        its sums in registers. `explain` shows of these the pass within slices.
 
     >>> import numpy as np
     >>> volume = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
     >>> filter3d(volume, np.ones((3, 1, 1)), border="constant").ravel().tolist()
     [1.0, 3.0, 3.0]
     """
-    requested, kernel = requested_volume_filter(volume, kernel, border, anchor, device, dtype, mode, value, delta)
-    return run(requested, volume, kernel, value, delta, out)
+    requested, kernel = _volume_options(kernel, border, anchor, device, dtype, channels_last, mode, per_image)
+    factors = _split_volume(requested, volume, kernel, separable, out)
+    if factors is None:
+        arrays = arrays_of(volume)
+        on_gpu = arrays is not None and (requested.device or arrays.device(volume)) is not None
+        each = _volume_by_volume if requested.per_image and on_gpu else run
+        return each(requested, volume, kernel, value, delta, out)
+    return _across_and_within(requested, volume, factors, value, delta, out)
 
 
 def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
@@ -156,34 +174,102 @@ def run(requested: FilterOptions, image: Any, kernel: Any, value: Any, delta: An
     numbers: tuple[Any, ...] = ()
     if type(value) is not int or type(delta) is not int or value or delta:
         numbers = value, delta
-    try:
-        return lookup.run(requested, image, kernel, None, out, numbers)
-    except NoAlgorithmError as error:
-        arrays = arrays_of(image)
-        if arrays is None or arrays.device(image) is None:
-            raise
-        resolved = resolve(requested, image, kernel, None, out)
-        problem, operands = resolved.problem, resolved.operands
-        assert problem.kind == "filter2d"
-        if why := transforms.why_not(arrays, problem):
-            raise NoAlgorithmError(f"{error}\n  transforms: {why}") from None
-        numbers = filter_numbers(value, delta, problem.dtype, problem.sums, problem.result)
-        made = transforms.correlate(arrays, problem, operands.x, operands.w, *numbers, resolved.device)
-        made = made.reshape(resolved.shape)
-        if out is None:
-            return made
-        arrays.assign(out, made)
-        return out
+    return lookup.run(requested, image, kernel, None, out, numbers)
 
 
 def requested_volume_filter(
-    volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, mode: Any, value: Any, delta: Any,
+    volume: Any, kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, channels_last: Any, mode: Any,
+    per_image: Any, separable: Any, out: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
-    """The options of a call of `filter3d`, and its kernel on the volume's device."""
-    kernel = given_kernel(kernel)
-    slices, *within = _volume_anchor(anchor)
-    requested = filter_options(border, within, device, dtype, mode=mode)._replace(slice_anchor=slices)
+    """The options of a call of `filter3d`, and its kernel on the volume's device; of a separable one those of the pass
+    within slices."""
+    requested, kernel = _volume_options(kernel, border, anchor, device, dtype, channels_last, mode, per_image)
+    factors = _split_volume(requested, volume, kernel, separable, out)
+    if factors is not None:
+        requested, kernel = _split(requested._replace(slice_anchor=None), volume, factors[1], None, out)
     return requested, kernel_beside(volume, kernel, requested.dtype)
+
+
+def _volume_options(
+    kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, channels_last: Any, mode: Any, per_image: Any
+) -> Part:
+    slices, *within = _volume_anchor(anchor)
+    requested = filter_options(border, within, device, dtype, bool(channels_last), mode, per_image)
+    return requested._replace(slice_anchor=slices), given_kernel(kernel)
+
+
+def _split_volume(
+    requested: FilterOptions, volume: Any, kernel: Any, separable: bool | None, out: Any
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """The line across slices and the plane whose product a kernel (kd, kh, kw) is, in the type of the sums; None where
+    it is none, or as fast whole."""
+    if separable is None:
+        # arrays that a call moves to a GPU would be moved twice
+        if type(kernel) is not np.ndarray or arrays_of(volume) is None or requested.device is not None:
+            return None
+    elif not yes_or_no("separable", separable):
+        return None
+    arrays = arrays_of(kernel)
+    given = np.asarray(kernel) if arrays is None else arrays.to_numpy(kernel)
+    if given.ndim != 3 or min(given.shape) < 1 or requested.per_image:
+        if separable:
+            raise ValueError(f"separable=True: kernel has shape {given.shape}; it must be one kernel (kd, kh, kw)")
+        return None
+    kd, *size = given.shape
+    if not (separable or products.worth_it_in_volumes(*given.shape)):
+        return None
+    check_weights("kernel", given.dtype.name)
+    sums = sums_of(requested, volume, out, given.dtype.kind in "biu")
+    found = products.products(given.reshape(kd, -1), sums, 1)
+    if found is not None:
+        return found[0, :kd], found[0, kd:].reshape(size)
+    if separable:
+        raise ValueError(f"separable=True: the {kd}x{size[0]}x{size[1]} kernel is no product of a line and a plane")
+    return None
+
+
+def _volume_by_volume(requested: FilterOptions, volume: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
+    """`filter3d` of volumes that have a kernel each."""
+    arrays, shape = arrays_of(volume), tuple(volume.shape)
+    assert arrays is not None
+    dtype = one_of("volume", arrays.dtype(volume), FILTERS)
+    _, result = filter_problem(requested, shape, tuple(kernel.shape), dtype)
+    y = arrays.empty(result, requested.dtype or dtype, arrays.device(volume)) if out is None else out
+    if tuple(y.shape) != result:
+        raise ValueError(f"out has shape {tuple(y.shape)}; the result has {result}")
+    one = requested._replace(per_image=False)
+    for place in np.ndindex(*shape[: len(shape) - 3 - bool(requested.channels_last)]):
+        run(one, volume[place], kernel[place], value, delta, y[place])
+    return y
+
+
+def _across_and_within(
+    requested: FilterOptions, volume: Any, factors: tuple[np.ndarray, np.ndarray], value: Any, delta: Any, out: Any
+) -> Any:
+    """`filter3d` in two passes."""
+    line, plane = factors
+    last, shape = bool(requested.channels_last), tuple(volume.shape)
+    arrays = arrays_of(volume)
+    assert arrays is not None
+    dtype = one_of("volume", arrays.dtype(volume), FILTERS)
+    kernel = (len(line), *plane.shape)
+    problem, _ = filter_problem(requested, shape, kernel, dtype)
+    result = requested.dtype or (dtype if out is None else one_of("out", arrays.dtype(out), FILTERS))
+    filter_numbers(value, delta, dtype, line.dtype.name, result)
+    axis = len(shape) - 3 - last
+    anchor = None if requested.valid else (problem.anchor_z, 0)
+    # slices are rows of all their pixels
+    sums = DTYPES[line.dtype.name].name
+    across = requested._replace(slice_anchor=None, channels_last=False, anchor=anchor, dtype=sums)
+    y = run(across, volume.reshape(*shape[: axis + 1], -1), line[:, None], value, 0, None)
+    y = y.reshape(*shape[:axis], problem.out_d, *shape[axis + 1 :])
+    within = requested._replace(slice_anchor=None, dtype=result)
+    # what a slice outside of a constant border has become
+    beyond = float(value) * float(line.sum(dtype=np.float64)) if requested.border == "constant" else 0
+    if line.dtype.kind == "i":
+        beyond = int(np.array(beyond).astype(np.int64).astype(np.int32))
+    options, kernel = _split(within, y, plane, None, out)
+    return run(options, y, kernel, beyond, delta, out)
 
 
 def _volume_anchor(anchor: Any) -> tuple[int, int, int]:
@@ -201,8 +287,53 @@ def requested_filter(
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter2d`, and its kernel on the image's device."""
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
-    requested, kernel = _split(requested, image, kernel, separable, out)
+    if (each := _several(requested, image, kernel, separable, out)) is not None:
+        requested, kernel = each[0]
+    else:
+        requested, kernel = _split(requested, image, kernel, separable, out)
     return requested, kernel_beside(image, kernel, requested.dtype)
+
+
+#: The options and the products of one of several kernels.
+Part = tuple[FilterOptions, Any]
+
+
+def _several(requested: FilterOptions, image: Any, kernel: Any, separable: bool | None, out: Any) -> list[Part] | None:
+    """Of kernels (f, kh, kw) that are separable, each by itself; None for all else."""
+    arrays = arrays_of(kernel)
+    shape = tuple(getattr(kernel, "shape", ()))
+    if len(shape) != 3 or min(shape) < 1 or requested.per_image or arrays is None or arrays_of(image) is None:
+        return None
+    if separable is not True and type(kernel) is not np.ndarray:
+        return None  # it may lie on a GPU
+    each = []
+    for one in arrays.to_numpy(kernel) if separable is not False else ():
+        part = _split(requested, image, one, separable, out)
+        if part[0].window is None:
+            return None
+        each.append(part)
+    return each or None
+
+
+def _one_by_one(
+    requested: FilterOptions, image: Any, kernel: Any, each: list[Part], value: Any, delta: Any, out: Any
+) -> Any:
+    """The results of several kernels, each of which takes a pass."""
+    arrays = arrays_of(image)
+    assert arrays is not None
+    dtype = one_of("image", arrays.dtype(image), FILTERS)
+    problem, shape = filter_problem(requested, tuple(image.shape), tuple(kernel.shape), dtype)
+    if out is None:
+        y = arrays.empty(shape, requested.dtype or dtype, arrays.device(image))
+    elif tuple(out.shape) == shape:
+        y = out
+    else:
+        raise ValueError(f"out has shape {tuple(out.shape)}; the result has {shape}")
+    inside = (slice(None),) * (2 + (problem.channels != 1 or bool(requested.channels_last)))
+    for number, (options, factors) in enumerate(each):
+        place = (..., number, *inside)
+        run(options, image, factors, value, delta, y[place])
+    return y
 
 
 def _split(
@@ -218,7 +349,8 @@ def _split(
     given = np.asarray(kernel) if arrays is None else arrays.to_numpy(kernel)
     if given.ndim != 2 or min(given.shape) < 1:
         if separable:
-            raise ValueError(f"separable=True: kernel has shape {given.shape}; it must be one kernel (kh, kw)")
+            wanted = "(kh, kw), or with per_image=False (f, kh, kw)"
+            raise ValueError(f"separable=True: kernel has shape {given.shape}; it must have {wanted}")
         return requested, kernel
     if not (separable or products.worth_it(1, *given.shape)):
         return requested, kernel

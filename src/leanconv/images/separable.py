@@ -96,6 +96,12 @@ def worth_it(rank: int, kh: int, kw: int) -> bool:
     return max(kh, kw) > DIRECT or rank * (kh + kw + PRODUCT_TAPS) < WHOLE_TAP * kh * kw
 
 
+def worth_it_in_volumes(kd: int, kh: int, kw: int) -> bool:
+    """Whether a line across slices and a plane are expected to take less time than the whole kernel of a volume."""
+    plane = min(WHOLE_TAP * kh * kw, kh + kw + PRODUCT_TAPS)
+    return max(kh, kw) > DIRECT or kd + PRODUCT_TAPS + plane + PRODUCT_TAPS < WHOLE_TAP * kd * kh * kw
+
+
 def split(kernel: np.ndarray, dtype: str, separable: bool | None) -> np.ndarray | None:
     """What `leanconv.filter2d` filters with in place of ``kernel`` (kh, kw): its `products`, which are kept for each
     content, or None, which means the kernel as it is. ``separable`` is what the caller says: True, or None, which means

@@ -36,7 +36,7 @@ from leanconv.runtime.threads import side_by_side
 
 #: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
 #: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two.
-HOST_BYTES, GPU_BYTES = 1 << 20, 32 << 20
+HOST_BYTES, GPU_BYTES = 1 << 20, 16 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
 #: Lanes at most: each takes memory for a band and its result, on the GPU and on the host.
@@ -71,7 +71,7 @@ def filter_file(
             whose slices can be assigned, by several threads.
         kernel: (kh, kw): a list or a NumPy array of any real dtype.
         device: ``"cuda"`` or ``"cuda:1"`` filters on that GPU, through PyTorch's streams; the CPU by default.
-        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 32, and no less than eight times the kernel's.
+        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 16, and no less than eight times the kernel's.
         progress_bar: whether a terminal shows one.
         All else as in `leanconv.filter2d`.
 

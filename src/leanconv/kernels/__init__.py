@@ -21,6 +21,8 @@ from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.image_filter.box import Box
+from leanconv.kernels.image_filter.fourier_lines import FourierLines
+from leanconv.kernels.image_filter.fourier_tiles import FourierTiles
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
@@ -68,6 +70,8 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     RegisterCache(),
     TensorFilter(),
     Separable(),
+    FourierLines(),
+    FourierTiles(),
     Box(),
     Median(),
 )

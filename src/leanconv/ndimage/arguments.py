@@ -126,7 +126,8 @@ def _output_on_device(x: Any, output: Any) -> Any:
     """The array to fill, of the input's library and device."""
     library = arrays_of(x)
     assert library is not None
-    if hasattr(output, "shape"):
+    # a dtype has a shape too
+    if hasattr(output, "shape") and not isinstance(output, (type, np.dtype)):
         if tuple(output.shape) != tuple(x.shape):
             raise MistakeError(f"output has shape {tuple(output.shape)}; the input has {tuple(x.shape)}")
         return output

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.ndimage.arguments import at_home, axes_of, axis_of, is_complex, output_for, sequence
-from leanconv.ndimage.smoothing import Modes, correlate1d, gaussian_filter
+from leanconv.ndimage.smoothing import Modes, correlate1d, gaussian_filter, passes
 
 
 @at_home
@@ -50,11 +50,9 @@ def prewitt(input: Any, axis: int = -1, output: Any = None, mode: Modes = "refle
 def _difference(x: Any, axis: int, output: Any, mode: Any, cval: float, smooth: list[int]) -> Any:
     axis = axis_of(axis, x.ndim)
     out, modes = output_for(x, output, is_complex(x)), sequence("mode", mode, x.ndim)
-    correlate1d(x, [-1, 0, 1], axis, out, modes[axis], cval, 0)
-    for other in range(x.ndim):
-        if other != axis:
-            correlate1d(out, smooth, other, out, modes[other], cval, 0)
-    return out
+    axes = [axis, *(other for other in range(x.ndim) if other != axis)]
+    rows = [np.array([-1.0, 0, 1]), *[np.array(smooth, float)] * (x.ndim - 1)]
+    return passes(x, rows, axes, [modes[each] for each in axes], cval, out)
 
 
 @at_home

@@ -1,8 +1,13 @@
-"""Filters of arrays on a GPU, by `leanconv.filter2d` over their last two axes, or over axes moved there."""
+"""Filters of arrays on a GPU, by `leanconv.filter2d` over their last two axes, or over axes moved there.
+
+Filters of one axis are passes. Two of them that may be taken at once are one launch: a column times a row.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,32 +16,139 @@ from leanconv.cpu.lines import line_indices
 from leanconv.images.borders import BorderName
 from leanconv.ndimage.arguments import DtypeError, dtype_name
 
-#: What is filtered as it is; other types are converted.
-_TYPES = ("float32", "int32")
+#: What is computed in float32; all else in float64, as in SciPy.
+_NARROW = ("float32", "float16", "bfloat16")
+#: How far a sum of weights may be from 1 to count as it.
+_ROUNDING = 1e-7
+
+
+class Pass(NamedTuple):
+    """A filter along one axis: its weights, and which of them lies on the output pixel."""
+
+    taps: np.ndarray
+    axis: int
+    anchor: int
+    border: BorderName
+
+
+def _computed(x: Any, out: Any, whole: bool) -> str:
+    """The type to compute in; ``whole``: with integers as weights."""
+    name, into = dtype_name(x), dtype_name(out)
+    if "complex" in name:
+        raise DtypeError(f"input has dtype {name}; complex arrays on a GPU are not filtered here")
+    if name == into == "int32" and whole:
+        return name
+    return "float32" if name in _NARROW and into in _NARROW else "float64"
 
 
 def correlate(x: Any, taps: np.ndarray, anchor: tuple[int, ...], border: BorderName, cval: float, out: Any) -> None:
-    """Fill ``out``; ``taps`` has as many axes as ``x``. Integers that are no int32 are computed in float64."""
-    library = arrays_of(x)
-    assert library is not None
+    """Fill ``out``; ``taps`` has as many axes as ``x``."""
     if 0 in tuple(x.shape):
         return
-    name = dtype_name(x)
-    exact = name == "int32" and dtype_name(out) == "int32" and np.array_equal(np.rint(taps), taps)
-    computed = name if name in _TYPES and (exact or name.startswith(("float", "bfloat"))) else "float64"
-    if computed not in _TYPES:
-        computed = "float32"
-    if "complex" in name:
-        raise DtypeError(f"input has dtype {name}; complex arrays on a GPU are not filtered here")
-    source = x if computed == name else _as(x, computed)
-    result = _planes(source, taps.astype(computed), anchor, border, cval)
-    if dtype_name(out) != computed:
-        result = _as(result, dtype_name(out))
-    library.assign(out, result)
+    computed = _computed(x, out, np.array_equal(np.rint(taps), taps))
+    _assign(out, _planes(_as(x, computed), taps.astype(computed), anchor, border, cval))
+
+
+def passes(x: Any, each: Sequence[Pass], cval: float, out: Any) -> None:
+    """Fill ``out``, which may be ``x``, by one pass after the other. Integers are truncated after each, as in SciPy."""
+    if 0 in tuple(x.shape):
+        return
+    whole = all(np.array_equal(np.rint(one.taps), one.taps) for one in each)
+    computed = _computed(x, out, whole)
+    truncates = computed != "int32" and not dtype_name(out).startswith(("float", "bfloat"))
+    groups = [[one] for one in each] if truncates else _groups(each, cval)
+    for number, group in enumerate(groups):
+        sums = truncates and _is_mean(group[0])
+        if sums:  # of integers exact, and divided once
+            group = [group[0]._replace(taps=np.ones(len(group[0].taps)))]
+        source = _as(x, computed)
+        last = number == len(groups) - 1 and dtype_name(out) == computed and _apart(source, out)
+        y = _filtered(source, group, cval, out if last else None)
+        y = y / len(group[0].taps) if sums else y
+        x = _as(y, dtype_name(out)) if truncates else y
+    if x is not out:
+        _assign(out, x)
+
+
+def _apart(x: Any, out: Any) -> bool:
+    """Whether ``out`` lies in one piece, and shares no memory with ``x``."""
+    library = arrays_of(x)
+    assert library is not None
+    (a, b), (c, d) = (library.extent(each, each.dtype.itemsize) for each in (x, out))
+    first, second = library.pointer(x), library.pointer(out)
+    return library.is_contiguous(out) and (first + b <= second + c or second + d <= first + a)
+
+
+def _is_mean(one: Pass) -> bool:
+    return bool(np.ptp(one.taps) == 0 and abs(one.taps.sum() - 1) < 1e-12)
+
+
+def _groups(each: Sequence[Pass], cval: float) -> list[list[Pass]]:
+    """The passes by ones and twos. Two of one border are one filter where it does not matter that the second would see
+    what the first makes of a constant border: that is ``cval`` if the weights add up to 1."""
+    # of passes in any order those of the last axes are pairs, whose images lie in memory as they are
+    free = all(one.border != "constant" for one in each) or not cval
+    rest, found = sorted(each, key=lambda one: -one.axis) if free else list(each), []
+    while rest:
+        first, *rest = rest
+        same = rest and rest[0].border == first.border and rest[0].axis != first.axis
+        if same and (first.border != "constant" or not cval or abs(first.taps.sum() - 1) < _ROUNDING):
+            second, *rest = rest
+            found.append(sorted([first, second], key=lambda one: one.axis))
+        else:
+            found.append([first])
+    return found
+
+
+def _filtered(x: Any, group: Sequence[Pass], cval: float, out: Any = None) -> Any:
+    """One launch: of a pass, or of one down the columns and one along the rows of images. Into ``out`` where its axes
+    need not be moved."""
+    from leanconv.images.named import run_products
+    from leanconv.images.windows import box_blur
+    from leanconv.options import filter_options
+
+    shape, order = tuple(x.shape), list(range(x.ndim))
+    along = [one.axis for one in group]
+    if len(group) == 2:
+        order = [*(axis for axis in order if axis not in along), *along]
+        moved = _transposed(x, order)
+        images = moved if x.ndim == 2 else moved.reshape(-1, *(shape[axis] for axis in along))
+        (column, row), at = (one.taps for one in group), tuple(one.anchor for one in group)
+    else:
+        (one,) = group
+        moved, behind = x, prod(shape[one.axis + 1 :])
+        column, row, at = one.taps, np.ones(1, one.taps.dtype), (one.anchor, 0)
+        images = x.reshape(-1, shape[one.axis], behind)
+        if behind == 1:
+            column, row, at = row, column, (0, one.anchor)
+            images = x.reshape(-1, shape[one.axis])
+    natural = order == sorted(order)
+    into = out.reshape(tuple(images.shape)) if out is not None and natural else None
+    border = group[0].border
+    # SciPy looks at cval only where it is used
+    value = cval if border == "constant" else 0
+    if all(map(_is_mean, group)):
+        size = len(column), len(row)
+        result = box_blur(images, size, border=border, value=value, anchor=at, channels_last=False, out=into)
+    else:
+        if dtype_name(x) == "int32":
+            column, row = column.astype(np.int64), row.astype(np.int64)
+        result = run_products(images, [(column, row)], filter_options(border, at, channels_last=False), value, 0, into)
+    if into is not None:
+        return out
+    return _transposed(result.reshape(tuple(moved.shape)), [order.index(axis) for axis in range(x.ndim)])
+
+
+def _assign(out: Any, result: Any) -> None:
+    library = arrays_of(out)
+    assert library is not None
+    library.assign(out, _as(result, dtype_name(out)))
 
 
 def _as(x: Any, name: str) -> Any:
-    """A copy in another dtype; truncated where that is an integer's."""
+    """In another dtype, truncated where that is an integer's; of the same it is the array."""
+    if dtype_name(x) == name:
+        return x
     if hasattr(x, "astype"):
         return x.astype(name)
     import torch
@@ -80,10 +192,3 @@ def _transposed(x: Any, order: list[int]) -> Any:
     if order == list(range(len(order))):
         return x
     return x.permute(order) if hasattr(x, "permute") else x.transpose(order)
-
-
-def line(x: Any, taps: np.ndarray, axis: int, anchor: int, border: BorderName, cval: float, out: Any) -> None:
-    """Correlation along one axis."""
-    shape, at = [1] * x.ndim, [0] * x.ndim
-    shape[axis], at[axis] = len(taps), anchor
-    correlate(x, taps.reshape(shape), tuple(at), border, cval, out)

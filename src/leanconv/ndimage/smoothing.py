@@ -78,7 +78,7 @@ def correlate1d(
     if isinstance(input, np.ndarray):
         on_cpu.line(input, taps, axis, out, Edge.of(len(taps), at, border, cval))
     else:
-        on_device.line(input, taps, axis, at, border, cval, out)
+        on_device.passes(input, [on_device.Pass(taps, axis, at, border)], cval, out)
     return out
 
 
@@ -223,16 +223,22 @@ def gaussian_filter(
             rows.append(_gaussian(s, o, truncate, r))
             filtered.append(axis)
             borders.append(m)
-    return _passes(input, rows, filtered, borders, cval, out)
+    return passes(input, rows, filtered, borders, cval, out)
 
 
-def _passes(x: Any, rows: list[np.ndarray], axes: list[int], modes: list[Any], cval: Any, out: Any) -> Any:
+def passes(x: Any, rows: list[np.ndarray], axes: list[int], modes: list[Any], cval: Any, out: Any) -> Any:
     """One symmetric or antisymmetric filter along each of ``axes``."""
     if not rows:
         out[...] = x
     elif isinstance(x, np.ndarray) and not is_complex(x):
         check_real("input", x.dtype)
         on_cpu.passes(x, rows, axes, [border_of(mode) for mode in modes], cval, out)
+    elif not isinstance(x, np.ndarray):
+        each = [
+            on_device.Pass(np.asarray(row, np.float64), axis, len(row) // 2, border_of(mode))
+            for row, axis, mode in zip(rows, axes, modes, strict=True)
+        ]
+        on_device.passes(x, each, cval, out)
     else:
         for row, axis, mode in zip(rows, axes, modes, strict=True):
             correlate1d(x, row, axis, out, mode, cval, 0)
@@ -286,7 +292,7 @@ def uniform_filter1d(
     if isinstance(input, np.ndarray):
         on_cpu.uniform_line(input, size, axis, out, Edge.of(size, at, border, cval))
     else:
-        on_device.line(input, np.full(size, 1 / size), axis, at, border, cval, out)
+        on_device.passes(input, [on_device.Pass(np.full(size, 1 / size), axis, at, border)], cval, out)
     return out
 
 
@@ -331,6 +337,14 @@ def uniform_filter(
     sizes, origins, modes = (
         sequence(name, value, len(along)) for name, value in (("size", size), ("origin", origin), ("mode", mode))
     )
+    if not isinstance(input, np.ndarray):
+        each = [
+            on_device.Pass(np.full(n, 1 / n), axis, anchor_of(n, shift, (n,), shift), border_of(mode))
+            for axis, n, shift, mode in zip(along, map(int, sizes), origins, modes, strict=True)
+            if n > 1
+        ]
+        on_device.passes(input, each, cval, out)
+        return out
     x = input
     for axis, extent, shift, border in zip(along, sizes, origins, modes, strict=True):
         if extent > 1:

@@ -44,6 +44,7 @@ float fmaxf(float, float) noexcept;
 double fmin(double, double) noexcept;
 double fmax(double, double) noexcept;
 double rint(double) noexcept;
+void sincos(double, double*, double*) noexcept;
 int printf(const char*, ...);
 int abs(int) noexcept;
 }
@@ -205,6 +206,8 @@ template <typename T>
 inline void __stcs(T* pointer, T value) { *pointer = value; }
 template <typename T>
 inline void __stcg(T* pointer, T value) { *pointer = value; }
+
+inline void sincospi(double x, double* sine, double* cosine) { sincos(3.14159265358979323846 * x, sine, cosine); }
 
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fadd_rn(float a, float b) { return a + b; }

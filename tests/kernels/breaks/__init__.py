@@ -3,6 +3,7 @@
 from tests.kernels.breaks import (
     depthwise,
     direct,
+    fourier,
     hopper_fp32,
     hopper_native,
     hopper_winograd,
@@ -15,7 +16,15 @@ from tests.kernels.breaks import (
 )
 
 BREAKS = (
-    *(*simt.BREAKS, *winograd.BREAKS, *direct.BREAKS, *depthwise.BREAKS, *image_filter.BREAKS, *papers.BREAKS),
+    *(
+        *simt.BREAKS,
+        *winograd.BREAKS,
+        *direct.BREAKS,
+        *depthwise.BREAKS,
+        *image_filter.BREAKS,
+        *fourier.BREAKS,
+        *papers.BREAKS,
+    ),
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS),
     *volumes.BREAKS,
 )

@@ -10,7 +10,8 @@ from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torc
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.bench.results import PEER_LAYOUTS
 from leanconv.dtypes import is_integer, is_narrow
-from leanconv.problem import ConvProblem, Problem
+from leanconv.images.borders import BORDERS
+from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 #: Taps along one axis from which on a Fourier transform is worth a try.
 _LONG = 16
@@ -67,18 +68,21 @@ class CompilePeer(Peer):
 
 
 class FourierPeer(Peer):
-    """cuFFT through torch.fft: transforms of images and filters, products, and back. For layers of long filters."""
+    """cuFFT through torch.fft: transforms of images and filters, products, and back. For layers of long filters, and
+    filters of planes."""
 
     name = "cufft"
     engines = ("cufft",)
-    solves = ("conv2d",)
+    solves = ("conv2d", "filter2d")
     needs_gpu = True
     module = "torch"
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         import torch
 
-        assert problem.kind == "conv2d"
+        if problem.kind == "filter2d":
+            yield from self._of_planes(problem, operands)
+            return
         plain = problem.op == "fprop" and problem.stride == problem.dilation == (1, 1) and problem.dtype == "float32"
         if not plain or max(problem.r, problem.s) < _LONG or problem.groups not in (1, problem.c):
             words = (
@@ -96,6 +100,34 @@ class FourierPeer(Peer):
         yield Candidate(
             self.name, "rfft2", _fourier(problem, operands, sizes), "NCHW", "measure", scope=lambda: arithmetic(False)
         )
+
+    def _of_planes(self, problem: FilterProblem, operands: Operands) -> Iterator[Candidate | Unable]:
+        import torch
+
+        plain = problem.dtype == problem.result == "float32" and problem.channels == problem.filters == 1
+        mode = BORDERS[problem.border].torch
+        if not plain or problem.reduction or problem.valid or problem.per_image or problem.is_volume or mode is None:
+            yield Unable(self.name, "written for float32 planes, a filter, and the borders of torch.nn.functional.pad")
+            return
+        x, kernel, (h, w), (ay, ax) = operands.image, operands.kernel, (problem.h, problem.w), problem.anchor
+        around = (ax, problem.kw - 1 - ax, ay, problem.kh - 1 - ay)
+        sizes = tuple(_fast_length(each) for each in (h + problem.kh - 1, w + problem.kw - 1))
+
+        def call() -> Any:
+            extended = torch.nn.functional.pad(x[:, None], around, mode)[:, 0]
+            spectrum = torch.fft.rfft2(extended, s=sizes) * torch.fft.rfft2(kernel, s=sizes).conj()
+            return torch.fft.irfft2(spectrum, s=sizes)[:, :h, :w]
+
+        yield Candidate(self.name, "pad and rfft2", call, workspace_bytes=None)
+
+
+def _fast_length(least: int) -> int:
+    """The next length that has no prime factor above 7, for which cuFFT is fast."""
+    rest = least
+    for prime in (2, 3, 5, 7):
+        while rest % prime == 0:
+            rest //= prime
+    return least if rest == 1 else _fast_length(least + 1)
 
 
 def _fourier(problem: ConvProblem, operands: Operands, sizes: tuple[int, int]) -> Callable[[], Any]:
