@@ -20,9 +20,11 @@ from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.image_filter.box import Box
+from leanconv.kernels.image_filter.box_passes import BoxPasses
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
+from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
@@ -63,7 +65,9 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Direct(),
     DirectWeight(),
     RegisterCache(),
+    SeparableTensor(),
     Separable(),
     Box(),
+    BoxPasses(),
     Median(),
 )

@@ -1,0 +1,134 @@
+"""Large boxes: a launch along columns, whose sums wait in the result, and one along rows, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.cost import blocks_that_fit
+from leanconv.kernels.image_filter.arguments import arguments, constants
+from leanconv.kernels.image_filter.box import OPERATIONS
+from leanconv.kernels.image_filter.marching import March
+from leanconv.kernels.image_filter.register_cache import EXTENT, sum_bytes
+from leanconv.plan import Constants, Number, Plan, Target, in_chain
+from leanconv.problem import FilterProblem
+
+#: Rows and columns of a group, whose sums are kept.
+GROUP = 16
+#: Fewest rows and columns of a box.
+LEAST = 2 * GROUP + 1
+
+
+@dataclass(frozen=True)
+class BoxPassesConfig(Config):
+    """Along columns a block of ``warps`` marches down a strip of 32 * ``columns`` columns, ``least_steps`` steps at least,
+    where the image has them; so many blocks at least, ``min_blocks``, fit on a multiprocessor. Along rows a block of
+    ``row_warps`` has a row."""
+
+    columns: int = 2
+    warps: int = 8
+    row_warps: int = 8
+    least_steps: int = 1
+    min_blocks: int = 2
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+#: (columns, warps, row_warps, least_steps) in the order in which they are tried.
+SHAPES = (
+    (2, 8, 8, 1), (4, 8, 8, 1), (1, 8, 8, 1), (4, 4, 16, 1), (2, 16, 16, 1), (2, 4, 4, 1), (1, 8, 4, 64), (2, 8, 16, 64),
+)  # fmt: skip
+
+
+def column_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
+    """Shared memory of a block of the column pass: two sums of each group in reach, and of the next steps'."""
+    groups = (problem.kh - 1) // GROUP + 2 * config.warps
+    return sum_bytes(problem) * 2 * groups * 32 * config.columns
+
+
+def row_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
+    """Shared memory of a block of the row pass: the extended row, two sums of each group, outputs of each warp."""
+    pitch, whole = (20 if sum_bytes(problem) == 4 else 18), (problem.kw - 1) // GROUP
+    groups = ceil_div(problem.w, GROUP) + whole
+    staged = config.row_warps * 32 * pitch
+    return sum_bytes(problem) * (ceil_div((groups + 3) * pitch + 2 * groups, 4) * 4 + staged)
+
+
+def march_of(problem: FilterProblem, config: BoxPassesConfig) -> March:
+    strips = problem.batch * ceil_div(problem.w, 32 * config.columns)
+    steps = config.warps * GROUP, config.least_steps
+    return March(strips, problem.h, problem.kh - 1, *steps, config.warps, config.min_blocks)
+
+
+class BoxPasses(GpuAlgorithm):
+    """Large boxes in two launches, without differences; results of the type of the sums, no workspace."""
+
+    name = "box"
+    strategy = "passes"
+    paper = "columns, then rows in place; sums of groups in place of running sums"
+    precision = "ieee"
+    solves = "filter2d"
+
+    def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
+        if problem.reduction is None:
+            return ["the filter has weights, and is no box"]
+        if problem.reduction not in OPERATIONS:
+            return [f"a {problem.reduction} is not made of two others"]
+        reasons = ["it filters images, not volumes"] if problem.is_volume else []
+        if not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
+            reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} box")
+        if min(problem.kh, problem.kw) < LEAST:
+            reasons.append(f"the box is {problem.kh}x{problem.kw}, and {LEAST}x{LEAST} is the least")
+        if problem.result != problem.sums:
+            reasons.append(f"sums in {problem.sums} do not fit into a result of {problem.result}")
+        if problem.channels > 1:
+            reasons.append(f"pixels have {problem.channels} channels")
+        if problem.valid:
+            reasons.append("a row of the image does not fit into one of the results of whole windows")
+        if problem.reduction != "sum" and problem.sums == "int32":
+            reasons.append("the least and the largest of int32 are found in float64")
+        if max(problem.h, problem.w) > EXTENT or problem.batch * problem.h >= 2**31:
+            images = f"{problem.batch} images of {problem.h}x{problem.w}"
+            reasons.append(
+                f"there are {images}, and the limits are {EXTENT} rows and columns and 2**31 - 1 rows in all"
+            )
+        least = [max(column_bytes(problem, c), row_bytes(problem, c)) for c in (BoxPassesConfig(*s) for s in SHAPES)]
+        if not reasons and min(least) > target.shared_per_block:
+            has = f"{target.shared_per_block} on {target.arch}"
+            reasons.append(f"a block needs {min(least)} bytes of shared memory at least, and has {has}")
+        return reasons
+
+    def configs(self, problem: FilterProblem, target: Target) -> Iterator[BoxPassesConfig]:
+        usable = []
+        for shape in SHAPES:
+            config = BoxPassesConfig(*shape)
+            shared = column_bytes(problem, config)
+            registers = 32 * config.columns * (sum_bytes(problem) // 4) + 60
+            if max(shared, row_bytes(problem, config)) > target.shared_per_block or registers > 255:
+                continue
+            fitting = min(
+                target.shared_per_multiprocessor // (shared + 1024), blocks_that_fit(registers, config.threads, target)
+            )
+            usable.append(replace(config, min_blocks=max(1, fitting)))
+        yield from sorted(usable, key=lambda c: march_of(problem, c).rank(target))
+
+    def plan(self, problem: FilterProblem, config: BoxPassesConfig, target: Target) -> Plan:
+        assert problem.reduction is not None
+        strips, bands = ceil_div(problem.w, 32 * config.columns), march_of(problem, config).bands(target)
+        rows_of_band = ceil_div(ceil_div(problem.h, bands), GROUP) * GROUP
+        what = ("op", OPERATIONS[problem.reduction]), ("weighted", problem.reduction == "sum")
+        compiled: Constants = (*constants(problem, 1, 1), *what)
+        given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows_of_band))
+        columns = self.launch(
+            config, (*compiled, ("along_rows", False)), given, strips * bands * problem.batch,
+            column_bytes(problem, config),
+        )  # fmt: skip
+        rows = replace(
+            columns, problem=(*compiled, ("along_rows", True)), tuning=(("warps", config.row_warps),),
+            grid=problem.batch * problem.h, block=32 * config.row_warps, shared_bytes=row_bytes(problem, config),
+            min_blocks=1,
+        )  # fmt: skip
+        return Plan(in_chain((columns, rows)))

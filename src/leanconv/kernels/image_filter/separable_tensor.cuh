@@ -1,0 +1,502 @@
+// separable_tensor: a filter that is a column times a row, on tensor cores (mma.sync), in one pass over the image.
+//
+//   h[i, j] = sum over v of row[v] * x[i, j + v - anchor_x]                                      the row pass
+//   y[i, j] = delta + sum over u of column[u] * h[i + u - anchor_y, j]                           the column pass
+//
+// Requires   tensor cores of sm_80 or newer; one product of a column and a row; sums in float32.
+// Numerics   a number times a power of two = hi + lo, two float16, which keep 22 bits down to 2^-17 of the largest; one product
+//            = 3 mma (hi hi + hi lo + lo hi), small ones first. Pixels of 8 bits, float16 and bfloat16 are one float16. Each
+//            row of a strip has a scale of its own, the filtered rows in reach of an output have one: errors are those of
+//            float32 relative to the largest pixels there. Where an Inf or a NaN is in reach, outputs are summed by FMAs.
+// Products   both passes multiply with Toeplitz matrices, whose entry (k, m) is the weight k - m:
+//              row pass     h^T[16 columns, 8 rows]  = Toeplitz[16, k] x^T[k columns, 8 rows]
+//              column pass  y^T[16 columns, 8 rows]  = h^T[16 columns, k rows] Toeplitz[k, 8]
+//            What the row pass leaves in a lane's registers is operand A of the column pass.
+// CTA tile   a strip of 16 * tiles * warps columns, which it marches down, 16 rows in a step. A warp has 16 * tiles columns.
+// Registers  the filtered rows that the outputs of a step reach: 8 for each 16 x 16 of them.
+// Shared     the input rows of a step, split, twice; the diagonals of the Toeplitz matrices, as each lane has them in operands;
+//            outputs on their way to whole lines.
+// One step   barrier: the step's rows are there, and all have read the step before | loads of the next step's rows are issued |
+//            row pass | column pass, outputs | the next step's rows are split and stored.
+// Work       for 128 outputs 3 * (ceil((r + 15) / 16) + ceil((s + 15) / 16)) mma, two thirds of those of the row pass where
+//            pixels are one float16; 12 instructions a pixel besides.
+#pragma once
+
+#include <device/pipeline/split.cuh>
+#include <device/ptx/mma.cuh>
+#include <kernels/image_filter/image_rows.cuh>
+
+namespace leanconv {
+
+// 2^e, zero where that is no normal number.
+__device__ __forceinline__ float exact_power(int e) {
+    return e < -126 ? 0.0f : power_of_two(static_cast<unsigned>(min(e, 127) + 127));
+}
+
+// Two float16 times a power of two.
+__device__ __forceinline__ unsigned scaled_halves(unsigned two, float factor) {
+    return cvt_rn_f16x2_f32(cvt_f32_f16(static_cast<unsigned short>(two)) * factor,
+                            cvt_f32_f16(static_cast<unsigned short>(two >> 16)) * factor);
+}
+
+// The sizes of a block, from Problem and Tuning (warps, tiles).
+template <class Problem, class Tuning>
+struct TensorStrip {
+    using T = typename Arithmetic<typename Problem::sum>::type;
+    using In = typename InMemory<typename Problem::element, T>::type;
+    using Out = typename InMemory<typename Problem::result, T>::type;
+    using Border = typename Problem::border;
+    static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels, planes = Problem::planes;
+    static constexpr int warps = Tuning::warps, tiles = Tuning::tiles, step = 16;
+    static constexpr int before = Problem::anchor_x * channels, left = round_up(before, 4), lead = left - before;
+    // What the taps of an output reach, in blocks of 16 elements and of 16 rows.
+    static constexpr int x_span = lead + (s - 1) * channels, y_span = r - 1;
+    static constexpr int x_blocks = ceil_div(x_span + 16, 16), y_blocks = ceil_div(y_span + 16, 16);
+    static constexpr int width = 16 * tiles * warps, warp_width = 16 * tiles, input_width = width + 16 * (x_blocks - 1);
+    // Pixels outside may have a value that their type has not.
+    static constexpr bool as_float = same_type<In, float> || !Border::maps_inside;
+    static constexpr bool fixed_scale = small_integer<In> && !as_float;
+    static constexpr int pieces = as_float || (small_integer<In> && sizeof(In) == 2) ? 2 : 1;
+    // Rows of 16 bytes, of which ldmatrix reads eight at once, lie an odd number of these apart.
+    static constexpr int pitch = input_width + 8, piece = step * pitch, buffer = pieces * piece;
+    static constexpr int output_pitch = warp_width + 4;
+    static constexpr int rows = step / warps, vectors = input_width / 4, loads = ceil_div(vectors, 32);
+
+    static_assert(same_type<T, float>, "tensor cores sum in float32");
+    static_assert(Problem::rank == 1, "one column and one row");
+    static_assert(step % warps == 0, "warps load rows by turns");
+    static_assert(channels == 1 || planes == 1, "channels are filtered side by side, or one by one");
+};
+
+// The diagonals of a Toeplitz matrix of as many blocks of 16. Operands take from it what they have in an 8 x 8:
+// d[i] holds the weights 8 (i - 1) + 2 t - g, and the next one.
+template <int blocks>
+struct Diagonals {
+    static constexpr int count = 2 * blocks + 1, groups = ceil_div(count, 4), words = groups * 128;
+    unsigned d[4 * groups];
+
+    __device__ __forceinline__ void load(const unsigned* from, int lane) {
+#pragma unroll
+        for (int k = 0; k < groups; ++k) {
+            unsigned four[4];
+            load_vector(four, from + 128 * k + 4 * lane);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) d[4 * k + e] = four[e];
+        }
+    }
+    // Operand A of block k: output m, reduction element 16 k + ...; operand B: reduction element, output 8 n + ....
+    __device__ __forceinline__ void a(unsigned (&to)[4], int k) const {
+        to[0] = to[3] = d[2 * k + 1], to[1] = d[2 * k], to[2] = d[2 * k + 2];
+    }
+    __device__ __forceinline__ void b(unsigned (&to)[2], int k, int n) const {
+        to[0] = d[2 * k + 1 - n], to[1] = d[2 * k + 2 - n];
+    }
+    // Whether all weights of an 8 x 8 are zeros.
+    static __device__ constexpr bool empty(int i, int first, int span) { return 8 * (i - 1) + 7 < first || 8 * (i - 1) - 7 > span; }
+    static __device__ constexpr bool a_empty(int k, int first, int span) {
+        return empty(2 * k, first, span) && empty(2 * k + 1, first, span) && empty(2 * k + 2, first, span);
+    }
+    static __device__ constexpr bool b_empty(int k, int n, int span) {
+        return empty(2 * k + 1 - n, 0, span) && empty(2 * k + 2 - n, 0, span);
+    }
+};
+
+// What scales weights: the biased exponent of the largest of them, and a number e such that the sizes of all add up to less
+// than 2^e; whether all are finite.
+struct WeightScale {
+    int exponent, sum;
+    bool finite;
+
+    __device__ __forceinline__ WeightScale(const float* w, int taps, int lane) {
+        float largest = 0.0f, total = 0.0f;
+        for (int k = lane; k < taps; k += 32) {
+            largest = max_nan_f32(largest, fabsf(w[k]));
+            total += fabsf(w[k]);
+        }
+#pragma unroll
+        for (int apart = 16; apart > 0; apart /= 2) total += __shfl_xor_sync(0xffffffffu, total, apart);
+        const int found = static_cast<int>(__reduce_max_sync(0xffffffffu, __float_as_uint(largest)) >> 23);
+        finite = found < 255;
+        exponent = max(found, 13);
+        // what a sum of many weights is rounded off is less than this share
+        sum = static_cast<int>(biased_exponent(max(total * 1.0001f, power_of_two(13)))) - 126;
+    }
+    // Weights are multiplied by 2^of, which makes them less than 2^14.
+    __device__ __forceinline__ int of() const { return 140 - exponent; }
+};
+
+// Writes the diagonals of `taps` weights, `apart` places apart, of which the first is at place `lead`: high halves, then low.
+template <int blocks, int taps, int lead, int apart>
+__device__ __forceinline__ void make_diagonals(unsigned* to, const float* w, int scale, int threads) {
+    using D = Diagonals<blocks>;
+    const float factor = exact_power(scale);
+    const auto weight = [&](int place) {
+        const bool exists = place >= 0 && place % apart == 0 && place / apart < taps;
+        return exists ? w[place / apart] : 0.0f;
+    };
+#pragma unroll 1
+    for (int k = threadIdx.x; k < D::words; k += threads) {
+        const int lane = k % 128 / 4, i = k / 128 * 4 + k % 4;
+        const int place = 8 * (i - 1) + 2 * (lane % 4) - lane / 4 - lead;
+        const float first = i < D::count ? weight(place) : 0.0f, second = i < D::count ? weight(place + 1) : 0.0f;
+        const unsigned high = split_high(first, second, factor);
+        to[k] = high;
+        to[D::words + k] = split_low(first, second, factor, high);
+    }
+}
+
+// A warp's rows of a step on their way: loaded into registers, then split into halves in shared memory.
+template <class Problem, class Tuning>
+struct SplitRows : TensorStrip<Problem, Tuning> {
+    using Base = TensorStrip<Problem, Tuning>;
+    using In = typename Base::In;
+    using View = Image<In, typename Base::Out, float>;
+    using Border = typename Base::Border;
+
+    struct Held {
+        FourElements<In> elements;
+        __device__ __forceinline__ void put(int e, In value) {
+            constexpr int bits = 8 * sizeof(In), in_word = 32 / bits;
+            unsigned word;
+            if constexpr (half_type<In>) word = value.bits;
+            else word = static_cast<unsigned>(value) & (0xffffffffu >> (32 - bits));
+            unsigned& to = elements.words[e / in_word];
+            to = (e % in_word ? to : 0u) | word << e % in_word * bits;
+        }
+        __device__ __forceinline__ void load(const In* from) { elements.load(from); }
+        __device__ __forceinline__ void values(float (&v)[4]) const { elements.widen_to(v); }
+    };
+    struct HeldFloats {
+        float v[4];
+        __device__ __forceinline__ void put(int e, float value) { v[e] = value; }
+        __device__ __forceinline__ void load(const In* from) {
+            FourElements<In> four;
+            four.load(from);
+            four.widen_to(v);
+        }
+        __device__ __forceinline__ void values(float (&to)[4]) const {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) to[e] = v[e];
+        }
+    };
+    template <bool floats, class A, class B> struct Either { using type = A; };
+    template <class A, class B> struct Either<false, A, B> { using type = B; };
+    using Kept = typename Either<Base::as_float, HeldFloats, Held>::type;
+
+    const View& image;
+    const int first_row, j, warp, lane;
+    const bool whole;  // all elements of a row lie inside the image and on vector edges
+    const int* const columns;
+    Kept kept[Base::rows][Base::loads];
+
+    // Row 0 of the band's input is row `first_row` of the image; `columns` has a place for each element of a row.
+    __device__ __forceinline__ SplitRows(const View& image_, int first_row_, int j_, int warp_, int lane_, int* columns_)
+        : image(image_), first_row(first_row_), j(j_), warp(warp_), lane(lane_),
+          whole(Base::planes == 1 && j_ >= Base::left && j_ - Base::left + Base::input_width <= image_.width &&
+                aligned(image_.x, image_.x_pitch)),
+          columns(columns_) {
+        if (whole) return;
+        for (int k = threadIdx.x; k < Base::input_width; k += 32 * Base::warps)
+            columns_[k] = border_element<Border, Base::channels>(j - Base::left + k, image.width);
+    }
+
+    __device__ __forceinline__ bool exists(int vector) const { return Base::vectors % 32 == 0 || vector < Base::vectors; }
+
+    // Issues the loads of this warp's rows of the step whose first input row is `first`.
+    __device__ __forceinline__ void load(int first) {
+#pragma unroll
+        for (int row = 0; row < Base::rows; ++row) {
+            const int i = border_index<Border>(first_row + first + warp + row * Base::warps, image.height);
+            const In* const from = image.x + i * image.x_pitch;
+#pragma unroll
+            for (int k = 0; k < Base::loads; ++k) {
+                const int vector = lane + 32 * k;
+                if (!exists(vector)) continue;
+                if (whole && (Border::maps_inside || i >= 0)) {
+                    kept[row][k].load(from + (j - Base::left + 4 * vector));
+                } else {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        const int column = whole ? -1 : columns[4 * vector + e];
+                        if constexpr (Base::as_float) {
+                            const bool inside = Border::maps_inside || (i >= 0 && column >= 0);
+                            kept[row][k].put(e, inside ? widen<float>(from[column * Base::planes]) : image.value);
+                        } else {
+                            kept[row][k].put(e, from[column * Base::planes]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // Splits what was loaded, and writes each row's biased exponent: 2^15 > x * 2^(141 - exponent).
+    __device__ __forceinline__ void store(unsigned short* to, int* exponents) const {
+#pragma unroll
+        for (int row = 0; row < Base::rows; ++row) {
+            const int n = warp + row * Base::warps;
+            float v[Base::loads][4];
+            float largest = 0.0f;
+#pragma unroll
+            for (int k = 0; k < Base::loads; ++k) {
+                if (!exists(lane + 32 * k)) continue;
+                kept[row][k].values(v[k]);
+                if constexpr (!Base::fixed_scale) {
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) largest = max_nan_f32(largest, fabsf(v[k][e]));
+                }
+            }
+            float scale = sizeof(In) == 2 ? 0.5f : 1.0f;
+            if constexpr (!Base::fixed_scale) {
+                const unsigned exponent = max(16u, __reduce_max_sync(0xffffffffu, __float_as_uint(largest)) >> 23);
+                if (lane == 0) exponents[n] = static_cast<int>(exponent);
+                scale = power_of_two(268 - exponent);
+            }
+            unsigned short* const row_to = to + n * Base::pitch;
+#pragma unroll
+            for (int k = 0; k < Base::loads; ++k) {
+                if (!exists(lane + 32 * k)) continue;
+                const float (&x)[4] = v[k];
+                const unsigned high[2] = {split_high(x[0], x[1], scale), split_high(x[2], x[3], scale)};
+                unsigned short* const at = row_to + 4 * (lane + 32 * k);
+                *reinterpret_cast<uint2*>(at) = make_uint2(high[0], high[1]);
+                if constexpr (Base::pieces == 2)
+                    *reinterpret_cast<uint2*>(at + Base::piece) =
+                        make_uint2(split_low(x[0], x[1], scale, high[0]), split_low(x[2], x[3], scale, high[1]));
+            }
+        }
+    }
+};
+
+// Outputs i ... i + 15 of this warp's columns by FMAs in float32, from global memory: for windows with an Inf or a NaN.
+template <class Problem, class Tuning, class View>
+__device__ __forceinline__ void filter_plainly(const View& image, const float* w, float* to, int first_row, int j, int lane) {
+    using S = TensorStrip<Problem, Tuning>;
+    using Border = typename S::Border;
+#pragma unroll 1
+    for (int c = lane; c < S::warp_width; c += 32) {
+        float acc[16] = {};
+#pragma unroll 1
+        for (int u = 0; u < S::r + 15; ++u) {
+            const int i = border_index<Border>(first_row + u, image.height);
+            float h = 0.0f;
+#pragma unroll 1
+            for (int v = 0; v < S::s; ++v) {
+                const int at = border_element<Border, S::channels>(j + c + v * S::channels - S::before, image.width);
+                const bool inside = Border::maps_inside || (i >= 0 && at >= 0);
+                h += w[S::r + v] * (inside ? widen<float>(image.x[i * image.x_pitch + at * S::planes]) : image.value);
+            }
+#pragma unroll
+            for (int n = 0; n < 16; ++n)
+                if (u - n >= 0 && u - n < S::r) acc[n] += w[u - n] * h;
+        }
+#pragma unroll
+        for (int n = 0; n < 16; ++n) to[n * S::output_pitch + c] = acc[n];
+    }
+}
+
+// Block b computes strip b % strips of band (b / strips) % bands of image b / strips / bands.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void separable_tensor(const typename Problem::element* x, const typename Problem::sum* w,
+                                                 typename Problem::result* y, typename Problem::sum value,
+                                                 typename Problem::sum delta, int height, int width, int64 x_pitch,
+                                                 int64 x_step, int64 y_pitch, int64 y_step, int strips, int bands,
+                                                 int band_rows) {
+    using S = TensorStrip<Problem, Tuning>;
+    using In = typename S::In;
+    using Out = typename S::Out;
+    using XDiagonals = Diagonals<S::x_blocks>;
+    using YDiagonals = Diagonals<S::y_blocks>;
+    constexpr int r = S::r, s = S::s, tiles = S::tiles, y_blocks = S::y_blocks, planes = S::planes, pieces = S::pieces;
+    static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
+
+    const int warp = warp_number(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int rest = blockIdx.x / strips, plane = rest / bands, image = plane / planes;
+    const int top = rest % bands * band_rows, j = (blockIdx.x % strips) * S::width;
+    const int out_height = Problem::valid ? height - (r - 1) : height;
+    const int out_width = Problem::valid ? width - (s - 1) : width;
+    const int rows = min(band_rows, out_height - top);
+    if (rows <= 0) return;
+    const Image<In, Out, float> view{reinterpret_cast<const In*>(x) + image * x_step + plane % planes,
+                                     reinterpret_cast<Out*>(y) + image * y_step + plane % planes,
+                                     height, width * S::channels, out_height, out_width * S::channels,
+                                     x_pitch, y_pitch, static_cast<float>(value)};
+    unsigned short* const halves = reinterpret_cast<unsigned short*>(shared_memory());
+    unsigned* const x_weights = reinterpret_cast<unsigned*>(halves + 2 * S::buffer);
+    unsigned* const y_weights = x_weights + 2 * XDiagonals::words;
+    int* const exponents = reinterpret_cast<int*>(y_weights + 2 * YDiagonals::words);
+    int* const columns = exponents + 2 * S::step;
+    float* const outputs = reinterpret_cast<float*>(columns + S::input_width) + warp * S::step * S::output_pitch;
+
+    const int first_row = top - Problem::anchor_y, my_column = warp * S::warp_width;
+    SplitRows<Problem, Tuning> source(view, first_row, j, warp, lane, columns);
+    const WeightScale of_column(w, r, lane), of_row(w + r, s, lane);
+    make_diagonals<S::x_blocks, s, S::lead, S::channels>(x_weights, w + r, of_row.of(), 32 * S::warps);
+    make_diagonals<y_blocks, r, 0, 1>(y_weights, w, of_column.of(), 32 * S::warps);
+    __syncthreads();  // the columns are there
+    source.load(0);
+    source.store(halves, exponents);
+
+    // Rows of h as operand A, the oldest first, times 2^(141 - exponent - of_row.sum); h < 2^(exponent - 126 + of_row.sum).
+    unsigned high[tiles][y_blocks][4] = {}, low[tiles][y_blocks][4] = {};
+    int exponent = S::fixed_scale ? (sizeof(In) == 1 ? 134 : 142) : 16;
+    int of_step[y_blocks] = {};
+    // Steps until which an Inf or a NaN is in reach.
+    int plainly_until = of_row.finite && of_column.finite ? 0 : 0x7fffffff;
+    const int steps = ceil_div(rows, S::step) + y_blocks - 1;
+    // Lane l gives ldmatrix row l % 8 of an 8 x 8: two of a row, of either piece; of one piece those of 16 rows.
+    const unsigned short* const fragment =
+        halves + lane % 8 * S::pitch + lane / 8 % 2 * 8 + lane / 16 * (pieces == 2 ? S::piece : 8 * S::pitch) + my_column;
+#pragma unroll 1
+    for (int n = 0; n < steps; ++n) {
+        __syncthreads();  // the step's rows are there, and all have read those of the step before
+        if (n + 1 < steps) source.load((n + 1) * S::step);
+        const unsigned short* const from = fragment + n % 2 * S::buffer;
+        const int* const of_rows = exponents + n % 2 * S::step;
+#pragma unroll
+        for (int k = 0; k + 1 < y_blocks; ++k) {
+            of_step[k] = of_step[k + 1];
+#pragma unroll
+            for (int m = 0; m < tiles; ++m)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) high[m][k][i] = high[m][k + 1][i], low[m][k][i] = low[m][k + 1][i];
+        }
+        if constexpr (!S::fixed_scale) {
+            const int latest = static_cast<int>(__reduce_max_sync(0xffffffffu, static_cast<unsigned>(of_rows[lane % 16])));
+            if (latest == 255 && plainly_until < n + y_blocks) plainly_until = n + y_blocks;
+            of_step[y_blocks - 1] = latest;
+            int largest = latest;
+#pragma unroll
+            for (int k = 0; k + 1 < y_blocks; ++k) largest = max(largest, of_step[k]);
+            // Of 18 binades in which halves keep all bits, ten at least are used.
+            if (largest > exponent || largest + 8 < exponent) {
+                const float factor = exact_power(exponent - largest);
+#pragma unroll
+                for (int m = 0; m < tiles; ++m)
+#pragma unroll
+                    for (int k = 0; k + 1 < y_blocks; ++k)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            high[m][k][i] = scaled_halves(high[m][k][i], factor);
+                            low[m][k][i] = scaled_halves(low[m][k][i], factor);
+                        }
+                exponent = largest;
+            }
+        }
+        {
+            XDiagonals weights[2];
+            weights[0].load(x_weights, lane);
+            weights[1].load(x_weights + XDiagonals::words, lane);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float acc[tiles][4] = {}, small[tiles][4] = {};
+#pragma unroll
+                for (int k = 0; k < S::x_blocks + tiles - 1; ++k) {
+                    unsigned pixels[2][2];
+                    if constexpr (pieces == 2) {
+                        unsigned four[4];
+                        ldmatrix(four, from + half * 8 * S::pitch + 16 * k);
+                        pixels[0][0] = four[0], pixels[0][1] = four[1], pixels[1][0] = four[2], pixels[1][1] = four[3];
+                    } else {
+                        ldmatrix(pixels[0], from + half * 8 * S::pitch + 16 * k);
+                    }
+#pragma unroll
+                    for (int m = 0; m < tiles; ++m) {
+                        const int block = k - m;
+                        if (block < 0 || block >= S::x_blocks || XDiagonals::a_empty(block, S::lead, S::x_span)) continue;
+                        unsigned a[2][4];
+                        weights[0].a(a[0], block);
+                        weights[1].a(a[1], block);
+                        mma_f16(small[m], a[1], pixels[0]);
+                        if constexpr (pieces == 2) mma_f16(small[m], a[0], pixels[1]);
+                        mma_f16(acc[m], a[0], pixels[0]);
+                    }
+                }
+                float factor[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int of_pixels = S::fixed_scale ? (sizeof(In) == 2 ? -1 : 0) : 141 - of_rows[8 * half + 2 * t + e];
+                    factor[e] = exact_power(141 - exponent - of_row.sum - of_row.of() - of_pixels);
+                }
+#pragma unroll
+                for (int m = 0; m < tiles; ++m) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const float first = (acc[m][2 * i] + small[m][2 * i]) * factor[0];
+                        const float second = (acc[m][2 * i + 1] + small[m][2 * i + 1]) * factor[1];
+                        unsigned& to = high[m][y_blocks - 1][2 * half + i];
+                        to = split_high(first, second, 1.0f);
+                        low[m][y_blocks - 1][2 * half + i] = split_low(first, second, 1.0f, to);
+                    }
+                }
+            }
+        }
+        const int i = (n - (y_blocks - 1)) * S::step;
+        if (i >= 0) {
+            if (n < plainly_until) {
+                filter_plainly<Problem, Tuning>(view, w, outputs, first_row + i, j + my_column, lane);
+            } else {
+                float acc[tiles][2][4] = {};
+                YDiagonals weights[2];
+                weights[0].load(y_weights, lane);
+                weights[1].load(y_weights + YDiagonals::words, lane);
+#pragma unroll
+                for (int large = 0; large < 2; ++large)
+#pragma unroll
+                    for (int k = 0; k < y_blocks; ++k)
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            if (YDiagonals::b_empty(k, half, S::y_span)) continue;
+                            unsigned b[2][2];
+                            weights[0].b(b[0], k, half);
+                            weights[1].b(b[1], k, half);
+#pragma unroll
+                            for (int m = 0; m < tiles; ++m) {
+                                if (large) {
+                                    mma_f16(acc[m][half], high[m][k], b[0]);
+                                } else {
+                                    mma_f16(acc[m][half], high[m][k], b[1]);
+                                    mma_f16(acc[m][half], low[m][k], b[0]);
+                                }
+                            }
+                        }
+                const float factor = exact_power(exponent + of_row.sum - 141 - of_column.of());
+#pragma unroll
+                for (int m = 0; m < tiles; ++m)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            outputs[(8 * half + 2 * t + e % 2) * S::output_pitch + 16 * m + 8 * (e / 2) + g] =
+                                acc[m][half][e] * factor;
+            }
+            __syncwarp();
+            const int count = min(S::warp_width, view.out_width - (j + my_column)), high_rows = min(S::step, rows - i);
+            Out* const to = view.y + (top + i) * view.y_pitch + (j + my_column) * planes;
+            if (planes == 1 && count == S::warp_width && aligned(view.y, view.y_pitch)) {
+                constexpr int across = S::warp_width / 4, down = 32 / across;
+#pragma unroll
+                for (int k = 0; k < S::step; k += down) {
+                    const int row = k + lane / across;
+                    float v[4];
+                    load_vector(v, outputs + row * S::output_pitch + 4 * (lane % across));
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) v[e] += delta;
+                    if (row < high_rows) stream_sums(to + row * view.y_pitch + 4 * (lane % across), v);
+                }
+            } else {
+#pragma unroll 1
+                for (int k = lane; k < S::step * S::warp_width; k += 32) {
+                    const int row = k / S::warp_width, column = k % S::warp_width;
+                    if (row < high_rows && column < count)
+                        to[row * view.y_pitch + column * planes] =
+                            narrow_sum<Out>(outputs[row * S::output_pitch + column] + delta);
+                }
+            }
+            __syncwarp();
+        }
+        if (n + 1 < steps) source.store(halves + (n + 1) % 2 * S::buffer, exponents + (n + 1) % 2 * S::step);
+    }
+}
+
+}  // namespace leanconv
