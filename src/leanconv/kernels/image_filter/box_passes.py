@@ -22,9 +22,9 @@ LEAST = 2 * GROUP + 1
 
 @dataclass(frozen=True)
 class BoxPassesConfig(Config):
-    """Along columns a block of ``warps`` marches down a strip of 32 * ``columns`` columns, ``least_steps`` steps at least,
-    where the image has them; so many blocks at least, ``min_blocks``, fit on a multiprocessor. Along rows a block of
-    ``row_warps`` has a row."""
+    """Along columns a block of ``warps`` marches down a strip of 32 * ``columns`` columns, ``least_steps`` steps at
+    least, where the image has them; so many blocks at least, ``min_blocks``, fit on a multiprocessor. Along rows a
+    block of ``row_warps`` has a row."""
 
     columns: int = 2
     warps: int = 8
@@ -39,7 +39,8 @@ class BoxPassesConfig(Config):
 
 #: (columns, warps, row_warps, least_steps) in the order in which they are tried.
 SHAPES = (
-    (2, 8, 8, 1), (4, 8, 8, 1), (1, 8, 8, 1), (4, 4, 16, 1), (2, 16, 16, 1), (2, 4, 4, 1), (1, 8, 4, 64), (2, 8, 16, 64),
+    (2, 8, 8, 1), (4, 8, 8, 1), (1, 8, 8, 1), (4, 4, 16, 1), (2, 16, 16, 1), (2, 4, 4, 1),
+    (1, 8, 4, 64), (2, 8, 16, 64),
 )  # fmt: skip
 
 

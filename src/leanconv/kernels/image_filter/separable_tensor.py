@@ -63,13 +63,13 @@ def input_width(problem: FilterProblem, config: SeparableTensorConfig) -> int:
 
 
 def shared_bytes(problem: FilterProblem, config: SeparableTensorConfig) -> int:
-    """Shared memory of a block: two steps of split rows, the diagonals of both matrices, exponents, the places of a row's
-    elements, and a step of outputs."""
+    """Shared memory of a block: two steps of split rows, both matrices, exponents, the places of a
+    row's elements, and a step of outputs."""
     width = input_width(problem, config)
     halves = 2 * pieces(problem) * STEP * (width + 8) * 2
-    diagonals = sum(2 * ceil_div(2 * each + 1, 4) * 512 for each in blocks(problem))
+    weights = sum(2 * 512 * each for each in blocks(problem))
     outputs = config.warps * STEP * (STEP * config.tiles + 4) * 4
-    return halves + diagonals + 2 * STEP * 4 + width * 4 + outputs
+    return halves + weights + 2 * STEP * 4 + width * 4 + outputs
 
 
 def registers_needed(problem: FilterProblem, config: SeparableTensorConfig) -> int:
