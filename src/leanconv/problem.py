@@ -301,7 +301,7 @@ class FilterProblem:
 
     kind: ClassVar[Literal["filter2d"]] = "filter2d"
     scalars: ClassVar[tuple[str, ...]] = ("value", "delta")
-    #: float32's accuracy, whatever the order of the sums
+    #: float32's accuracy, in any order of sums
     precision: ClassVar[Precision] = "fp32"
     #: nothing to choose: only layers have several orders of sums
     batch_invariant: ClassVar[bool] = False

@@ -5,8 +5,8 @@
 //
 // Requires   tensor cores of sm_80 or newer; one product of a column and a row; sums in float32.
 // Numerics   a number times a power of two = hi + lo, two float16, which keep 22 bits down to 2^-17 of the largest; one product
-//            = 3 mma (hi hi + hi lo + lo hi), small ones first. Pixels of 8 bits, float16 and bfloat16 are one float16. Each
-//            row of a strip has a scale of its own, 16 filtered rows of it have one: errors are those of float32 relative to
+//            = 3 mma (hi hi + hi lo + lo hi), small ones first. Pixels of 8 bits, float16 and bfloat16 are one float16. A
+//            warp's rows of a step have a scale of their own, the 16 filtered rows have one: errors are those of float32 relative to
 //            the largest pixels there. The tensor core rounds toward zero: of the column pass it adds up 16 rows, and float32
 //            additions these. Where an Inf or a NaN is in reach, outputs are summed by FMAs.
 // Products   both passes multiply with Toeplitz matrices, whose entry (k, m) is the weight k - m:
@@ -56,7 +56,7 @@ struct TensorStrip {
     // Rows of 16 bytes, of which ldmatrix reads eight at once, lie an odd number of these apart.
     static constexpr int pitch = input_width + 8, piece = step * pitch, buffer = pieces * piece;
     static constexpr int output_pitch = warp_width + 4;
-    static constexpr int rows = step / warps, vectors = input_width / 4, loads = ceil_div(vectors, 32);
+    static constexpr int rows = step / warps, vectors = input_width / 4, loads = ceil_div(rows * vectors, 32);
 
     static_assert(same_type<T, float>, "tensor cores sum in float32");
     static_assert(Problem::rank == 1, "one column and one row");
@@ -165,7 +165,7 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
     const int first_row, j, warp, lane;
     const bool whole;  // all elements of a row lie inside the image and on vector edges
     const int* const columns;
-    Kept kept[Base::rows][Base::loads];
+    Kept kept[Base::loads];
 
     // Row 0 of the band's input is row `first_row` of the image; `columns` has a place for each element of a row.
     __device__ __forceinline__ SplitRows(const View& image_, int first_row_, int j_, int warp_, int lane_, int* columns_)
@@ -178,70 +178,95 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
             columns_[k] = border_element<Border, Base::channels>(j - Base::left + k, image.width);
     }
 
-    __device__ __forceinline__ bool exists(int vector) const { return Base::vectors % 32 == 0 || vector < Base::vectors; }
+    // The vectors of a warp's rows, one row after the other: lane + 32 * k is vector `of_row` of row `row`.
+    struct Place {
+        int row, of_row;
+        bool exists;
+        __device__ __forceinline__ Place(int lane, int k)
+            : row((lane + 32 * k) / Base::vectors), of_row((lane + 32 * k) % Base::vectors),
+              exists(32 * k + 32 <= Base::rows * Base::vectors || lane + 32 * k < Base::rows * Base::vectors) {}
+    };
 
     // Issues the loads of this warp's rows of the step whose first input row is `first`.
     __device__ __forceinline__ void load(int first) {
-#pragma unroll
-        for (int row = 0; row < Base::rows; ++row) {
-            const int i = border_index<Border>(first_row + first + warp + row * Base::warps, image.height);
-            const In* const from = image.x + i * image.x_pitch;
+        const int top = first_row + first + warp * Base::rows;
+        if (whole && top >= 0 && top + Base::rows <= image.height) {
+            const In* const from = image.x + top * image.x_pitch + (j - Base::left);
 #pragma unroll
             for (int k = 0; k < Base::loads; ++k) {
-                const int vector = lane + 32 * k;
-                if (!exists(vector)) continue;
-                if (whole && (Border::maps_inside || i >= 0)) {
-                    kept[row][k].load(from + (j - Base::left + 4 * vector));
-                } else {
+                const Place at(lane, k);
+                if (at.exists) kept[k].load(from + (at.row * image.x_pitch + 4 * at.of_row));
+            }
+            return;
+        }
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const int column = whole ? -1 : columns[4 * vector + e];
-                        if constexpr (Base::as_float) {
-                            const bool inside = Border::maps_inside || (i >= 0 && column >= 0);
-                            kept[row][k].put(e, inside ? widen<float>(from[column * Base::planes]) : image.value);
-                        } else {
-                            kept[row][k].put(e, from[column * Base::planes]);
-                        }
-                    }
+        for (int k = 0; k < Base::loads; ++k) {
+            const Place at(lane, k);
+            if (!at.exists) continue;
+            const int i = border_index<Border>(top + at.row, image.height);
+            const In* const from = image.x + i * image.x_pitch;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int column = whole ? j - Base::left + 4 * at.of_row + e : columns[4 * at.of_row + e];
+                if constexpr (Base::as_float) {
+                    const bool inside = Border::maps_inside || (i >= 0 && column >= 0);
+                    kept[k].put(e, inside ? widen<float>(from[column * Base::planes]) : image.value);
+                } else {
+                    kept[k].put(e, from[column * Base::planes]);
                 }
             }
         }
     }
 
-    // Splits what was loaded, and writes each row's biased exponent: 2^15 > x * 2^(141 - exponent).
-    __device__ __forceinline__ void store(unsigned short* to, int* exponents) const {
+    // Bytes as float16: put under the exponent of 2^10, whose float16 are whole; then 2^10 is taken off.
+    __device__ __forceinline__ void store_bytes(unsigned short* to) const {
+        constexpr bool negative = Range<In>::low < 0;
 #pragma unroll
-        for (int row = 0; row < Base::rows; ++row) {
-            const int n = warp + row * Base::warps;
-            float v[Base::loads][4];
+        for (int k = 0; k < Base::loads; ++k) {
+            const Place place(lane, k);
+            if (!place.exists) continue;
+            const unsigned bytes = kept[k].elements.words[0] ^ (negative ? 0x80808080u : 0u);
+            const unsigned less = negative ? 0xe480e480u : 0xe400e400u;
+            const unsigned first = add_rn_f16x2(__byte_perm(bytes, 0x64646464u, 0x4140), less);
+            const unsigned second = add_rn_f16x2(__byte_perm(bytes, 0x64646464u, 0x4342), less);
+            *reinterpret_cast<uint2*>(to + (warp * Base::rows + place.row) * Base::pitch + 4 * place.of_row) =
+                make_uint2(first, second);
+        }
+    }
+
+    // Splits what was loaded, and writes the biased exponent of the warp's rows: 2^15 > x * 2^(141 - exponent).
+    __device__ __forceinline__ void store(unsigned short* to, int* exponents) const {
+        if constexpr (Base::fixed_scale && sizeof(In) == 1) {
+            store_bytes(to);
+            return;
+        }
+        float v[Base::loads][4];
+        float scale = sizeof(In) == 2 ? 0.5f : 1.0f;
+#pragma unroll
+        for (int k = 0; k < Base::loads; ++k) kept[k].values(v[k]);
+        if constexpr (!Base::fixed_scale) {
             float largest = 0.0f;
 #pragma unroll
             for (int k = 0; k < Base::loads; ++k) {
-                if (!exists(lane + 32 * k)) continue;
-                kept[row][k].values(v[k]);
-                if constexpr (!Base::fixed_scale) {
+                if (!Place(lane, k).exists) continue;
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) largest = max_nan_f32(largest, fabsf(v[k][e]));
-                }
+                for (int e = 0; e < 4; ++e) largest = max_nan_f32(largest, fabsf(v[k][e]));
             }
-            float scale = sizeof(In) == 2 ? 0.5f : 1.0f;
-            if constexpr (!Base::fixed_scale) {
-                const unsigned exponent = max(16u, __reduce_max_sync(0xffffffffu, __float_as_uint(largest)) >> 23);
-                if (lane == 0) exponents[n] = static_cast<int>(exponent);
-                scale = power_of_two(268 - exponent);
-            }
-            unsigned short* const row_to = to + n * Base::pitch;
+            const unsigned exponent = max(16u, __reduce_max_sync(0xffffffffu, __float_as_uint(largest)) >> 23);
+            if (lane < Base::rows) exponents[warp * Base::rows + lane] = static_cast<int>(exponent);
+            scale = power_of_two(268 - exponent);
+        }
 #pragma unroll
-            for (int k = 0; k < Base::loads; ++k) {
-                if (!exists(lane + 32 * k)) continue;
-                const float (&x)[4] = v[k];
-                const unsigned high[2] = {split_high(x[0], x[1], scale), split_high(x[2], x[3], scale)};
-                unsigned short* const at = row_to + 4 * (lane + 32 * k);
-                *reinterpret_cast<uint2*>(at) = make_uint2(high[0], high[1]);
-                if constexpr (Base::pieces == 2)
-                    *reinterpret_cast<uint2*>(at + Base::piece) =
-                        make_uint2(split_low(x[0], x[1], scale, high[0]), split_low(x[2], x[3], scale, high[1]));
-            }
+        for (int k = 0; k < Base::loads; ++k) {
+            const Place place(lane, k);
+            if (!place.exists) continue;
+            const float (&x)[4] = v[k];
+            const unsigned high[2] = {split_high(x[0], x[1], scale), split_high(x[2], x[3], scale)};
+            unsigned short* const at = to + (warp * Base::rows + place.row) * Base::pitch + 4 * place.of_row;
+            *reinterpret_cast<uint2*>(at) = make_uint2(high[0], high[1]);
+            if constexpr (Base::pieces == 2)
+                *reinterpret_cast<uint2*>(at + Base::piece) =
+                    make_uint2(split_low(x[0], x[1], scale, high[0]), split_low(x[2], x[3], scale, high[1]));
         }
     }
 };
