@@ -6,10 +6,7 @@
 //
 // Requires   results of the type of the sums; one channel; boxes of 33 x 33 and more; a row fits into shared memory.
 // Numerics   as box.cuh, no difference is taken: a sum of n along an axis is off by at most n / 16 + 32 roundings.
-// Groups     A line is cut into groups of 16. Let n - 1 = 16 * whole + rest. The windows of 16 outputs that begin at group a are
-//            an end of group a | `rest` elements and whole - 1 groups, in all of them | a beginning of the 16 elements from
-//            16 * (a + whole) + rest on, which enter. Of what enters, the sum of all 16 and of the last `rest` are kept in
-//            shared memory: the middle of the windows of later groups consists of these. What leaves is read again.
+// Groups     as in line_groups.cuh: the sums of what enters are kept in shared memory, what leaves is read again.
 // Column     A block marches down a strip of 32 * columns columns. A warp has 16 rows of a step: it loads those that enter and
 // pass       those that leave, keeps the sums, and after a barrier stores 16 rows of results.
 // Row pass   A block has a row in shared memory, extended by the border; a thread makes 16 neighbouring outputs of it.
@@ -18,46 +15,9 @@
 #pragma once
 
 #include <kernels/image_filter/box.cuh>
+#include <kernels/image_filter/line_groups.cuh>
 
 namespace leanconv {
-
-// How windows of `taps` places lie in groups of 16.
-template <int taps>
-struct Groups {
-    static constexpr int size = 16, whole = (taps - 1) / size, rest = (taps - 1) % size;
-    static_assert(whole >= 2, "smaller boxes are left to box.cuh");
-};
-
-// The sums that groups keep for others: of all 16, and of the last `rest`.
-template <class Op, int rest, class T, int columns>
-__device__ __forceinline__ void sums_of(T (&all)[columns], T (&last)[columns], const T (&v)[16][columns]) {
-#pragma unroll
-    for (int c = 0; c < columns; ++c) {
-        T first = v[0][c], second = v[15][c];
-#pragma unroll
-        for (int e = 1; e < 16 - rest; ++e) first = Op::of(first, v[e][c]);
-#pragma unroll
-        for (int e = 14; e >= 16 - rest; --e) second = Op::of(v[e][c], second);
-        all[c] = rest == 0 ? first : Op::of(first, second);
-        last[c] = second;
-    }
-}
-
-// The results of 16 windows, in place of what enters: `middle` is what all of them have.
-template <class Op, class T, int columns>
-__device__ __forceinline__ void join(T (&enters)[16][columns], const T (&leaves)[16][columns], const T (&middle)[columns]) {
-#pragma unroll
-    for (int c = 0; c < columns; ++c) {
-#pragma unroll
-        for (int e = 1; e < 16; ++e) enters[e][c] = Op::of(enters[e - 1][c], enters[e][c]);
-        T end = Op::of(leaves[15][c], middle[c]);
-#pragma unroll
-        for (int e = 15; e >= 0; --e) {
-            enters[e][c] = Op::of(end, enters[e][c]);
-            if (e > 0) end = Op::of(leaves[e - 1][c], end);
-        }
-    }
-}
 
 // A strip's rows in the registers of a warp, `columns` neighbours a lane.
 template <class Problem, int columns>
@@ -112,7 +72,7 @@ __device__ __forceinline__ void box_columns(const Image<typename InMemory<typena
     // Of group k, counted from the first that is kept, slot k % slots.
     T* const kept_all = reinterpret_cast<T*>(shared_memory()) + lane * columns;
     T* const kept_last = kept_all + slots * width;
-    const int groups = ceil_div(rows, G::size);
+    const int groups = ceil_div(rows, 16);
     int slot = warp;
 #pragma unroll 1
     for (int first = -G::whole; first < groups; first += warps) {
@@ -148,7 +108,7 @@ __device__ __forceinline__ void box_columns(const Image<typename InMemory<typena
 #pragma unroll
                 for (int c = 0; c < columns; ++c) middle[c] = Op::of(middle[c], kept_all[from * width + c]);
             }
-            join<Op>(enters, leaves, middle);
+            join<Op, G::middle>(enters, leaves, middle);
 #pragma unroll
             for (int e = 0; e < 16; ++e) {
                 const int i = 16 * group + e;
@@ -157,9 +117,9 @@ __device__ __forceinline__ void box_columns(const Image<typename InMemory<typena
                 if (vectors) {
                     if constexpr (columns == 4) {
                         const T four[4] = {enters[e][0], enters[e][1], enters[e][2], enters[e][3]};
-                        store_vector(to, four);
+                        stream_sums(to, four);
                     } else if constexpr (columns == 2 && same_type<T, float>) {
-                        *reinterpret_cast<float2*>(to) = make_float2(enters[e][0], enters[e][1]);
+                        __stcs(reinterpret_cast<float2*>(to), make_float2(enters[e][0], enters[e][1]));
                     } else {
 #pragma unroll
                         for (int c = 0; c < columns; ++c) to[c] = enters[e][c];
@@ -210,6 +170,8 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
     T* const row = reinterpret_cast<T*>(shared_memory());
     T* const kept_all = row + (groups + G::whole + 3) * Row::pitch;  // of group -whole on
     T* const kept_last = kept_all + groups + G::whole;
+    T* const kept_eight = kept_last + groups + G::whole;  // of eight groups from one on
+    constexpr bool eights = G::whole > 16;
     // The value of a column outside: of a sum, so many pixels'.
     if (!Border::maps_inside && Problem::weighted) value *= static_cast<T>(Problem::r);
     if constexpr (sizeof(T) == 4) {
@@ -239,16 +201,31 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
         if (G::rest > 0) kept_last[k] = last[0];
     }
     __syncthreads();  // all sums are there
+    if (eights) {
+#pragma unroll 1
+        for (int k = threadIdx.x; k < groups + G::whole - 8; k += threads) {
+            T eight = kept_all[k];
+#pragma unroll
+            for (int b = 1; b < 8; ++b) eight = Op::of(eight, kept_all[k + b]);
+            kept_eight[k] = eight;
+        }
+        __syncthreads();
+    }
 #pragma unroll 1
     for (int k = threadIdx.x; k < round_up(groups, 32); k += threads) {
         T enters[16][1], leaves[16][1], middle[1];
         if (k < groups) {
             Row::template load<lead + G::rest>(enters, row, k + G::whole);
             Row::template load<lead>(leaves, row, k);
-            middle[0] = G::rest > 0 ? kept_last[k] : kept_all[k + 1];
+            middle[0] = (G::begins ? kept_last : kept_all)[k + G::first];
+            int b = G::first + 1;
+            if (eights) {
 #pragma unroll 8
-            for (int b = G::rest > 0 ? 1 : 2; b < G::whole; ++b) middle[0] = Op::of(middle[0], kept_all[k + b]);
-            join<Op>(enters, leaves, middle);
+                for (; b + 8 <= G::whole; b += 8) middle[0] = Op::of(middle[0], kept_eight[k + b]);
+            }
+#pragma unroll 8
+            for (; b < G::whole; ++b) middle[0] = Op::of(middle[0], kept_all[k + b]);
+            join<Op, G::middle>(enters, leaves, middle);
 #pragma unroll
             for (int e = 0; e < 16; ++e) {
                 T result = enters[e][0];
@@ -257,7 +234,7 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
             }
         }
         // Results leave by way of shared memory, in whole lines; a warp has its own place behind the sums.
-        T* const staging = kept_all + round_up(2 * (groups + G::whole), 4) + threadIdx.x / 32 * 32 * Row::pitch;
+        T* const staging = kept_all + round_up(3 * (groups + G::whole), 4) + threadIdx.x / 32 * 32 * Row::pitch;
         __syncwarp();
         const int lane = threadIdx.x % 32;
         if (k < groups) {

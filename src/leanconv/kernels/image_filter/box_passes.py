@@ -51,11 +51,11 @@ def column_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
 
 
 def row_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
-    """Shared memory of a block of the row pass: the extended row, two sums of each group, outputs of each warp."""
+    """Shared memory of a block of the row pass: the extended row, three sums of each group, outputs of each warp."""
     pitch, whole = (20 if sum_bytes(problem) == 4 else 18), (problem.kw - 1) // GROUP
     groups = ceil_div(problem.w, GROUP) + whole
     staged = config.row_warps * 32 * pitch
-    return sum_bytes(problem) * (ceil_div((groups + 3) * pitch + 2 * groups, 4) * 4 + staged)
+    return sum_bytes(problem) * (ceil_div((groups + 3) * pitch + 3 * groups, 4) * 4 + staged)
 
 
 def march_of(problem: FilterProblem, config: BoxPassesConfig) -> March:
