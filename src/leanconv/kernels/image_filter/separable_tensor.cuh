@@ -30,9 +30,10 @@
 
 namespace leanconv {
 
-// 2^e, zero where that is no normal number.
+// 2^e where float has it, a subnormal too; zero for less.
 __device__ __forceinline__ float exact_power(int e) {
-    return e < -126 ? 0.0f : power_of_two(static_cast<unsigned>(min(e, 127) + 127));
+    if (e < -126) return __uint_as_float(e < -149 ? 0u : 1u << (e + 149));
+    return power_of_two(static_cast<unsigned>(min(e, 127) + 127));
 }
 
 // The sizes of a block, from Problem and Tuning (warps, tiles).
@@ -415,7 +416,7 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
             }
             of_step[y_blocks - 1] = latest;
             // Of 18 binades in which halves keep all bits, ten at least are used; sums of larger pixels must not overflow.
-            const int wanted = max(latest, largest - 60);
+            const int wanted = max(latest, largest - 80);
             if (wanted > exponent || wanted + 8 < exponent) {
                 rescale = exact_power(exponent - wanted);
                 exponent = wanted;
