@@ -1,4 +1,4 @@
-"""`register_cache`, `separable`, `box` and `median` broken on purpose."""
+"""The image filters broken on purpose: `register_cache`, `median`, what is separable, and boxes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 
 cache = breaks_of("register_cache")
 separable = breaks_of("separable", "separable-{}", least_steps=16)
+tensor = breaks_of("separable_tensor", "separable-{}", warps=4, tiles=1)
 median = breaks_of("median", "median-{}")
 box = breaks_of("box", "box-{}", warps=4, rows=8, least_steps=64)
+groups = breaks_of("box_groups", "box-{}", groups=8, row_groups=2, buffers=2)
+passes = breaks_of("box_passes", "box-{}", columns=2, warps=4, least_steps=1)
 
 BREAKS = (
     cache("input rows and filter read before they are there", "register_cache",
@@ -115,6 +118,53 @@ BREAKS = (
     separable("a weight too many", "slide", "_ >= lead + taps {{=> + 1}}",
               WRONG | "use-after-poison", "shape-3x3", "shape-15x15"),
     separable("weights begin a place late", "separable", "from[_ + _] {{=> * T(0) + from[r]}}", WRONG, "shape-15x15"),
+    tensor("rows are multiplied before they are there", "separable_tensor",
+           "for (...) { {{__syncthreads();}}", RACE, "shape-15x15"),
+    tensor("the next step's rows go where this one's are", "separable_tensor", "source.store(halves + (n {{+ 1}}) % 2 * ..., ...)",
+           RACE | WRONG, "shape-15x15"),
+    tensor("low halves of weights are left out", "make_toeplitz", "{{split_low(...) => 0u}}", WRONG, "shape-31x38"),
+    tensor("low halves of pixels are left out", "SplitRows::store",
+           "{{split_low(...) => 0u}}, {{split_low(...) => 0u}}", WRONG, "shape-31x38"),
+    tensor("a diagonal too far", "make_toeplitz", "const int place = _ / 128 * 16 + element {{=> + 1}}", WRONG, "shape-3x3"),
+    tensor("columns of an operand are not exchanged", "make_toeplitz", "{{2 * g + i % 2 => g + i % 2 * 8}}",
+           WRONG, "shape-3x3"),
+    tensor("the last block of a row's weights is empty", "Toeplitz::empty", "> span {{=> - 16}}", WRONG, "shape-15x15"),
+    tensor("sums do not move up", "separable_tensor", "q == 0 ? _ - 1 : {{q - 1 => q}}", WRONG, "shape-31x38"),
+    tensor("rows past the end are stored", "separable_tensor", "{{if (_ >= _) continue;}} for", FENCE | WRONG, "pitch-aligned"),
+    tensor("elements past the end are stored", "store_staged", "_ < _ {{&& column < count}}", FENCE | WRONG, "border-wrap"),
+    tensor("rows in reach are outside the image", "SplitRows::load", "{{&& _ + Base::rows <= _.height}}", FENCE | WRONG, "pitch-aligned"),
+    tensor("scales of rows are not taken back", "separable_tensor", "exact_power({{141 - => 2 * 141 -}} _ - ...)", WRONG,
+           "shape-3x3"),
+    groups("input rows are read before they are there", "box_groups", "cp_async_wait_group<0>(); {{__syncthreads();}}",
+           RACE, "shape-33x33"),
+    groups("sums of groups are read before they are there", "box_groups",
+           "_[task] = _[0]; } {{__syncthreads();}} { T", RACE, "shape-33x33"),
+    groups("rows are read before they are in the ring", "box_groups", "} {{__syncthreads();}} if (Tuning::buffers == 1 && _)",
+           RACE, "shape-33x33"),
+    groups("column sums are read before they are there", "box_groups", "{{if (S::row_groups > 1) __syncthreads();}}",
+           RACE, "shape-63x63"),
+    groups("the ring is a group too short", "GroupTile", "ring = Y::whole + row_groups {{+ (Y::rest > 0)}}",
+           RACE | WRONG, "shape-63x63"),
+    groups("what leaves begins a row late", "box_groups", "16 - Y::rest {{=> + 1}} + _", RACE | WRONG, "shape-63x63"),
+    groups("the middle lacks a group", "middle_of", "_ < G::whole {{=> - 1}}", WRONG, "shape-63x63"),
+    groups("the last places are not kept", "sums_of", "_ >= 16 - rest {{=> + 1}}", WRONG, "shape-63x63"),
+    groups("rows past the end are stored", "box_groups", "if (!_ {{|| 16 * _ + _ >= _}}) continue", FENCE | WRONG,
+           "shape-33x33"),
+    groups("columns past the end are stored", "box_groups", "const bool stored = {{_ + _ < _ => true}};", FENCE | WRONG,
+           "shape-33x33"),
+    passes("sums are read before they are there", "box_columns",
+           "begin(_ + warps); {{__syncthreads();}}", RACE, "shape-33x33"),
+    passes("rows that enter are not waited for", "box_columns", "{{cp_async_wait_group<0>();}} __syncwarp", RACE, "shape-65x70"),
+    passes("the stage is overwritten while others read it", "box_columns", "} {{__syncwarp();}} begin", RACE, "shape-65x70"),
+    passes("the row pass does not wait for its row", "box_row", "cp_async_wait_group<0>(); {{__syncthreads();}}",
+           RACE, "shape-33x33"),
+    passes("a group too few", "box_row", "for (; _ < G::whole {{=> - 1}}; ++_)", WRONG, "shape-63x63"),
+    passes("chunks begin with the first group in reach", "box_columns", "start = {{-ceil_div(G::whole, warps) * warps => -G::whole}}",
+           WRONG | "stuck", "shape-63x63"),
+    passes("the first result is not published at the end", "box_columns", "if (threadIdx.x == 0) {{publish(...)}};",
+           WRONG | "stuck", "shape-33x33"),
+    passes("rows do not wait for the chunk", "box_passes", "int _ = blockIdx.x {{=> ^ 1}};",
+           WRONG | "stuck", "shape-33x33"),
     box("input rows are read before they are there", "box", "cp_async_wait_group<0>(); {{__syncthreads();}}",
         RACE, "shape-9x23"),
     box("input rows not waited for", "box", "{{cp_async_wait_group<0>();}}", RACE, "shape-9x23"),

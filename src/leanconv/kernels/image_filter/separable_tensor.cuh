@@ -219,28 +219,8 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
         }
     }
 
-    // Bytes as float16: put under the exponent of 2^10, whose float16 are whole; then 2^10 is taken off.
-    __device__ __forceinline__ void store_bytes(unsigned short* to) const {
-        constexpr bool negative = Range<In>::low < 0;
-#pragma unroll
-        for (int k = 0; k < Base::loads; ++k) {
-            const Place place(lane, k);
-            if (!place.exists) continue;
-            const unsigned bytes = kept[k].elements.words[0] ^ (negative ? 0x80808080u : 0u);
-            const unsigned less = negative ? 0xe480e480u : 0xe400e400u;
-            const unsigned first = add_rn_f16x2(__byte_perm(bytes, 0x64646464u, 0x4140), less);
-            const unsigned second = add_rn_f16x2(__byte_perm(bytes, 0x64646464u, 0x4342), less);
-            *reinterpret_cast<uint2*>(to + (warp * Base::rows + place.row) * Base::pitch + 4 * place.of_row) =
-                make_uint2(first, second);
-        }
-    }
-
     // Splits what was loaded, and writes the biased exponent of the warp's rows: 2^15 > x * 2^(141 - exponent).
     __device__ __forceinline__ void store(unsigned short* to, int* exponents) const {
-        if constexpr (Base::fixed_scale && sizeof(In) == 1) {
-            store_bytes(to);
-            return;
-        }
         float v[Base::loads][4];
         float scale = sizeof(In) == 2 ? 0.5f : 1.0f;
 #pragma unroll

@@ -43,12 +43,6 @@ inline unsigned cvt_rn_bf16x2_f32(float first, float second) {
     return cvt_rn_bf16_f32(first) | static_cast<unsigned>(cvt_rn_bf16_f32(second)) << 16;
 }
 
-// A float holds more than twice the digits, so that its sum, rounded again, is rounded as if once.
-inline unsigned add_rn_f16x2(unsigned a, unsigned b) {
-    const float first = cvt_f32_f16(static_cast<unsigned short>(a)) + cvt_f32_f16(static_cast<unsigned short>(b));
-    return cvt_rn_f16x2_f32(first, cvt_f32_f16(static_cast<unsigned short>(a >> 16)) + cvt_f32_f16(static_cast<unsigned short>(b >> 16)));
-}
-
 inline float max_nan_f32(float a, float b) { return a != a || b != b ? emulator::bit_cast<float>(0x7fffffffu) : a < b ? b : a; }
 
 inline unsigned cvt_rn_tf32_f32(float value) {
