@@ -16,10 +16,10 @@
 //            2 m, or 2 (m - 8) + 1 from 8 on, of its 16, so that a lane has two neighbours.
 // CTA tile   a strip of 16 * tiles * warps columns, which it marches down, 16 rows in a step. A warp has 16 * tiles columns.
 // Registers  the sums of all outputs that a step's rows are part of: 8 for each 16 x 16 of them, but for the last 16 rows.
-// Shared     the input rows of a step, split, twice; the Toeplitz matrices as operands; outputs on their way to whole lines,
+// Shared     input rows of `stages` steps as they come; those of a step, split, twice; the Toeplitz matrices as operands; outputs on their way to whole lines,
 //            where they are not float32.
-// One step   barrier: the step's rows are there, and all have read the step before | loads of the next step's rows are issued |
-//            row pass | column pass, outputs | the next step's rows are split and stored.
+// One step   barrier: the step's rows are there, and all have read the step before | copies of the rows `stages` steps on are
+//            issued | row pass | column pass, outputs | the next step's rows are split and stored.
 // Work       for 128 outputs 3 * (ceil((r + 15) / 16) + ceil((s + 15) / 16)) mma, two thirds of those of the row pass where
 //            pixels are one float16.
 #pragma once
@@ -58,6 +58,8 @@ struct TensorStrip {
     static constexpr int pitch = input_width + 8, piece = step * pitch, buffer = pieces * piece;
     static constexpr int output_pitch = warp_width + 4;
     static constexpr int rows = step / warps, vectors = input_width / 4, loads = ceil_div(rows * vectors, 32);
+    static constexpr int stages = Tuning::stages;
+    static constexpr int stage_bytes = warps * loads * 32 * 4 * (as_float ? 4 : static_cast<int>(sizeof(In)));
 
     static_assert(same_type<T, float>, "tensor cores sum in float32");
     static_assert(Problem::rank == 1, "one column and one row");
@@ -124,56 +126,33 @@ __device__ __forceinline__ void make_toeplitz(unsigned* to, const float* w, int 
     }
 }
 
-// A warp's rows of a step on their way: loaded into registers, then split into halves in shared memory.
+// A warp's rows of a step on their way: copied to shared memory, a lane's vectors to a place of its own, from where they are
+// split into halves when they have landed.
+// NOTE: not by way of registers. Loads under way share their scoreboards with those from shared memory, and were waited for
+// where these were.
 template <class Problem, class Tuning>
 struct SplitRows : TensorStrip<Problem, Tuning> {
     using Base = TensorStrip<Problem, Tuning>;
     using In = typename Base::In;
     using View = Image<In, typename Base::Out, float>;
     using Border = typename Base::Border;
-
-    struct Held {
-        FourElements<In> elements;
-        __device__ __forceinline__ void put(int e, In value) {
-            constexpr int bits = 8 * sizeof(In), in_word = 32 / bits;
-            unsigned word;
-            if constexpr (half_type<In>) word = value.bits;
-            else word = static_cast<unsigned>(value) & (0xffffffffu >> (32 - bits));
-            unsigned& to = elements.words[e / in_word];
-            to = (e % in_word ? to : 0u) | word << e % in_word * bits;
-        }
-        __device__ __forceinline__ void load(const In* from) { elements.load(from); }
-        __device__ __forceinline__ void values(float (&v)[4]) const { elements.widen_to(v); }
-    };
-    struct HeldFloats {
-        float v[4];
-        __device__ __forceinline__ void put(int e, float value) { v[e] = value; }
-        __device__ __forceinline__ void load(const In* from) {
-            FourElements<In> four;
-            four.load(from);
-            four.widen_to(v);
-        }
-        __device__ __forceinline__ void values(float (&to)[4]) const {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) to[e] = v[e];
-        }
-    };
     template <bool floats, class A, class B> struct Either { using type = A; };
     template <class A, class B> struct Either<false, A, B> { using type = B; };
-    using Kept = typename Either<Base::as_float, HeldFloats, Held>::type;
+    using Kept = typename Either<Base::as_float, float, In>::type;
 
     const View& image;
     const int first_row, j, warp, lane;
     const bool whole;  // all elements of a row lie inside the image and on vector edges
     const int* const columns;
-    Kept kept[Base::loads];
+    Kept* const places;
 
     // Row 0 of the band's input is row `first_row` of the image; `columns` has a place for each element of a row.
-    __device__ __forceinline__ SplitRows(const View& image_, int first_row_, int j_, int warp_, int lane_, int* columns_)
+    __device__ __forceinline__ SplitRows(const View& image_, int first_row_, int j_, int warp_, int lane_, int* columns_,
+                                         void* stages)
         : image(image_), first_row(first_row_), j(j_), warp(warp_), lane(lane_),
           whole(Base::planes == 1 && j_ >= Base::left && j_ - Base::left + Base::input_width <= image_.width &&
                 aligned(image_.x, image_.x_pitch)),
-          columns(columns_) {
+          columns(columns_), places(static_cast<Kept*>(stages) + 4 * (warp_ * Base::loads * 32 + lane_)) {
         if (whole) return;
         for (int k = threadIdx.x; k < Base::input_width; k += 32 * Base::warps)
             columns_[k] = border_element<Border, Base::channels>(j - Base::left + k, image.width);
@@ -188,43 +167,77 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
               exists(32 * k + 32 <= Base::rows * Base::vectors || lane + 32 * k < Base::rows * Base::vectors) {}
     };
 
-    // Issues the loads of this warp's rows of the step whose first input row is `first`.
-    __device__ __forceinline__ void load(int first) {
-        const int top = first_row + first + warp * Base::rows;
+    __device__ __forceinline__ Kept* place(int stage, int k) const {
+        return places + 4 * (stage % Base::stages * (Base::warps * Base::loads * 32) + 32 * k);
+    }
+
+    // Issues the copies of this warp's rows of a step, a group of them.
+    __device__ __forceinline__ void load(int n) const {
+        const int top = first_row + n * Base::step + warp * Base::rows;
         if (whole && top >= 0 && top + Base::rows <= image.height) {
             const In* const from = image.x + top * image.x_pitch + (j - Base::left);
 #pragma unroll
             for (int k = 0; k < Base::loads; ++k) {
                 const Place at(lane, k);
-                if (at.exists) kept[k].load(from + (at.row * image.x_pitch + 4 * at.of_row));
-            }
-            return;
-        }
-#pragma unroll
-        for (int k = 0; k < Base::loads; ++k) {
-            const Place at(lane, k);
-            if (!at.exists) continue;
-            const int i = border_index<Border>(top + at.row, image.height);
-            const In* const from = image.x + i * image.x_pitch;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int column = whole ? j - Base::left + 4 * at.of_row + e : columns[4 * at.of_row + e];
-                if constexpr (Base::as_float) {
-                    const bool inside = Border::maps_inside || (i >= 0 && column >= 0);
-                    kept[k].put(e, inside ? widen<float>(from[column * Base::planes]) : image.value);
+                if (!at.exists) continue;
+                const In* const source = from + (at.row * image.x_pitch + 4 * at.of_row);
+                Kept* const to = place(n, k);
+                if constexpr (same_type<In, float>) {
+                    cp_async_16(to, source, true);
+                } else if constexpr (Base::as_float) {
+                    FourElements<In> four;
+                    four.load(source);
+                    float v[4];
+                    four.widen_to(v);
+                    store_vector(to, v);
                 } else {
-                    kept[k].put(e, from[column * Base::planes]);
+#pragma unroll
+                    for (int e = 0; e < 4; e += 4 / sizeof(In)) cp_async_4(to + e, source + e, true);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < Base::loads; ++k) {
+                const Place at(lane, k);
+                if (!at.exists) continue;
+                const int i = border_index<Border>(top + at.row, image.height);
+                const In* const from = image.x + i * image.x_pitch;
+                Kept* const to = place(n, k);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    const int column = whole ? j - Base::left + 4 * at.of_row + e : columns[4 * at.of_row + e];
+                    const In* const source = from + column * Base::planes;
+                    const bool inside = Border::maps_inside || (i >= 0 && column >= 0);
+                    if constexpr (same_type<In, float>) {
+                        if (inside) cp_async_4(to + e, source, true);
+                        else to[e] = image.value;
+                    } else if constexpr (Base::as_float) {
+                        to[e] = inside ? widen<float>(*source) : image.value;
+                    } else {
+                        to[e] = *source;
+                    }
                 }
             }
         }
+        cp_async_commit_group();
     }
 
-    // Splits what was loaded, and writes the biased exponent of the warp's rows: 2^15 > x * 2^(141 - exponent).
-    __device__ __forceinline__ void store(unsigned short* to, int* exponents) const {
+    // Splits a step's rows when they have landed, and writes their biased exponent: 2^15 > x * 2^(141 - exponent).
+    __device__ __forceinline__ void store(int n, unsigned short* to, int* exponents) const {
+        cp_async_wait_group<Base::stages - 1>();
         float v[Base::loads][4];
         float scale = sizeof(In) == 2 ? 0.5f : 1.0f;
 #pragma unroll
-        for (int k = 0; k < Base::loads; ++k) kept[k].values(v[k]);
+        for (int k = 0; k < Base::loads; ++k) {
+            if (!Place(lane, k).exists) continue;
+            if constexpr (Base::as_float) {
+                load_vector(v[k], place(n, k));
+            } else {
+                FourElements<In> four;
+                four.load(place(n, k));
+                four.widen_to(v[k]);
+            }
+        }
         if constexpr (!Base::fixed_scale) {
             float largest = 0.0f;
 #pragma unroll
@@ -239,11 +252,11 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
         }
 #pragma unroll
         for (int k = 0; k < Base::loads; ++k) {
-            const Place place(lane, k);
-            if (!place.exists) continue;
+            const Place of(lane, k);
+            if (!of.exists) continue;
             const float (&x)[4] = v[k];
             const unsigned high[2] = {split_high(x[0], x[1], scale), split_high(x[2], x[3], scale)};
-            unsigned short* const at = to + (warp * Base::rows + place.row) * Base::pitch + 4 * place.of_row;
+            unsigned short* const at = to + (warp * Base::rows + of.row) * Base::pitch + 4 * of.of_row;
             *reinterpret_cast<uint2*>(at) = make_uint2(high[0], high[1]);
             if constexpr (Base::pieces == 2)
                 *reinterpret_cast<uint2*>(at + Base::piece) =
@@ -353,16 +366,19 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
     unsigned* const y_weights = x_weights + 2 * Across::words;
     int* const exponents = reinterpret_cast<int*>(y_weights + 2 * Down::words);
     int* const columns = exponents + 2 * S::step;
-    float* const outputs = reinterpret_cast<float*>(columns + S::input_width) + warp * S::step * S::output_pitch;
+    float* const first_output = reinterpret_cast<float*>(columns + S::input_width);
+    float* const outputs = first_output + warp * S::step * S::output_pitch;
+    void* const stages = first_output + S::warps * S::step * S::output_pitch;
 
     const int first_row = top - Problem::anchor_y, my_column = warp * S::warp_width;
-    SplitRows<Problem, Tuning> source(view, first_row, j, warp, lane, columns);
+    SplitRows<Problem, Tuning> source(view, first_row, j, warp, lane, columns, stages);
     const WeightScale of_column(w, r, lane), of_row(w + r, s, lane);
     make_toeplitz<true, S::x_blocks, s, S::lead, S::channels>(x_weights, w + r, of_row.of(), 32 * S::warps);
     make_toeplitz<false, y_blocks, r, 0, 1>(y_weights, w, of_column.of(), 32 * S::warps);
     __syncthreads();  // the columns are there
-    source.load(0);
-    source.store(halves, exponents);
+#pragma unroll
+    for (int n = 0; n < S::stages; ++n) source.load(n);
+    source.store(0, halves, exponents);
 
     // h times 2^(141 - exponent - of_row.sum) is less than 2^15 where pixels are less than 2^(exponent - 126).
     int exponent = S::fixed_scale ? (sizeof(In) == 1 ? 134 : 142) : 16;
@@ -378,7 +394,8 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
 #pragma unroll 1
     for (int n = 0; n < steps; ++n) {
         __syncthreads();  // the step's rows are there, and all have read those of the step before
-        if (n + 1 < steps) source.load((n + 1) * S::step);
+        if (n + S::stages < steps) source.load(n + S::stages);
+        else cp_async_commit_group();
         const unsigned short* const from = fragment + n % 2 * S::buffer;
         const int* const of_rows = exponents + n % 2 * S::step;
         float rescale = 1.0f;  // of the sums
@@ -516,7 +533,7 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
                                               first_row + i, j + my_column, lane);
             }
         }
-        if (n + 1 < steps) source.store(halves + (n + 1) % 2 * S::buffer, exponents + (n + 1) % 2 * S::step);
+        if (n + 1 < steps) source.store(n + 1, halves + (n + 1) % 2 * S::buffer, exponents + (n + 1) % 2 * S::step);
     }
 }
 

@@ -23,11 +23,12 @@ MOST_BLOCKS = 13
 
 @dataclass(frozen=True)
 class SeparableTensorConfig(Config):
-    """A block of ``warps`` marches down a strip, of which each warp makes ``tiles`` times 16 columns. So many blocks at
-    least, ``min_blocks``, fit on a multiprocessor."""
+    """A block of ``warps`` marches down a strip, of which each warp makes ``tiles`` times 16 columns. Rows of ``stages``
+    steps are under way. So many blocks at least, ``min_blocks``, fit on a multiprocessor."""
 
     warps: int = 8
     tiles: int = 2
+    stages: int = 2
     min_blocks: int = 1
 
     @property
@@ -62,6 +63,11 @@ def input_width(problem: FilterProblem, config: SeparableTensorConfig) -> int:
     return config.width + STEP * (blocks(problem)[1] - 1)
 
 
+def vectors_of(problem: FilterProblem, config: SeparableTensorConfig) -> int:
+    """Vectors of four pixels that a lane copies in a step."""
+    return ceil_div(STEP // config.warps * input_width(problem, config) // 4, 32)
+
+
 def shared_bytes(problem: FilterProblem, config: SeparableTensorConfig) -> int:
     """Shared memory of a block: two steps of split rows, both matrices, exponents, the places of a
     row's elements, and a step of outputs."""
@@ -69,7 +75,9 @@ def shared_bytes(problem: FilterProblem, config: SeparableTensorConfig) -> int:
     halves = 2 * pieces(problem) * STEP * (width + 8) * 2
     weights = sum(2 * 512 * each for each in blocks(problem))
     outputs = config.warps * STEP * (STEP * config.tiles + 4) * 4
-    return halves + weights + 2 * STEP * 4 + width * 4 + outputs
+    item = item_bytes("float32" if problem.border == "constant" else problem.dtype)
+    copied = config.stages * config.warps * vectors_of(problem, config) * 32 * 4 * item
+    return halves + weights + 2 * STEP * 4 + width * 4 + outputs + copied
 
 
 def registers_needed(problem: FilterProblem, config: SeparableTensorConfig) -> int:
