@@ -18,7 +18,9 @@ def run(problem: FilterProblem, x: np.ndarray, w: np.ndarray, **scalars: float) 
     """What the kernel makes of dense images."""
     y = np.full(problem.y_shape, np.nan, np.float32)
     plan = SeparableTensor().plan(problem, CONFIG, TARGETS[0])
-    emulator.run_plan(plan, {"x": x, "w": w, "y": y, "value": 0.0, "delta": 0.0, **scalars}, orders=emulator.ORDERS[-1:])
+    emulator.run_plan(
+        plan, {"x": x, "w": w, "y": y, "value": 0.0, "delta": 0.0, **scalars}, orders=emulator.ORDERS[-1:]
+    )
     return y
 
 

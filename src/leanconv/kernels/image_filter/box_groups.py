@@ -42,7 +42,19 @@ class BoxGroupsConfig(Config):
 
 
 #: (groups, row_groups, buffers) in the order in which they are tried.
-SHAPES = ((8, 2, 2), (16, 1, 2), (8, 1, 2), (8, 2, 1), (16, 1, 1), (8, 4, 1), (16, 2, 1), (16, 2, 2), (8, 4, 2), (4, 4, 1))
+SHAPES = (
+    (8, 1, 1),
+    (8, 2, 2),
+    (16, 1, 2),
+    (8, 1, 2),
+    (8, 2, 1),
+    (16, 1, 1),
+    (8, 4, 1),
+    (16, 2, 1),
+    (16, 2, 2),
+    (8, 4, 2),
+    (4, 4, 1),
+)
 
 
 def shared_bytes(problem: FilterProblem, config: BoxGroupsConfig) -> int:
@@ -110,7 +122,7 @@ class BoxGroups(GpuAlgorithm):
             shared = shared_bytes(problem, config)
             if shared > target.shared_per_block:
                 continue
-            registers = 40 * (sum_bytes(problem) // 4) + 40
+            registers = 36 * (sum_bytes(problem) // 4) + 40
             fitting = min(
                 target.shared_per_multiprocessor // (shared + 1024), blocks_that_fit(registers, config.threads, target)
             )

@@ -7,8 +7,8 @@
 // Requires   results of the type of the sums; one channel; boxes of 33 x 33 and more; a row fits into shared memory.
 // Numerics   as box.cuh, no difference is taken: a sum of n along an axis is off by at most n / 16 + 32 roundings.
 // Groups     as in line_groups.cuh: the sums of what enters are kept in shared memory, what leaves is read again.
-// Column     A block marches down a strip of 32 * columns columns. A warp has 16 rows of a step: it copies those that enter and
-// pass       those that leave, keeps the sums, and after a barrier stores 16 rows of results.
+// Column     A block marches down a strip of 32 * columns columns. A warp has 16 rows of a step: it copies those that enter,
+// pass       loads those that leave, keeps the sums, and after a barrier stores 16 rows of results.
 // Row pass   A block has a row in shared memory, extended by the border; a thread makes 16 neighbouring outputs of it.
 // Order      A first launch marks the first result of each strip's chunk of rows as not there yet. The column pass writes it
 //            after the rest of the chunk (publish), and the row pass waits for those of all strips: what it reads is in L2.
@@ -73,6 +73,15 @@ __device__ __forceinline__ void load_columns(T (&to)[columns], const T* from) {
     }
 }
 template <class T, int columns>
+__device__ __forceinline__ void keep_columns(T* to, const T (&v)[columns]) {
+    if constexpr (columns == 2 && same_type<T, float>) {
+        store_adjacent(to, v);
+    } else {
+#pragma unroll
+        for (int c = 0; c < columns; ++c) to[c] = v[c];
+    }
+}
+template <class T, int columns>
 __device__ __forceinline__ void store_columns(T* to, const T (&v)[columns]) {
     if constexpr (columns == 4) {
         store_vector(to, v);
@@ -118,29 +127,26 @@ __device__ __forceinline__ void box_columns(const Image<typename InMemory<typena
     // Of group k, counted from the first that is kept, slot k % slots.
     T* const kept_all = reinterpret_cast<T*>(shared_memory()) + lane * columns;
     T* const kept_last = kept_all + slots * width;
-    // A warp's rows on their way: 16 that enter, 16 that leave.
-    T* const stage = reinterpret_cast<T*>(shared_memory()) + 2 * slots * width + warp * 32 * width;
+    // A warp's 16 rows that enter, on their way and until its results are stored.
+    T* const stage = reinterpret_cast<T*>(shared_memory()) + 2 * slots * width + warp * 16 * width;
     const int groups = ceil_div(rows, 16);
-    const auto copy_rows = [&](T* to, int n) {
-#pragma unroll
-        for (int k = 0; k < 4 * columns; ++k) {
-            const int e = (32 * k + lane) / (8 * columns), at = (32 * k + lane) % (8 * columns) * 4;
-            const int i = border_index<typename Problem::border>(first_row + n + e, image.height);
-            if (Problem::border::maps_inside || i >= 0) {
-                cp_async_16(to + e * width + at, image.x + i * image.x_pitch + (strip * width + at), true);
-            } else {
-                const T four[4] = {image.value, image.value, image.value, image.value};
-                store_vector(to + e * width + at, four);
-            }
-        }
-    };
     const auto begin = [&](int group) {
         if (copied && vectors && group >= -G::whole && group < groups) {
-            copy_rows(stage, 16 * group + Problem::r - 1);
-            if (group >= 0) copy_rows(stage + 16 * width, 16 * group);
+#pragma unroll
+            for (int k = 0; k < 4 * columns; ++k) {
+                const int e = (32 * k + lane) / (8 * columns), at = (32 * k + lane) % (8 * columns) * 4;
+                const int i = border_index<typename Problem::border>(first_row + 16 * group + Problem::r - 1 + e, image.height);
+                if (Problem::border::maps_inside || i >= 0) {
+                    cp_async_16(stage + e * width + at, image.x + i * image.x_pitch + (strip * width + at), true);
+                } else {
+                    const T four[4] = {image.value, image.value, image.value, image.value};
+                    store_vector(stage + e * width + at, four);
+                }
+            }
         }
         cp_async_commit_group();
     };
+    T* const mine = stage + lane * columns;
     const int start = -ceil_div(G::whole, warps) * warps;  // chunks begin at multiples of as many groups
     begin(start + warp);
     int slot = warp;
@@ -148,63 +154,80 @@ __device__ __forceinline__ void box_columns(const Image<typename InMemory<typena
 #pragma unroll 1
     for (int first = start; first < groups; first += warps) {
         const int group = first + warp;
-        T enters[16][columns], leaves[16][columns];
+        T leaves[16][columns];
+        if (group >= 0 && group < groups) {
+#pragma unroll
+            for (int e = 0; e < 16; ++e) source.load(leaves[e], 16 * group + e);
+        }
         cp_async_wait_group<0>();
         __syncwarp();
         if (group >= -G::whole && group < groups) {
+            T all[columns], last[columns];
 #pragma unroll
             for (int e = 0; e < 16; ++e) {
-                if (copied && vectors) load_columns(enters[e], stage + e * width + lane * columns);
-                else source.load(enters[e], 16 * group + Problem::r - 1 + e);
-            }
-            if (group >= 0) {
+                T enters[columns];
+                if (copied && vectors) {
+                    load_columns(enters, mine + e * width);
+                } else {
+                    source.load(enters, 16 * group + Problem::r - 1 + e);
+                    keep_columns(mine + e * width, enters);
+                }
 #pragma unroll
-                for (int e = 0; e < 16; ++e) {
-                    if (copied && vectors) load_columns(leaves[e], stage + (16 + e) * width + lane * columns);
-                    else source.load(leaves[e], 16 * group + e);
+                for (int c = 0; c < columns; ++c) {
+                    all[c] = e == 0 ? enters[c] : Op::of(all[c], enters[c]);
+                    if (e >= 16 - G::rest) last[c] = e == 16 - G::rest ? enters[c] : Op::of(last[c], enters[c]);
                 }
             }
-            T all[columns], last[columns];
-            sums_of<Op, G::rest>(all, last, enters);
-#pragma unroll
-            for (int c = 0; c < columns; ++c) {
-                kept_all[slot * width + c] = all[c];
-                if (G::begins) kept_last[slot * width + c] = last[c];
-            }
+            keep_columns(kept_all + slot * width, all);
+            if (G::begins) keep_columns(kept_last + slot * width, last);
         }
-        __syncwarp();  // all lanes have read the stage
-        begin(group + warps);
         __syncthreads();  // the step's sums are there, and the last step's results are written
-        if (followed && first - warps >= 0 && threadIdx.x == 0) publish(image.y + (top + 16 * (first - warps)) * image.y_pitch + j, withheld);
+        if (followed && first - warps >= 0 && threadIdx.x == 0)
+            publish(image.y + (top + 16 * (first - warps)) * image.y_pitch + j, withheld);
         if (group >= 0 && group < groups) {
             T middle[columns];
             int from = slot + slots - G::whole + G::first;  // of the oldest group in reach
             from -= from >= slots ? slots : 0;
-#pragma unroll
-            for (int c = 0; c < columns; ++c) middle[c] = (G::begins ? kept_last : kept_all)[from * width + c];
+            load_columns(middle, (G::begins ? kept_last : kept_all) + from * width);
 #pragma unroll 8
             for (int k = G::first + 1; k < G::whole; ++k) {
                 from = from + 1 == slots ? 0 : from + 1;
+                T more[columns];
+                load_columns(more, kept_all + from * width);
 #pragma unroll
-                for (int c = 0; c < columns; ++c) middle[c] = Op::of(middle[c], kept_all[from * width + c]);
+                for (int c = 0; c < columns; ++c) middle[c] = Op::of(middle[c], more[c]);
             }
-            join<Op, G::middle>(enters, leaves, middle);
-            withheld = enters[0][0];
-            const bool withholds = followed && threadIdx.x == 0;
 #pragma unroll
-            for (int e = 0; e < 16; ++e) {
-                const int i = 16 * group + e;
-                if (i >= rows) continue;
-                T* const to = image.y + (top + i) * image.y_pitch + j;
+            for (int c = 0; c < columns; ++c) {
+                leaves[15][c] = Op::of(leaves[15][c], middle[c]);
+#pragma unroll
+                for (int e = 14; e >= 0; --e) leaves[e][c] = Op::of(leaves[e][c], leaves[e + 1][c]);
+            }
+            const bool withholds = followed && threadIdx.x == 0;
+            T* to = image.y + (top + 16 * group) * image.y_pitch + j;
+            T enters[columns];
+#pragma unroll
+            for (int e = 0; e < 16; ++e, to += image.y_pitch) {
+                T next[columns];
+                load_columns(next, mine + e * width);
+#pragma unroll
+                for (int c = 0; c < columns; ++c) {
+                    enters[c] = e == 0 ? next[c] : Op::of(enters[c], next[c]);
+                    leaves[e][c] = Op::of(leaves[e][c], enters[c]);
+                }
+                if (e == 0) withheld = leaves[0][0];
+                if (16 * group + e >= rows) continue;
                 if (vectors && !(e == 0 && withholds)) {
-                    store_columns(to, enters[e]);
+                    store_columns(to, leaves[e]);
                 } else {
 #pragma unroll
                     for (int c = 0; c < columns; ++c)
-                        if (c < count && !(e == 0 && c == 0 && withholds)) to[c] = enters[e][c];
+                        if (c < count && !(e == 0 && c == 0 && withholds)) to[c] = leaves[e][c];
                 }
             }
         }
+        __syncwarp();  // all lanes have read the stage
+        begin(group + warps);
         slot = slot + warps < slots ? slot + warps : slot + warps - slots;
     }
     if (!followed) return;
@@ -290,7 +313,7 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
     }
 #pragma unroll 1
     for (int k = threadIdx.x; k < round_up(groups, 32); k += threads) {
-        T enters[16][1], leaves[16][1], middle[1];
+        T enters[16][1] = {}, leaves[16][1], middle[1];
         if (k < groups) {
             Row::template load<lead + G::rest>(enters, row, k + G::whole);
             Row::template load<lead>(leaves, row, k);
@@ -310,31 +333,27 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
                 enters[e][0] = result + delta;
             }
         }
-        // Results leave by way of shared memory, in whole lines; a warp has its own place behind the sums.
-        T* const staging = kept_all + round_up(3 * (groups + G::whole), 4) + threadIdx.x / 32 * 32 * Row::pitch;
-        __syncwarp();
-        const int lane = threadIdx.x % 32;
-        if (k < groups) {
+        // Two lanes exchange vectors, so that a store has both halves of 32 bytes.
+        const int odd = threadIdx.x % 2;
 #pragma unroll
-            for (int e = 0; e < 16; e += 4) {
-                const T four[4] = {enters[e][0], enters[e + 1][0], enters[e + 2][0], enters[e + 3][0]};
-                store_vector(staging + lane * Row::pitch + e, four);
-            }
-        }
-        __syncwarp();
-        const int begin = 16 * (k - lane), count = min(512, width - begin);
-        if (vectors) {
+        for (int e = 0; e < 16; e += 8) {
+            T own[4], other[4];
 #pragma unroll
-            for (int e = 0; e < 16; e += 4) {
-                const int at = 32 * e + 4 * lane;
-                if (at >= count) continue;
-                T four[4];
-                load_vector(four, staging + Row::place(at));
-                stream_sums(y + begin + at, four);
+            for (int i = 0; i < 4; ++i) {
+                own[i] = odd ? enters[e + 4 + i][0] : enters[e + i][0];
+                other[i] = __shfl_xor_sync(0xffffffffu, odd ? enters[e + i][0] : enters[e + 4 + i][0], 1);
             }
-        } else {
-#pragma unroll 1
-            for (int at = lane; at < count; at += 32) y[begin + at] = staging[Row::place(at)];
+            const int at = 16 * k + e + 4 * odd, at_other = at + (odd ? -16 : 16);
+            if (vectors) {
+                if (at < width) stream_sums(y + at, own);
+                if (at_other < width) stream_sums(y + at_other, other);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (at + i < width) y[at + i] = own[i];
+                    if (at_other + i < width) y[at_other + i] = other[i];
+                }
+            }
         }
     }
 }
@@ -382,8 +401,13 @@ __device__ __forceinline__ void box_passes(const typename Problem::element* x, c
         T* const of_image = results + image * y_step;
         if constexpr (Problem::along_columns) {
             const T* const flags = of_image + (band * band_rows + first) * y_pitch;
-            for (int k = threadIdx.x; k < strips; k += threads)
-                while (ld_acquire(reinterpret_cast<const unsigned*>(flags + k * (32 * Tuning::columns))) == not_yet) {}
+            const auto wait_for = [&](int strip) {
+                while (ld_acquire(reinterpret_cast<const unsigned*>(flags + strip * (32 * Tuning::columns))) == not_yet) {}
+            };
+            // One thread looks for one strip's, and all for all when that is there: fewer looks disturb less.
+            if (threadIdx.x == 0) wait_for(row % strips);
+            __syncthreads();
+            for (int k = threadIdx.x; k < strips; k += threads) wait_for(k);
             __syncthreads();  // the chunk is there
         }
         T* const to = of_image + row * y_pitch;

@@ -49,16 +49,14 @@ def column_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
     """Shared memory of a block of the column pass: two sums of each group in reach, and of the next steps'; rows of each
     warp on their way."""
     groups = (problem.kh - 1) // GROUP + 2 * config.warps
-    copied = problem.dtype == problem.sums and sum_bytes(problem) == 4
-    return sum_bytes(problem) * 32 * config.columns * (2 * groups + 2 * GROUP * config.warps * copied)
+    return sum_bytes(problem) * 32 * config.columns * (2 * groups + GROUP * config.warps)
 
 
 def row_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
-    """Shared memory of a block of the row pass: the extended row, three sums of each group, outputs of each warp."""
+    """Shared memory of a block of the row pass: the extended row, and three sums of each group."""
     pitch, whole = (20 if sum_bytes(problem) == 4 else 18), (problem.kw - 1) // GROUP
     groups = ceil_div(problem.w, GROUP) + whole
-    staged = config.warps * 32 * pitch
-    return sum_bytes(problem) * (ceil_div((groups + 3) * pitch + 3 * groups, 4) * 4 + staged)
+    return sum_bytes(problem) * ((groups + 3) * pitch + 3 * groups)
 
 
 def shared_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
@@ -117,7 +115,7 @@ class BoxPasses(GpuAlgorithm):
         for shape in SHAPES:
             config = BoxPassesConfig(*shape)
             shared = shared_bytes(problem, config)
-            registers = 32 * config.columns * (sum_bytes(problem) // 4) + 60
+            registers = (16 * config.columns + 8) * (sum_bytes(problem) // 4) + 24
             if shared > target.shared_per_block or registers > 255:
                 continue
             fitting = min(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import Arithmetic, Config, GpuAlgorithm, ceil_div
@@ -146,7 +146,7 @@ class SeparableTensor(GpuAlgorithm):
             fitting = min(
                 target.shared_per_multiprocessor // (shared + 1024), blocks_that_fit(registers, config.threads, target)
             )
-            usable.append(SeparableTensorConfig(*shape, max(1, fitting)))
+            usable.append(replace(config, min_blocks=max(1, fitting)))
         yield from sorted(usable, key=lambda c: march_of(problem, c).rank(target))
 
     def plan(self, problem: FilterProblem, config: SeparableTensorConfig, target: Target) -> Plan:
