@@ -352,7 +352,8 @@ def execute(
 
     ``offsets`` moves an array that many bytes off its 256-byte alignment. The ``hidden`` ones no thread of a cluster
     may touch before one of its threads has waited for the launches before (``griddepcontrol_wait``). With ``in_order``
-    blocks are played in the order of their numbers, whatever the order of threads. Raises EmulatorError; an UndefinedError where something is undefined and the unit was not built to tell it.
+    blocks are played in the order of their numbers, whatever the order of threads. Raises EmulatorError; an
+    UndefinedError where something is undefined and the unit was not built to tell it.
     """
     passed = [*arguments, *_described(arguments)]
     names = [a.name for a in passed]

@@ -1,4 +1,4 @@
-"""What tensor cores must not lose: rows of any size, infinities and NaN where they belong, integers without an error."""
+"""What tensor cores must not lose: rows of any size, infinities and NaN in their places, integers without an error."""
 
 from __future__ import annotations
 

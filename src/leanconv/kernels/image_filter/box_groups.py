@@ -22,9 +22,9 @@ LEAST = GROUP + 1
 
 @dataclass(frozen=True)
 class BoxGroupsConfig(Config):
-    """A block marches down a strip of 16 * ``groups`` columns, 16 * ``row_groups`` rows in a step, with a thread for each
-    column and 16 rows. With two ``buffers`` the next step's rows are under way all the time. So many blocks at least,
-    ``min_blocks``, fit on a multiprocessor."""
+    """A block marches down a strip of 16 * ``groups`` columns, 16 * ``row_groups`` rows in a step, with a thread for
+    each column and 16 rows. With two ``buffers`` the next step's rows are under way all the time. So many blocks at
+    least, ``min_blocks``, fit on a multiprocessor."""
 
     groups: int = 8
     row_groups: int = 1

@@ -46,8 +46,8 @@ SHAPES = ((2, 8, 64), (2, 8, 1), (2, 4, 1), (2, 4, 128), (1, 8, 64), (4, 4, 1), 
 
 
 def column_bytes(problem: FilterProblem, config: BoxPassesConfig) -> int:
-    """Shared memory of a block of the column pass: two sums of each group in reach, and of the next steps'; rows of each
-    warp on their way."""
+    """Shared memory of a block of the column pass: two sums of each group in reach, and of the next steps'; rows of
+    each warp on their way."""
     groups = (problem.kh - 1) // GROUP + 2 * config.warps
     return sum_bytes(problem) * 32 * config.columns * (2 * groups + GROUP * config.warps)
 

@@ -17,14 +17,14 @@ from leanconv.problem import FilterProblem
 
 #: Rows that a block makes in a step, and the width of a block of the Toeplitz matrices.
 STEP = 16
-#: Most rows and columns that an output reaches, in such blocks: registers hold the filtered rows.
+#: Most rows and columns that an output reaches, in such blocks: registers hold the sums of all these rows.
 MOST_BLOCKS = 13
 
 
 @dataclass(frozen=True)
 class SeparableTensorConfig(Config):
-    """A block of ``warps`` marches down a strip, of which each warp makes ``tiles`` times 16 columns. Rows of ``stages``
-    steps are under way. So many blocks at least, ``min_blocks``, fit on a multiprocessor."""
+    """A block of ``warps`` marches down a strip, of which each warp makes ``tiles`` times 16 columns. Rows of
+    ``stages`` steps are under way. So many blocks at least, ``min_blocks``, fit on a multiprocessor."""
 
     warps: int = 8
     tiles: int = 2
