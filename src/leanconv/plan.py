@@ -309,8 +309,6 @@ class Launch:
     waits: bool = False
     #: lets an early launch behind it start as soon as all its own blocks run
     opens: bool = False
-    #: a block may wait for others of lower numbers, which the machine starts before it
-    in_order: bool = False
 
     @property
     def symbol(self) -> str:

@@ -346,19 +346,17 @@ def execute(
     orders: Sequence[str] = ORDERS,
     offsets: Mapping[str, int] | None = None,
     hidden: Container[str] = (),
-    in_order: bool = False,
 ) -> None:
     """Play one launch; arrays that the kernel takes as non-const pointers are filled in place.
 
     ``offsets`` moves an array that many bytes off its 256-byte alignment. The ``hidden`` ones no thread of a cluster
-    may touch before one of its threads has waited for the launches before (``griddepcontrol_wait``). With ``in_order``
-    blocks are played in the order of their numbers, whatever the order of threads. Raises EmulatorError; an
-    UndefinedError where something is undefined and the unit was not built to tell it.
+    may touch before one of its threads has waited for the launches before (``griddepcontrol_wait``). Raises
+    EmulatorError; an UndefinedError where something is undefined and the unit was not built to tell it.
     """
     passed = [*arguments, *_described(arguments)]
     names = [a.name for a in passed]
     bound = [None if isinstance(a, TensorMap) else _bind(a, values) for a in passed]
-    request = struct.pack("<qqqqqq", grid, block, cluster, shared_bytes, in_order, len(orders))
+    request = struct.pack("<qqqqq", grid, block, cluster, shared_bytes, len(orders))
     request += struct.pack(f"<{len(orders)}q", *(ORDERS.index(o) for o in orders)) + struct.pack("<q", len(bound))
     for a, v in zip(passed, bound, strict=True):
         if isinstance(a, TensorMap):
@@ -417,7 +415,6 @@ def run_launch(launch: Launch, values: Mapping[str, Any], *, kernels: Path = com
         block=launch.block,
         cluster=launch.cluster,
         shared_bytes=launch.shared_bytes,
-        in_order=launch.in_order,
         **how,
     )
 

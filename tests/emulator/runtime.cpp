@@ -466,7 +466,6 @@ int main(int, char** argv) {
     block = read_number();
     cluster = read_number();
     shared_bytes = read_number();
-    const bool in_order = read_number() != 0;  // blocks may wait for those of lower numbers
     std::vector<int> orders(static_cast<size_t>(read_number()));
     for (int& o : orders) o = static_cast<int>(read_number());
     parameters.resize(static_cast<size_t>(read_number()));
@@ -526,7 +525,7 @@ int main(int, char** argv) {
         for (auto& p : parameters) {
             if (p.memory && p.kind != Parameter::tensor_map) memcpy(p.memory, p.initial.data(), p.bytes);
         }
-        for (int64_t i = 0; i < grid; i += cluster) run_cluster(o == 1 && !in_order ? grid - cluster - i : i);
+        for (int64_t i = 0; i < grid; i += cluster) run_cluster(o == 1 ? grid - cluster - i : i);
         for (auto& p : parameters) {
             if (p.kind == Parameter::constant && memcmp(p.memory, p.initial.data(), p.bytes) != 0) {
                 fprintf(stderr, "emulator: the kernel wrote to an argument that it takes as const\n");

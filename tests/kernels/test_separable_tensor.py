@@ -11,7 +11,7 @@ from leanconv.problem import FilterProblem
 from tests import emulator
 from tests.cases import TARGETS, filter_problem
 
-CONFIG = SeparableTensorConfig(warps=4, tiles=1, min_blocks=1)
+CONFIG = SeparableTensorConfig(warps=4, tiles=1)
 
 
 def run(problem: FilterProblem, x: np.ndarray, w: np.ndarray, **scalars: float) -> np.ndarray:

@@ -20,7 +20,6 @@ from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.image_filter.box import Box
-from leanconv.kernels.image_filter.box_groups import BoxGroups
 from leanconv.kernels.image_filter.box_passes import BoxPasses
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
@@ -69,7 +68,6 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     Separable(),
     SeparableTensor(),
     Box(),
-    BoxGroups(),
     BoxPasses(),
     Median(),
 )

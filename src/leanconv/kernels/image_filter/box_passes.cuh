@@ -1,26 +1,65 @@
-// box_passes: what all pixels of a large box make (box.cuh), along columns from the image into the result, then along rows of
-// the result, in place. Of float32 both passes are one launch, in which blocks of rows follow those of columns.
+// box_passes: what all pixels of a large box make (box.cuh), in two launches: along columns from the image into the result,
+// then along rows of the result, in place.
 //
 //   v[i, j] = op over u of x[i + u - anchor_y, j]                                                the column pass
 //   y[i, j] = delta + w * op over z of v[i, j + z - anchor_x]                                    the row pass
 //
 // Requires   results of the type of the sums; one channel; boxes of 33 x 33 and more; a row fits into shared memory.
 // Numerics   as box.cuh, no difference is taken: a sum of n along an axis is off by at most n / 16 + 32 roundings.
-// Groups     as in line_groups.cuh: the sums of what enters are kept in shared memory, what leaves is read again.
-// Column     A block marches down a strip of 32 * columns columns. A warp has 16 rows of a step: it copies those that enter,
-// pass       loads those that leave, keeps the sums, and after a barrier stores 16 rows of results.
+// Groups     A line is cut into groups of 16. Let n - 1 = 16 * whole + rest. The windows of 16 outputs that begin at group a are
+//            an end of group a | `rest` elements and whole - 1 groups, in all of them | a beginning of the 16 elements from
+//            16 * (a + whole) + rest on, which enter. Of what enters, the sums of all 16 and of the last `rest` are kept in
+//            shared memory: the middle of the windows of later groups consists of these. What leaves is read again.
+// Column     A block marches down a strip of 32 * columns columns. A warp has 16 rows of a step: it loads those that enter and
+// pass       those that leave, keeps the sums, and after a barrier stores 16 rows of results.
 // Row pass   A block has a row in shared memory, extended by the border; a thread makes 16 neighbouring outputs of it.
-// Order      A first launch marks the first result of each strip's chunk of rows as not there yet. The column pass writes it
-//            after the rest of the chunk (publish), and the row pass waits for those of all strips: what it reads is in L2.
-// Work       an output takes five operations along an axis and n / 256 shared loads of 32 bits. L2 moves 20 bytes for each of
-//            float32: the pixel that enters, the one that leaves, v twice, the result; memory 8, where L2 holds the rows of
-//            a box.
+// Work       an output takes five operations along an axis and n / 256 shared loads of 32 bits. Of an image of float32, 8 bytes
+//            are read and 4 written, then 4 read and 4 written; L2 may serve what leaves, and what the column pass wrote last.
 #pragma once
 
 #include <kernels/image_filter/box.cuh>
-#include <kernels/image_filter/line_groups.cuh>
 
 namespace leanconv {
+
+// How windows of `taps` places lie in groups of 16.
+template <int taps>
+struct Groups {
+    static constexpr int whole = (taps - 1) / 16, rest = (taps - 1) % 16;
+    // The middle of windows consists of the last places of one group, where there are such, and all of others.
+    static constexpr int first = rest > 0 ? 0 : 1;
+    static_assert(whole >= 2, "smaller boxes are left to box.cuh");
+};
+
+// The sums that groups keep for others: of all 16, and of the last `rest`.
+template <class Op, int rest, class T, int columns>
+__device__ __forceinline__ void sums_of(T (&all)[columns], T (&last)[columns], const T (&v)[16][columns]) {
+#pragma unroll
+    for (int c = 0; c < columns; ++c) {
+        T first = v[0][c], second = v[15][c];
+#pragma unroll
+        for (int e = 1; e < 16 - rest; ++e) first = Op::of(first, v[e][c]);
+#pragma unroll
+        for (int e = 14; e >= 16 - rest; --e) second = Op::of(v[e][c], second);
+        all[c] = rest == 0 ? first : Op::of(first, second);
+        last[c] = second;
+    }
+}
+
+// The results of 16 windows, in place of what enters: `middle` is what all of them have.
+template <class Op, class T, int columns>
+__device__ __forceinline__ void join(T (&enters)[16][columns], const T (&leaves)[16][columns], const T (&middle)[columns]) {
+#pragma unroll
+    for (int c = 0; c < columns; ++c) {
+#pragma unroll
+        for (int e = 1; e < 16; ++e) enters[e][c] = Op::of(enters[e - 1][c], enters[e][c]);
+        T end = Op::of(leaves[15][c], middle[c]);
+#pragma unroll
+        for (int e = 15; e >= 0; --e) {
+            enters[e][c] = Op::of(end, enters[e][c]);
+            if (e > 0) end = Op::of(leaves[e - 1][c], end);
+        }
+    }
+}
 
 // A strip's rows in the registers of a warp, `columns` neighbours a lane.
 template <class Problem, int columns>
@@ -60,179 +99,82 @@ struct StripRows {
     }
 };
 
-// A lane's neighbours in shared memory, and as results.
-template <class T, int columns>
-__device__ __forceinline__ void load_columns(T (&to)[columns], const T* from) {
-    if constexpr (columns == 4) {
-        load_vector(to, from);
-    } else if constexpr (columns == 2 && same_type<T, float>) {
-        load_adjacent(to, from);
-    } else {
-#pragma unroll
-        for (int c = 0; c < columns; ++c) to[c] = from[c];
-    }
-}
-template <class T, int columns>
-__device__ __forceinline__ void keep_columns(T* to, const T (&v)[columns]) {
-    if constexpr (columns == 2 && same_type<T, float>) {
-        store_adjacent(to, v);
-    } else {
-#pragma unroll
-        for (int c = 0; c < columns; ++c) to[c] = v[c];
-    }
-}
-template <class T, int columns>
-__device__ __forceinline__ void store_columns(T* to, const T (&v)[columns]) {
-    if constexpr (columns == 4) {
-        store_vector(to, v);
-    } else if constexpr (columns == 2 && same_type<T, float>) {
-        store_adjacent(to, v);
-    } else {
-#pragma unroll
-        for (int c = 0; c < columns; ++c) to[c] = v[c];
-    }
-}
-
-// What a result of the column pass is before it is there. No operation makes this NaN, and where it is copied from the image
-// it becomes another one.
-constexpr unsigned not_yet = 0x7fbadbadu;
-
-// Writes it when what this block has written before is visible to all. The caller has seen a barrier since.
-template <class T>
-__device__ __forceinline__ void publish(T* to, T value) {
-    if constexpr (sizeof(T) == 4) {
-        unsigned bits;
-        if constexpr (same_type<T, float>) bits = __float_as_uint(value);
-        else bits = value;
-        __threadfence();
-        *reinterpret_cast<volatile unsigned*>(to) = bits == not_yet ? 0x7fffffffu : bits;
-    }
-}
-
-// Results of the column pass come in chunks, the steps of its blocks. The first of a strip's chunk is written when all others
-// of the chunk are visible; until then it is `not_yet`.
 template <class Problem, class Tuning, class T>
 __device__ __forceinline__ void box_columns(const Image<typename InMemory<typename Problem::element, T>::type, T, T>& image,
                                             int strip, int top, int rows) {
     using G = Groups<Problem::r>;
     using Op = typename Problem::op;
-    using In = typename InMemory<typename Problem::element, T>::type;
     constexpr int columns = Tuning::columns, warps = Tuning::warps, slots = G::whole + 2 * warps, width = 32 * columns;
-    constexpr bool copied = same_type<In, T> && sizeof(T) == 4, followed = Problem::followed;
     const int warp = warp_number(), lane = threadIdx.x % 32, j = strip * width + lane * columns;
     const bool vectors = (strip + 1) * width <= image.width && aligned(image.x, image.x_pitch) &&
                          aligned(image.y, image.y_pitch);
-    const int count = min(columns, image.width - j), first_row = top - Problem::anchor_y;
-    const StripRows<Problem, columns> source{image.x + j, first_row, image.height, count, image.x_pitch, image.value, vectors};
+    const int count = min(columns, image.width - j);
+    const StripRows<Problem, columns> source{image.x + j, top - Problem::anchor_y, image.height, count, image.x_pitch,
+                                             image.value, vectors};
     // Of group k, counted from the first that is kept, slot k % slots.
     T* const kept_all = reinterpret_cast<T*>(shared_memory()) + lane * columns;
     T* const kept_last = kept_all + slots * width;
-    // A warp's 16 rows that enter, on their way and until its results are stored.
-    T* const stage = reinterpret_cast<T*>(shared_memory()) + 2 * slots * width + warp * 16 * width;
     const int groups = ceil_div(rows, 16);
-    const auto begin = [&](int group) {
-        if (copied && vectors && group >= -G::whole && group < groups) {
-#pragma unroll
-            for (int k = 0; k < 4 * columns; ++k) {
-                const int e = (32 * k + lane) / (8 * columns), at = (32 * k + lane) % (8 * columns) * 4;
-                const int i = border_index<typename Problem::border>(first_row + 16 * group + Problem::r - 1 + e, image.height);
-                if (Problem::border::maps_inside || i >= 0) {
-                    cp_async_16(stage + e * width + at, image.x + i * image.x_pitch + (strip * width + at), true);
-                } else {
-                    const T four[4] = {image.value, image.value, image.value, image.value};
-                    store_vector(stage + e * width + at, four);
-                }
-            }
-        }
-        cp_async_commit_group();
-    };
-    T* const mine = stage + lane * columns;
-    const int start = -ceil_div(G::whole, warps) * warps;  // chunks begin at multiples of as many groups
-    begin(start + warp);
     int slot = warp;
-    T withheld{};
 #pragma unroll 1
-    for (int first = start; first < groups; first += warps) {
+    for (int first = -G::whole; first < groups; first += warps) {
         const int group = first + warp;
-        T leaves[16][columns];
-        if (group >= 0 && group < groups) {
+        T enters[16][columns], leaves[16][columns];
+        if (group < groups) {
 #pragma unroll
-            for (int e = 0; e < 16; ++e) source.load(leaves[e], 16 * group + e);
-        }
-        cp_async_wait_group<0>();
-        __syncwarp();
-        if (group >= -G::whole && group < groups) {
+            for (int e = 0; e < 16; ++e) source.load(enters[e], 16 * group + Problem::r - 1 + e);
+            if (group >= 0) {
+#pragma unroll
+                for (int e = 0; e < 16; ++e) source.load(leaves[e], 16 * group + e);
+            }
             T all[columns], last[columns];
-#pragma unroll
-            for (int e = 0; e < 16; ++e) {
-                T enters[columns];
-                if (copied && vectors) {
-                    load_columns(enters, mine + e * width);
-                } else {
-                    source.load(enters, 16 * group + Problem::r - 1 + e);
-                    keep_columns(mine + e * width, enters);
-                }
-#pragma unroll
-                for (int c = 0; c < columns; ++c) {
-                    all[c] = e == 0 ? enters[c] : Op::of(all[c], enters[c]);
-                    if (e >= 16 - G::rest) last[c] = e == 16 - G::rest ? enters[c] : Op::of(last[c], enters[c]);
-                }
-            }
-            keep_columns(kept_all + slot * width, all);
-            if (G::begins) keep_columns(kept_last + slot * width, last);
-        }
-        __syncthreads();  // the step's sums are there, and the last step's results are written
-        if (followed && first - warps >= 0 && threadIdx.x == 0)
-            publish(image.y + (top + 16 * (first - warps)) * image.y_pitch + j, withheld);
-        if (group >= 0 && group < groups) {
-            T middle[columns];
-            int from = slot + slots - G::whole + G::first;  // of the oldest group in reach
-            from -= from >= slots ? slots : 0;
-            load_columns(middle, (G::begins ? kept_last : kept_all) + from * width);
-#pragma unroll 8
-            for (int k = G::first + 1; k < G::whole; ++k) {
-                from = from + 1 == slots ? 0 : from + 1;
-                T more[columns];
-                load_columns(more, kept_all + from * width);
-#pragma unroll
-                for (int c = 0; c < columns; ++c) middle[c] = Op::of(middle[c], more[c]);
-            }
+            sums_of<Op, G::rest>(all, last, enters);
 #pragma unroll
             for (int c = 0; c < columns; ++c) {
-                leaves[15][c] = Op::of(leaves[15][c], middle[c]);
-#pragma unroll
-                for (int e = 14; e >= 0; --e) leaves[e][c] = Op::of(leaves[e][c], leaves[e + 1][c]);
+                kept_all[slot * width + c] = all[c];
+                if (G::rest > 0) kept_last[slot * width + c] = last[c];
             }
-            const bool withholds = followed && threadIdx.x == 0;
-            T* to = image.y + (top + 16 * group) * image.y_pitch + j;
-            T enters[columns];
+        }
+        __syncthreads();  // the step's sums are there
+        if (group >= 0 && group < groups) {
+            T middle[columns];
+            int from = slot + slots - G::whole;  // of the oldest group in reach, of which the last are wanted
+            from -= from >= slots ? slots : 0;
+            const int begin = G::rest > 0 ? 0 : 1;
+            if (begin == 1) from = from + 1 == slots ? 0 : from + 1;
 #pragma unroll
-            for (int e = 0; e < 16; ++e, to += image.y_pitch) {
-                T next[columns];
-                load_columns(next, mine + e * width);
+            for (int c = 0; c < columns; ++c) middle[c] = (begin == 0 ? kept_last : kept_all)[from * width + c];
+#pragma unroll 8
+            for (int k = begin + 1; k < G::whole; ++k) {
+                from = from + 1 == slots ? 0 : from + 1;
 #pragma unroll
-                for (int c = 0; c < columns; ++c) {
-                    enters[c] = e == 0 ? next[c] : Op::of(enters[c], next[c]);
-                    leaves[e][c] = Op::of(leaves[e][c], enters[c]);
-                }
-                if (e == 0) withheld = leaves[0][0];
-                if (16 * group + e >= rows) continue;
-                if (vectors && !(e == 0 && withholds)) {
-                    store_columns(to, leaves[e]);
+                for (int c = 0; c < columns; ++c) middle[c] = Op::of(middle[c], kept_all[from * width + c]);
+            }
+            join<Op>(enters, leaves, middle);
+#pragma unroll
+            for (int e = 0; e < 16; ++e) {
+                const int i = 16 * group + e;
+                if (i >= rows) continue;
+                T* const to = image.y + (top + i) * image.y_pitch + j;
+                if (vectors) {
+                    if constexpr (columns == 4) {
+                        const T four[4] = {enters[e][0], enters[e][1], enters[e][2], enters[e][3]};
+                        store_vector(to, four);
+                    } else if constexpr (columns == 2 && same_type<T, float>) {
+                        *reinterpret_cast<float2*>(to) = make_float2(enters[e][0], enters[e][1]);
+                    } else {
+#pragma unroll
+                        for (int c = 0; c < columns; ++c) to[c] = enters[e][c];
+                    }
                 } else {
 #pragma unroll
                     for (int c = 0; c < columns; ++c)
-                        if (c < count && !(e == 0 && c == 0 && withholds)) to[c] = leaves[e][c];
+                        if (c < count) to[c] = enters[e][c];
                 }
             }
         }
-        __syncwarp();  // all lanes have read the stage
-        begin(group + warps);
         slot = slot + warps < slots ? slot + warps : slot + warps - slots;
     }
-    if (!followed) return;
-    __syncthreads();  // all results are written
-    if (threadIdx.x == 0) publish(image.y + (top + (groups - 1) / warps * warps * 16) * image.y_pitch + j, withheld);
 }
 
 // A row in shared memory: groups of 16 lie 20 words apart, so that threads that read a group each meet all banks.
@@ -257,13 +199,13 @@ struct ExtendedRow {
     }
 };
 
-template <class Problem, int threads, class T>
+template <class Problem, class Tuning, class T>
 __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int width, bool vectors) {
     using G = Groups<Problem::s>;
     using Op = typename Problem::op;
     using Border = typename Problem::border;
     using Row = ExtendedRow<Problem, T>;
-    constexpr int s = Problem::s, anchor = Problem::anchor_x;
+    constexpr int s = Problem::s, anchor = Problem::anchor_x, threads = 32 * Tuning::warps;
     // Places before the row, in whole vectors.
     constexpr int left = round_up(anchor, 4), lead = left - anchor;
     const int groups = ceil_div(width, 16);
@@ -313,11 +255,11 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
     }
 #pragma unroll 1
     for (int k = threadIdx.x; k < round_up(groups, 32); k += threads) {
-        T enters[16][1] = {}, leaves[16][1], middle[1];
+        T enters[16][1], leaves[16][1], middle[1];
         if (k < groups) {
             Row::template load<lead + G::rest>(enters, row, k + G::whole);
             Row::template load<lead>(leaves, row, k);
-            middle[0] = (G::begins ? kept_last : kept_all)[k + G::first];
+            middle[0] = (G::rest > 0 ? kept_last : kept_all)[k + G::first];
             int b = G::first + 1;
             if (eights) {
 #pragma unroll 8
@@ -325,7 +267,7 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
             }
 #pragma unroll 8
             for (; b < G::whole; ++b) middle[0] = Op::of(middle[0], kept_all[k + b]);
-            join<Op, G::middle>(enters, leaves, middle);
+            join<Op>(enters, leaves, middle);
 #pragma unroll
             for (int e = 0; e < 16; ++e) {
                 T result = enters[e][0];
@@ -333,86 +275,61 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
                 enters[e][0] = result + delta;
             }
         }
-        // Two lanes exchange vectors, so that a store has both halves of 32 bytes.
-        const int odd = threadIdx.x % 2;
+        // Results leave by way of shared memory, in whole lines; a warp has its own place behind the sums.
+        T* const staging = kept_all + round_up(3 * (groups + G::whole), 4) + threadIdx.x / 32 * 32 * Row::pitch;
+        __syncwarp();
+        const int lane = threadIdx.x % 32;
+        if (k < groups) {
 #pragma unroll
-        for (int e = 0; e < 16; e += 8) {
-            T own[4], other[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                own[i] = odd ? enters[e + 4 + i][0] : enters[e + i][0];
-                other[i] = __shfl_xor_sync(0xffffffffu, odd ? enters[e + i][0] : enters[e + 4 + i][0], 1);
+            for (int e = 0; e < 16; e += 4) {
+                const T four[4] = {enters[e][0], enters[e + 1][0], enters[e + 2][0], enters[e + 3][0]};
+                store_vector(staging + lane * Row::pitch + e, four);
             }
-            const int at = 16 * k + e + 4 * odd, at_other = at + (odd ? -16 : 16);
-            if (vectors) {
-                if (at < width) stream_sums(y + at, own);
-                if (at_other < width) stream_sums(y + at_other, other);
-            } else {
+        }
+        __syncwarp();
+        const int begin = 16 * (k - lane), count = min(512, width - begin);
+        if (vectors) {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if (at + i < width) y[at + i] = own[i];
-                    if (at_other + i < width) y[at_other + i] = other[i];
-                }
+            for (int e = 0; e < 16; e += 4) {
+                const int at = 32 * e + 4 * lane;
+                if (at >= count) continue;
+                T four[4];
+                load_vector(four, staging + Row::place(at));
+                stream_sums(y + begin + at, four);
             }
+        } else {
+#pragma unroll 1
+            for (int at = lane; at < count; at += 32) y[begin + at] = staging[Row::place(at)];
         }
     }
 }
 
-// Where both passes are one launch, blocks of rows follow those of columns. These come first and wait for nobody, so that
-// the others do not wait for ever: blocks start in the order of their numbers.
+// Of the column pass block b has strip b % strips of band (b / strips) % bands of image b / strips / bands; of the row pass
+// it has a row, the last ones first: they were written last.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void box_passes(const typename Problem::element* x, const typename Problem::sum* w,
                                            typename Problem::result* y, typename Problem::sum value,
                                            typename Problem::sum delta, int height, int width, int64 x_pitch, int64 x_step,
-                                           int64 y_pitch, int64 y_step, int strips, int bands, int band_rows, int images) {
+                                           int64 y_pitch, int64 y_step, int strips, int bands, int band_rows) {
     using T = typename Arithmetic<typename Problem::sum>::type;
     using In = typename InMemory<typename Problem::element, T>::type;
-    constexpr int chunk = 16 * Tuning::warps, threads = 32 * Tuning::warps;
     static_assert(same_type<typename Problem::result, typename Problem::sum>, "sums wait in the result");
     static_assert(Problem::channels == 1 && Problem::planes == 1 && !Problem::valid, "a row of sums is one of results");
     static_assert(0 <= Problem::anchor_y && Problem::anchor_y < Problem::r, "the anchor lies inside the box");
     static_assert(0 <= Problem::anchor_x && Problem::anchor_x < Problem::s, "the anchor lies inside the box");
-    T* const results = reinterpret_cast<T*>(y);
-    const int chunks = ceil_div(band_rows, chunk), of_columns = strips * bands * images;
-    int block = blockIdx.x;
-    if constexpr (Problem::marks) {
-        // Strip k % strips of chunk k / strips % chunks of band k / strips / chunks % bands.
-        const int k = block * threads + threadIdx.x, band = k / strips / chunks % bands, image = k / strips / chunks / bands;
-        const int row = k / strips % chunks * chunk;
-        if (image >= images || row >= band_rows || band * band_rows + row >= height) return;
-        const int64 at = image * y_step + (band * band_rows + row) * y_pitch + k % strips * (32 * Tuning::columns);
-        reinterpret_cast<unsigned*>(y)[at] = not_yet;
-        return;
-    }
-    if (Problem::along_columns && (!Problem::along_rows || block < of_columns)) {
-        const int rest = block / strips, image = rest / bands, top = rest % bands * band_rows;
+    if constexpr (Problem::along_rows) {
+        const int row = gridDim.x - 1 - blockIdx.x;
+        T* const to = reinterpret_cast<T*>(y) + row / height * y_step + row % height * y_pitch;
+        const bool vectors = width % 4 == 0 && aligned(to, 0);
+        box_row<Problem, Tuning>(to, reinterpret_cast<const T*>(w)[0], static_cast<T>(delta), static_cast<T>(value), width,
+                                 vectors);
+    } else {
+        const int rest = blockIdx.x / strips, image = rest / bands, top = rest % bands * band_rows;
         const int rows = min(band_rows, height - top);
         if (rows <= 0) return;
-        const Image<In, T, T> view{reinterpret_cast<const In*>(x) + image * x_step, results + image * y_step,
+        const Image<In, T, T> view{reinterpret_cast<const In*>(x) + image * x_step, reinterpret_cast<T*>(y) + image * y_step,
                                    height, width, height, width, x_pitch, y_pitch, static_cast<T>(value)};
-        box_columns<Problem, Tuning, T>(view, block % strips, top, rows);
-    } else if (Problem::along_rows) {
-        // Rows in the order in which the column pass makes them; those of a launch of their own in the opposite one.
-        if (Problem::along_columns) block -= of_columns;
-        else block = gridDim.x - 1 - block;
-        const int rest = block / chunk, first = rest / bands % chunks * chunk, band = rest % bands;
-        const int image = rest / bands / chunks, in_band = first + block % chunk, row = band * band_rows + in_band;
-        if (in_band >= band_rows || row >= height) return;
-        T* const of_image = results + image * y_step;
-        if constexpr (Problem::along_columns) {
-            const T* const flags = of_image + (band * band_rows + first) * y_pitch;
-            const auto wait_for = [&](int strip) {
-                while (ld_acquire(reinterpret_cast<const unsigned*>(flags + strip * (32 * Tuning::columns))) == not_yet) {}
-            };
-            // One thread looks for one strip's, and all for all when that is there: fewer looks disturb less.
-            if (threadIdx.x == 0) wait_for(row % strips);
-            __syncthreads();
-            for (int k = threadIdx.x; k < strips; k += threads) wait_for(k);
-            __syncthreads();  // the chunk is there
-        }
-        T* const to = of_image + row * y_pitch;
-        box_row<Problem, threads>(to, reinterpret_cast<const T*>(w)[0], static_cast<T>(delta), static_cast<T>(value), width,
-                                  width % 4 == 0 && aligned(to, 0));
+        box_columns<Problem, Tuning, T>(view, blockIdx.x % strips, top, rows);
     }
 }
 

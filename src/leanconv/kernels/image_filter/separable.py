@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.contract import Config, ceil_div
 from leanconv.kernels.image_filter.arguments import arguments, constants
-from leanconv.kernels.image_filter.marching import March
+from leanconv.kernels.image_filter.marching import March, StripAlgorithm, speeds_of
 from leanconv.kernels.image_filter.register_cache import EXTENT, MOST_REGISTERS, sum_bytes
 from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
@@ -86,7 +86,7 @@ def march_of(problem: FilterProblem, config: SeparableConfig) -> March:
     return March(strips, problem.out_h, overlap, *steps, config.warps, config.min_blocks)
 
 
-class Separable(GpuAlgorithm):
+class Separable(StripAlgorithm):
     """Rows and columns apart, FMAs or wrapping int32, every type and border, no workspace."""
 
     name = "separable"
@@ -115,6 +115,10 @@ class Separable(GpuAlgorithm):
             has = f"{target.shared_per_block} on {target.arch}"
             reasons.append(f"a block needs {least} bytes of shared memory at least, and has {has}")
         return reasons
+
+    def cycles(self, problem: FilterProblem, target: Target) -> float:
+        taps = problem.rank * (problem.kh + problem.kw)
+        return speeds_of(self.stem, problem, target).cycles(problem, taps, target)
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
         usable = []

@@ -16,10 +16,10 @@
 //            2 m, or 2 (m - 8) + 1 from 8 on, of its 16, so that a lane has two neighbours.
 // CTA tile   a strip of 16 * tiles * warps columns, which it marches down, 16 rows in a step. A warp has 16 * tiles columns.
 // Registers  the sums of all outputs that a step's rows are part of: 8 for each 16 x 16 of them, but for the last 16 rows.
-// Shared     input rows of `stages` steps as they come; those of a step, split, twice; the Toeplitz matrices as operands; outputs on their way to whole lines,
+// Shared     the input rows of a step, split, twice; the Toeplitz matrices as operands; outputs on their way to whole lines,
 //            where they are not float32.
-// One step   barrier: the step's rows are there, and all have read the step before | copies of the rows `stages` steps on are
-//            issued | row pass | column pass, outputs | the next step's rows are split and stored.
+// One step   barrier: the step's rows are there, and all have read the step before | loads of the next step's rows are issued |
+//            row pass | column pass, outputs | the next step's rows are split and stored.
 // Work       for 128 outputs 3 * (ceil((r + 15) / 16) + ceil((s + 15) / 16)) mma, two thirds of those of the row pass where
 //            pixels are one float16.
 #pragma once
@@ -189,19 +189,16 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
     unsigned* const y_weights = x_weights + 2 * Across::words;
     int* const exponents = reinterpret_cast<int*>(y_weights + 2 * Down::words);
     int* const columns = exponents + 2 * S::step;
-    float* const first_output = reinterpret_cast<float*>(columns + S::input_width);
-    float* const outputs = first_output + warp * S::step * S::output_pitch;
-    void* const stages = first_output + S::warps * S::step * S::output_pitch;
+    float* const outputs = reinterpret_cast<float*>(columns + S::input_width) + warp * S::step * S::output_pitch;
 
     const int first_row = top - Problem::anchor_y, my_column = warp * S::warp_width;
-    SplitRows<Problem, Tuning> source(view, first_row, j, warp, lane, columns, stages);
+    SplitRows<Problem, Tuning> source(view, first_row, j, warp, lane, columns);
     const WeightScale of_column(w, r, lane), of_row(w + r, s, lane);
     make_toeplitz<true, S::x_blocks, s, S::lead, S::channels>(x_weights, w + r, of_row.of(), 32 * S::warps);
     make_toeplitz<false, y_blocks, r, 0, 1>(y_weights, w, of_column.of(), 32 * S::warps);
     __syncthreads();  // the columns are there
-#pragma unroll
-    for (int n = 0; n < S::stages; ++n) source.load(n);
-    source.store(0, halves, exponents);
+    source.load(0);
+    source.store(halves, exponents);
 
     // h times 2^(141 - exponent - of_row.sum) is less than 2^15 where pixels are less than 2^(exponent - 126).
     int exponent = S::fixed_scale ? (sizeof(In) == 1 ? 134 : 142) : 16;
@@ -217,8 +214,7 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
 #pragma unroll 1
     for (int n = 0; n < steps; ++n) {
         __syncthreads();  // the step's rows are there, and all have read those of the step before
-        if (n + S::stages < steps) source.load(n + S::stages);
-        else cp_async_commit_group();
+        if (n + 1 < steps) source.load((n + 1) * S::step);
         const unsigned short* const from = fragment + n % 2 * S::buffer;
         const int* const of_rows = exponents + n % 2 * S::step;
         float rescale = 1.0f;  // of the sums
@@ -356,7 +352,7 @@ __device__ __forceinline__ void separable_tensor(const typename Problem::element
                                               first_row + i, j + my_column, lane);
             }
         }
-        if (n + 1 < steps) source.store(n + 1, halves + (n + 1) % 2 * S::buffer, exponents + (n + 1) % 2 * S::step);
+        if (n + 1 < steps) source.store(halves + (n + 1) % 2 * S::buffer, exponents + (n + 1) % 2 * S::step);
     }
 }
 

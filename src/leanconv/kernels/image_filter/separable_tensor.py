@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.contract import Arithmetic, Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import blocks_that_fit
 from leanconv.kernels.image_filter.arguments import arguments, constants
-from leanconv.kernels.image_filter.marching import March
+from leanconv.kernels.image_filter.marching import March, StripAlgorithm, speeds_of
 from leanconv.kernels.image_filter.register_cache import EXTENT
 from leanconv.kernels.image_filter.separable import interleaved, planes
 from leanconv.plan import Constants, Number, Plan, Target
@@ -23,12 +23,11 @@ MOST_BLOCKS = 13
 
 @dataclass(frozen=True)
 class SeparableTensorConfig(Config):
-    """A block of ``warps`` marches down a strip, of which each warp makes ``tiles`` times 16 columns. Rows of
-    ``stages`` steps are under way. So many blocks at least, ``min_blocks``, fit on a multiprocessor."""
+    """A block of ``warps`` marches down a strip, of which each warp makes ``tiles`` times 16 columns. So many blocks at
+    least, ``min_blocks``, fit on a multiprocessor."""
 
-    warps: int = 8
+    warps: int = 4
     tiles: int = 2
-    stages: int = 2
     min_blocks: int = 1
 
     @property
@@ -42,7 +41,11 @@ class SeparableTensorConfig(Config):
 
 
 #: (warps, tiles) in the order in which they are tried.
-SHAPES = ((8, 2), (4, 2), (8, 1), (4, 4), (16, 1), (16, 2), (8, 4), (4, 1))
+SHAPES = ((4, 2), (4, 1), (8, 2), (8, 1))
+#: Most warps of a multiprocessor.
+MOST_WARPS = 16
+#: Most registers that `registers_needed` may say, and how many more than there are: the compiler reuses them.
+MOST_REGISTERS, REUSED = 265, 1.2
 
 
 def blocks(problem: FilterProblem) -> tuple[int, int]:
@@ -64,28 +67,26 @@ def input_width(problem: FilterProblem, config: SeparableTensorConfig) -> int:
 
 
 def vectors_of(problem: FilterProblem, config: SeparableTensorConfig) -> int:
-    """Vectors of four pixels that a lane copies in a step."""
+    """Vectors of four pixels that a lane loads in a step."""
     return ceil_div(STEP // config.warps * input_width(problem, config) // 4, 32)
 
 
 def shared_bytes(problem: FilterProblem, config: SeparableTensorConfig) -> int:
-    """Shared memory of a block: two steps of split rows, both matrices, exponents, the places of a
-    row's elements, and a step of outputs."""
+    """Shared memory of a block: two steps of split rows, both matrices, exponents, the places of a row's elements, and
+    a step of outputs."""
     width = input_width(problem, config)
     halves = 2 * pieces(problem) * STEP * (width + 8) * 2
     weights = sum(2 * 512 * each for each in blocks(problem))
     outputs = config.warps * STEP * (STEP * config.tiles + 4) * 4
-    item = item_bytes("float32" if problem.border == "constant" else problem.dtype)
-    copied = config.stages * config.warps * vectors_of(problem, config) * 32 * 4 * item
-    return halves + weights + 2 * STEP * 4 + width * 4 + outputs + copied
+    return halves + weights + 2 * STEP * 4 + width * 4 + outputs
 
 
 def registers_needed(problem: FilterProblem, config: SeparableTensorConfig) -> int:
-    """Registers of a thread, about: filtered rows, the next step's pixels, sums, diagonals, and addresses."""
+    """Registers of a thread, about: waiting sums, the next step's pixels, the step's sums, weights, and addresses."""
     down, across = blocks(problem)
-    vectors = STEP // config.warps * ceil_div(input_width(problem, config), 128)
     words = 4 if pieces(problem) == 2 else item_bytes(problem.dtype)
-    return 8 * down * config.tiles + vectors * words + 8 * config.tiles + min(4 * max(down, across), 40) + 56
+    pixels = vectors_of(problem, config) * words
+    return 8 * config.tiles * (down + 1) + pixels + min(4 * max(down, across), 40) + 56
 
 
 def strips_of(problem: FilterProblem, config: SeparableTensorConfig) -> int:
@@ -99,7 +100,7 @@ def march_of(problem: FilterProblem, config: SeparableTensorConfig) -> March:
     return March(strips, problem.out_h, overlap, STEP, 1, config.warps, config.min_blocks)
 
 
-class SeparableTensor(GpuAlgorithm):
+class SeparableTensor(StripAlgorithm):
     """Rows and columns apart on tensor cores, a float32 as two float16; every border, no workspace."""
 
     name = "separable"
@@ -134,20 +135,28 @@ class SeparableTensor(GpuAlgorithm):
             reasons.append(f"{images} may need more than 2**31 - 1 blocks")
         return reasons
 
+    def cycles(self, problem: FilterProblem, target: Target) -> float:
+        # of one tile a warp, where two have no registers
+        stem = self.stem if self._fitting(problem, target, SeparableTensorConfig()) else f"{self.stem} 1"
+        return speeds_of(stem, problem, target).cycles(problem, sum(blocks(problem)), target)
+
+    @staticmethod
+    def _fitting(problem: FilterProblem, target: Target, config: SeparableTensorConfig) -> int:
+        """Blocks of a configuration that fit on a multiprocessor."""
+        shared, registers = shared_bytes(problem, config), registers_needed(problem, config)
+        if shared > target.shared_per_block or registers > MOST_REGISTERS:
+            return 0
+        reused = min(255, int(registers / REUSED))
+        return min(
+            target.shared_per_multiprocessor // (shared + 1024), blocks_that_fit(reused, config.threads, target),
+            MOST_WARPS // config.warps,
+        )  # fmt: skip
+
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableTensorConfig]:
-        usable = []
-        for shape in SHAPES:
-            config = SeparableTensorConfig(*shape)
-            shared, registers = shared_bytes(problem, config), registers_needed(problem, config)
-            if shared > target.shared_per_block or registers * config.threads > target.registers_per_multiprocessor:
-                continue
-            if registers > 255:
-                continue
-            fitting = min(
-                target.shared_per_multiprocessor // (shared + 1024), blocks_that_fit(registers, config.threads, target)
-            )
-            usable.append(replace(config, min_blocks=max(1, fitting)))
-        yield from sorted(usable, key=lambda c: march_of(problem, c).rank(target))
+        every = [SeparableTensorConfig(*shape) for shape in SHAPES]
+        found = [replace(each, min_blocks=n) for each in every if (n := self._fitting(problem, target, each))]
+        # those that make fewest columns beside the image
+        yield from sorted(found, key=lambda each: strips_of(problem, each) * each.width)
 
     def plan(self, problem: FilterProblem, config: SeparableTensorConfig, target: Target) -> Plan:
         strips, bands = strips_of(problem, config), march_of(problem, config).bands(target)

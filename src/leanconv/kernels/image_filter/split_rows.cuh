@@ -1,5 +1,5 @@
-// The strip of separable_tensor, and its input rows: on their way to shared memory, and from there split into float16 numbers
-// that ldmatrix reads.
+// The strip of separable_tensor, and its input rows: on their way to registers, and from there as float16 numbers to shared
+// memory, where ldmatrix reads them.
 #pragma once
 
 #include <device/pipeline/split.cuh>
@@ -36,8 +36,6 @@ struct TensorStrip {
     static constexpr int pitch = input_width + 8, piece = step * pitch, buffer = pieces * piece;
     static constexpr int output_pitch = warp_width + 4;
     static constexpr int rows = step / warps, vectors = input_width / 4, loads = ceil_div(rows * vectors, 32);
-    static constexpr int stages = Tuning::stages;
-    static constexpr int stage_bytes = warps * loads * 32 * 4 * (as_float ? 4 : static_cast<int>(sizeof(In)));
 
     static_assert(same_type<T, float>, "tensor cores sum in float32");
     static_assert(Problem::rank == 1, "one column and one row");
@@ -45,33 +43,56 @@ struct TensorStrip {
     static_assert(channels == 1 || planes == 1, "channels are filtered side by side, or one by one");
 };
 
-// A warp's rows of a step on their way: copied to shared memory, a lane's vectors to a place of its own, from where they are
-// split into halves when they have landed.
-// NOTE: not by way of registers. Loads under way share their scoreboards with those from shared memory, and were waited for
-// where these were.
+// A warp's rows of a step on their way: loaded into registers, then split into halves in shared memory.
 template <class Problem, class Tuning>
 struct SplitRows : TensorStrip<Problem, Tuning> {
     using Base = TensorStrip<Problem, Tuning>;
     using In = typename Base::In;
     using View = Image<In, typename Base::Out, float>;
     using Border = typename Base::Border;
+
+    struct Held {
+        FourElements<In> elements;
+        __device__ __forceinline__ void put(int e, In value) {
+            constexpr int bits = 8 * sizeof(In), in_word = 32 / bits;
+            unsigned word;
+            if constexpr (half_type<In>) word = value.bits;
+            else word = static_cast<unsigned>(value) & (0xffffffffu >> (32 - bits));
+            unsigned& to = elements.words[e / in_word];
+            to = (e % in_word ? to : 0u) | word << e % in_word * bits;
+        }
+        __device__ __forceinline__ void load(const In* from) { elements.load(from); }
+        __device__ __forceinline__ void values(float (&v)[4]) const { elements.widen_to(v); }
+    };
+    struct HeldFloats {
+        float v[4];
+        __device__ __forceinline__ void put(int e, float value) { v[e] = value; }
+        __device__ __forceinline__ void load(const In* from) {
+            FourElements<In> four;
+            four.load(from);
+            four.widen_to(v);
+        }
+        __device__ __forceinline__ void values(float (&to)[4]) const {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) to[e] = v[e];
+        }
+    };
     template <bool floats, class A, class B> struct Either { using type = A; };
     template <class A, class B> struct Either<false, A, B> { using type = B; };
-    using Kept = typename Either<Base::as_float, float, In>::type;
+    using Kept = typename Either<Base::as_float, HeldFloats, Held>::type;
 
     const View& image;
     const int first_row, j, warp, lane;
     const bool whole;  // all elements of a row lie inside the image and on vector edges
     const int* const columns;
-    Kept* const places;
+    Kept kept[Base::loads];
 
     // Row 0 of the band's input is row `first_row` of the image; `columns` has a place for each element of a row.
-    __device__ __forceinline__ SplitRows(const View& image_, int first_row_, int j_, int warp_, int lane_, int* columns_,
-                                         void* stages)
+    __device__ __forceinline__ SplitRows(const View& image_, int first_row_, int j_, int warp_, int lane_, int* columns_)
         : image(image_), first_row(first_row_), j(j_), warp(warp_), lane(lane_),
           whole(Base::planes == 1 && j_ >= Base::left && j_ - Base::left + Base::input_width <= image_.width &&
                 aligned(image_.x, image_.x_pitch)),
-          columns(columns_), places(static_cast<Kept*>(stages) + 4 * (warp_ * Base::loads * 32 + lane_)) {
+          columns(columns_) {
         if (whole) return;
         for (int k = threadIdx.x; k < Base::input_width; k += 32 * Base::warps)
             columns_[k] = border_element<Border, Base::channels>(j - Base::left + k, image.width);
@@ -86,77 +107,43 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
               exists(32 * k + 32 <= Base::rows * Base::vectors || lane + 32 * k < Base::rows * Base::vectors) {}
     };
 
-    __device__ __forceinline__ Kept* place(int stage, int k) const {
-        return places + 4 * (stage % Base::stages * (Base::warps * Base::loads * 32) + 32 * k);
-    }
-
-    // Issues the copies of this warp's rows of a step, a group of them.
-    __device__ __forceinline__ void load(int n) const {
-        const int top = first_row + n * Base::step + warp * Base::rows;
+    // Issues the loads of this warp's rows of the step whose first input row is `first`.
+    __device__ __forceinline__ void load(int first) {
+        const int top = first_row + first + warp * Base::rows;
         if (whole && top >= 0 && top + Base::rows <= image.height) {
             const In* const from = image.x + top * image.x_pitch + (j - Base::left);
 #pragma unroll
             for (int k = 0; k < Base::loads; ++k) {
                 const Place at(lane, k);
-                if (!at.exists) continue;
-                const In* const source = from + (at.row * image.x_pitch + 4 * at.of_row);
-                Kept* const to = place(n, k);
-                if constexpr (same_type<In, float>) {
-                    cp_async_16(to, source, true);
-                } else if constexpr (Base::as_float) {
-                    FourElements<In> four;
-                    four.load(source);
-                    float v[4];
-                    four.widen_to(v);
-                    store_vector(to, v);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < 4; e += 4 / sizeof(In)) cp_async_4(to + e, source + e, true);
-                }
+                if (at.exists) kept[k].load(from + (at.row * image.x_pitch + 4 * at.of_row));
             }
-        } else {
+            return;
+        }
 #pragma unroll
-            for (int k = 0; k < Base::loads; ++k) {
-                const Place at(lane, k);
-                if (!at.exists) continue;
-                const int i = border_index<Border>(top + at.row, image.height);
-                const In* const from = image.x + i * image.x_pitch;
-                Kept* const to = place(n, k);
+        for (int k = 0; k < Base::loads; ++k) {
+            const Place at(lane, k);
+            if (!at.exists) continue;
+            const int i = border_index<Border>(top + at.row, image.height);
+            const In* const from = image.x + i * image.x_pitch;
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int column = whole ? j - Base::left + 4 * at.of_row + e : columns[4 * at.of_row + e];
-                    const In* const source = from + column * Base::planes;
+            for (int e = 0; e < 4; ++e) {
+                const int column = whole ? j - Base::left + 4 * at.of_row + e : columns[4 * at.of_row + e];
+                if constexpr (Base::as_float) {
                     const bool inside = Border::maps_inside || (i >= 0 && column >= 0);
-                    if constexpr (same_type<In, float>) {
-                        if (inside) cp_async_4(to + e, source, true);
-                        else to[e] = image.value;
-                    } else if constexpr (Base::as_float) {
-                        to[e] = inside ? widen<float>(*source) : image.value;
-                    } else {
-                        to[e] = *source;
-                    }
+                    kept[k].put(e, inside ? widen<float>(from[column * Base::planes]) : image.value);
+                } else {
+                    kept[k].put(e, from[column * Base::planes]);
                 }
             }
         }
-        cp_async_commit_group();
     }
 
-    // Splits a step's rows when they have landed, and writes their biased exponent: 2^15 > x * 2^(141 - exponent).
-    __device__ __forceinline__ void store(int n, unsigned short* to, int* exponents) const {
-        cp_async_wait_group<Base::stages - 1>();
+    // Splits what was loaded, and writes the biased exponent of the warp's rows: 2^15 > x * 2^(141 - exponent).
+    __device__ __forceinline__ void store(unsigned short* to, int* exponents) const {
         float v[Base::loads][4];
         float scale = sizeof(In) == 2 ? 0.5f : 1.0f;
 #pragma unroll
-        for (int k = 0; k < Base::loads; ++k) {
-            if (!Place(lane, k).exists) continue;
-            if constexpr (Base::as_float) {
-                load_vector(v[k], place(n, k));
-            } else {
-                FourElements<In> four;
-                four.load(place(n, k));
-                four.widen_to(v[k]);
-            }
-        }
+        for (int k = 0; k < Base::loads; ++k) kept[k].values(v[k]);
         if constexpr (!Base::fixed_scale) {
             float largest = 0.0f;
 #pragma unroll
@@ -171,11 +158,11 @@ struct SplitRows : TensorStrip<Problem, Tuning> {
         }
 #pragma unroll
         for (int k = 0; k < Base::loads; ++k) {
-            const Place of(lane, k);
-            if (!of.exists) continue;
+            const Place place(lane, k);
+            if (!place.exists) continue;
             const float (&x)[4] = v[k];
             const unsigned high[2] = {split_high(x[0], x[1], scale), split_high(x[2], x[3], scale)};
-            unsigned short* const at = to + (warp * Base::rows + of.row) * Base::pitch + 4 * of.of_row;
+            unsigned short* const at = to + (warp * Base::rows + place.row) * Base::pitch + 4 * place.of_row;
             *reinterpret_cast<uint2*>(at) = make_uint2(high[0], high[1]);
             if constexpr (Base::pieces == 2)
                 *reinterpret_cast<uint2*>(at + Base::piece) =
