@@ -107,6 +107,10 @@ def _box_cases() -> list[Case]:
     for anchor in range(4):
         add(f"lead-{anchor}", 1, 33, 150, 3, 29 + anchor, anchor=(2, anchor), border="wrap")
     add("shape-200x300", 1, 90, 140, 200, 300, border="reflect")
+    # Whole strips on vector edges; and as many groups along a row that eight are added up.
+    add("shape-65x70", 2, 300, 264, 65, 70, border="wrap")
+    add("shape-40x290-min", 1, 50, 160, 40, 290, border="constant", reduction="min")
+    add("shape-17x18", 1, 100, 264, 17, 18, border="constant", reduction="max", dtype="int16")
     add("shape-70x150-max", 1, 150, 140, 70, 150, border="reflect", reduction="max", thorough=True)
     for h, w in ((1, 517), (263, 1), (32, 128), (33, 129), (64, 260)):
         add(f"size-{h}x{w}", 1, h, w, 5, 3)

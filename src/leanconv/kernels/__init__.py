@@ -21,11 +21,13 @@ from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.image_filter.box import Box
+from leanconv.kernels.image_filter.box_passes import BoxPasses
 from leanconv.kernels.image_filter.fourier_lines import FourierLines
 from leanconv.kernels.image_filter.fourier_tiles import FourierTiles
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
+from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.papers.direct_weight import DirectWeight
@@ -70,8 +72,10 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     RegisterCache(),
     TensorFilter(),
     Separable(),
+    SeparableTensor(),
     FourierLines(),
     FourierTiles(),
     Box(),
+    BoxPasses(),
     Median(),
 )

@@ -1,4 +1,4 @@
-"""`register_cache`, `tensor_filter`, `separable`, `box` and `median` broken on purpose."""
+"""The image filters broken on purpose: small ones, medians, what is separable, and boxes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 cache = breaks_of("register_cache")
 tensor = breaks_of("tensor_filter", "wide-{}", rows=16, tiles=1, depth=4, unroll=1, warps=4)
 separable = breaks_of("separable", "separable-{}", least_steps=16)
+products = breaks_of("separable_tensor", "separable-{}", warps=4, tiles=1)
 median = breaks_of("median", "median-{}")
 box = breaks_of("box", "box-{}", warps=4, rows=8, least_steps=64)
+passes = breaks_of("box_passes", "box-{}", columns=2, warps=4)
 
 BREAKS = (
     cache("input rows and filter read before they are there", "register_cache",
@@ -116,6 +118,41 @@ BREAKS = (
     separable("a weight too many", "slide", "_ >= lead + taps {{=> + 1}}",
               WRONG | "use-after-poison", "shape-3x3", "shape-15x15"),
     separable("weights begin a place late", "separable", "from[_ + _] {{=> * T(0) + from[r]}}", WRONG, "shape-15x15"),
+    products("rows are multiplied before they are there", "separable_tensor",
+           "for (...) { {{__syncthreads();}}", RACE, "shape-15x15"),
+    products("the next step's rows go where this one's are", "separable_tensor",
+           "source.store(halves + (n {{+ 1}}) % 2 * ..., ...)", RACE | WRONG, "shape-15x15"),
+    products("low halves of weights are left out", "make_toeplitz", "{{split_low(...) => 0u}}", WRONG, "shape-31x38"),
+    products("low halves of pixels are left out", "SplitRows::store",
+           "{{split_low(...) => 0u}}, {{split_low(...) => 0u}}", WRONG, "shape-31x38"),
+    products("a diagonal too far", "make_toeplitz", "const int place = _ / 128 * 16 + element {{=> + 1}}",
+           WRONG, "shape-3x3"),
+    products("columns of an operand are not exchanged", "make_toeplitz", "{{2 * g + i % 2 => g + i % 2 * 8}}",
+           WRONG, "shape-3x3"),
+    products("the last block of a row's weights is empty", "Toeplitz::empty", "> span {{=> - 16}}", WRONG, "shape-15x15"),
+    products("sums do not move up", "separable_tensor", "q == 0 ? _ - 1 : {{q - 1 => q}}", WRONG, "shape-31x38"),
+    products("rows past the end are stored", "separable_tensor", "{{if (_ >= _) continue;}} for",
+           FENCE | WRONG, "pitch-aligned"),
+    products("elements past the end are stored", "store_staged", "_ < _ {{&& column < count}}",
+           FENCE | WRONG, "border-wrap"),
+    products("rows in reach are outside the image", "SplitRows::load", "{{&& _ + Base::rows <= _.height}}",
+           FENCE | WRONG, "pitch-aligned"),
+    products("scales of rows are not taken back", "separable_tensor", "exact_power({{141 - => 2 * 141 -}} _ - ...)",
+           WRONG, "shape-3x3"),
+    passes("sums are read before they are there", "box_columns", "} } {{__syncthreads();}} if (_ >= 0 && _ < _)",
+           RACE, "shape-33x33"),
+    passes("the row pass does not wait for its row", "box_row", "cp_async_wait_group<0>(); {{__syncthreads();}}",
+           RACE, "shape-33x33"),
+    passes("results are stored before they are there", "box_row", "} } {{__syncwarp();}} const int",
+           RACE, "shape-65x70"),
+    passes("the last places are not kept", "sums_of", "_ >= 16 - rest {{=> + 1}}", WRONG, "shape-63x63"),
+    passes("a group too few", "box_row", "for (; _ < G::whole {{=> - 1}}; ++_)", WRONG, "shape-63x63"),
+    passes("eight groups too few", "box_row", "int b = {{=> (eights ? 8 : 0) +}} G::first + 1;",
+           WRONG, "shape-40x290-min"),
+    passes("the first band's rows for all", "box_passes", "top = rest % bands {{* _}}", RACE | WRONG, "shape-65x70"),
+    passes("rows past the end are stored", "box_columns", "{{if (_ >= _) continue;}} T*", FENCE | WRONG, "shape-65x70"),
+    passes("a column outside counts once", "box_row", "{{value *= static_cast<T>(Problem::r)}};",
+           WRONG, "shape-33x33"),
     box("input rows are read before they are there", "box", "cp_async_wait_group<0>(); {{__syncthreads();}}",
         RACE, "shape-9x23"),
     box("input rows not waited for", "box", "{{cp_async_wait_group<0>();}}", RACE, "shape-9x23"),

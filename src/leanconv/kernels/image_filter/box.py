@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.kernels.contract import Config, GpuAlgorithm, ceil_div
+from leanconv.kernels.contract import Config, ceil_div
 from leanconv.kernels.image_filter.arguments import arguments, constants
-from leanconv.kernels.image_filter.marching import March
+from leanconv.kernels.image_filter.marching import March, StripAlgorithm, speeds_of
 from leanconv.kernels.image_filter.register_cache import EXTENT, sum_bytes
 from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
@@ -51,7 +51,23 @@ def march_of(problem: FilterProblem, config: BoxConfig) -> March:
     return March(strips, problem.out_h, problem.kh - 1, *steps, config.warps, config.min_blocks)
 
 
-class Box(GpuAlgorithm):
+def why_no_box(problem: FilterProblem) -> list[str]:
+    """What no kernel of boxes can do."""
+    if problem.reduction is None:
+        return ["the filter has weights, and is no box"]
+    if problem.reduction not in OPERATIONS:
+        return [f"a {problem.reduction} is not made of two others"]
+    reasons = ["it filters images, not volumes"] if problem.is_volume else []
+    if not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
+        reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} box")
+    if max(problem.h, problem.w) > EXTENT:
+        reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
+    if problem.reduction != "sum" and problem.sums == "int32":
+        reasons.append("the least and the largest of int32 are found in float64")
+    return reasons
+
+
+class Box(StripAlgorithm):
     """Sums without differences, least and largest values of boxes, every type and border, no workspace."""
 
     name = "box"
@@ -60,18 +76,9 @@ class Box(GpuAlgorithm):
     solves = "filter2d"
 
     def why_not(self, problem: FilterProblem, target: Target) -> list[str]:
-        if problem.reduction is None:
-            return ["the filter has weights, and is no box"]
-        if problem.reduction not in OPERATIONS:
-            return [f"a {problem.reduction} is not made of two others"]
-        reasons = ["it filters images, not volumes"] if problem.is_volume else []
-        if not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
-            reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} box")
-        if max(problem.h, problem.w) > EXTENT:
-            reasons.append(f"the image is {problem.h}x{problem.w}, and the limit is {EXTENT} rows and columns")
-        if problem.reduction != "sum" and problem.sums == "int32":
-            reasons.append("the least and the largest of int32 are found in float64")
-        if not reasons and problem.batch * problem.channels * ceil_div(problem.out_w, STRIP) >= 2**28:
+        if reasons := why_no_box(problem):
+            return reasons
+        if problem.batch * problem.channels * ceil_div(problem.out_w, STRIP) >= 2**28:
             images = f"{problem.batch} images of {problem.h}x{problem.w}"
             reasons.append(f"{images} may need more than 2**31 - 1 blocks")
         least = min(shared_bytes(problem, BoxConfig(*shape)) for shape in SHAPES)
@@ -79,6 +86,9 @@ class Box(GpuAlgorithm):
             has = f"{target.shared_per_block} on {target.arch}"
             reasons.append(f"a block needs {least} bytes of shared memory at least, and has {has}")
         return reasons
+
+    def cycles(self, problem: FilterProblem, target: Target) -> float:
+        return speeds_of(self.stem, problem, target).cycles(problem, problem.kh + problem.kw, target)
 
     def configs(self, problem: FilterProblem, target: Target) -> Iterator[BoxConfig]:
         fitting = []

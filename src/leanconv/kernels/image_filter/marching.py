@@ -1,12 +1,17 @@
-"""Blocks that march down strips of an image: into how many bands the rows are divided, and what that costs."""
+"""Blocks that march down strips of an image: into how many bands the rows are divided, what that costs, and what a
+whole filter is predicted to take."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
-from math import log
+from math import inf, log
+from typing import Any
 
-from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.contract import GpuAlgorithm, ceil_div
+from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.plan import Target
+from leanconv.problem import FilterProblem
 
 #: Warps that keep a multiprocessor's cores busy. Fewer lose little, but blocks beside each other gain, since one
 #: computes while another waits at its barrier. Explored (H200, 2026-11-24, 28c602c; ten filters, 6 to 15 configurations
@@ -47,3 +52,36 @@ class March:
     def rank(self, target: Target) -> int:
         """A number that is smaller for a march that takes less time, and equal for two that take about the same."""
         return round(log(self._time(self.bands(target), target) + 1) / ALIKE)
+
+
+@dataclass(frozen=True)
+class MarchSpeeds(Speeds):
+    """Of a kernel, and the type of its pixels: clock cycles of a multiprocessor for an output."""
+
+    #: at least, whatever the filter
+    least: float
+    #: apart from the filter's taps, and for each of a column and a row together
+    output: float
+    tap: float
+
+    def cycles(self, problem: FilterProblem, taps: int, target: Target) -> float:
+        """Of a filter of so many ``taps``."""
+        outputs = problem.batch * problem.out_h * problem.out_w * problem.channels
+        return outputs / target.multiprocessors * max(self.least, self.output + self.tap * taps) + launch_cycles(target)
+
+
+def speeds_of(stem: str, problem: FilterProblem, target: Target) -> MarchSpeeds:
+    """Those of a kernel for the type of a problem's pixels: float32, or one that is converted."""
+    return MarchSpeeds.of(target, f"{stem} {'float32' if problem.dtype == 'float32' else 'others'}")
+
+
+class StripAlgorithm(GpuAlgorithm):
+    """An algorithm of strips: one time is predicted for all configurations, the first of which is the best guess."""
+
+    @abstractmethod
+    def cycles(self, problem: Any, target: Target) -> float:
+        """The predicted time."""
+
+    def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
+        cycles = self.cycles(problem, target)
+        return [(cycles, config) for config in self.configs(problem, target)]

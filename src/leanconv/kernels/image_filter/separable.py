@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leanconv.kernels.contract import Config, TimedAlgorithm, ceil_div
-from leanconv.kernels.cost import Speeds, launch_cycles
+from leanconv.kernels.contract import Config, ceil_div
 from leanconv.kernels.image_filter.arguments import arguments, constants
-from leanconv.kernels.image_filter.marching import March
+from leanconv.kernels.image_filter.marching import March, StripAlgorithm, speeds_of
 from leanconv.kernels.image_filter.register_cache import EXTENT, MOST_REGISTERS, sum_bytes
 from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
@@ -38,14 +37,6 @@ class SeparableConfig(Config):
     def step_rows(self) -> int:
         """Rows of outputs that a block makes in a step."""
         return self.warps * self.outputs
-
-
-@dataclass(frozen=True)
-class SeparableSpeeds(Speeds):
-    """Of a GPU."""
-
-    #: multiply-adds that a multiprocessor makes in a clock cycle, of 32-bit words
-    multiply_adds: float
 
 
 #: (warps, outputs, least_steps) in the order in which they are tried.
@@ -95,7 +86,7 @@ def march_of(problem: FilterProblem, config: SeparableConfig) -> March:
     return March(strips, problem.out_h, overlap, *steps, config.warps, config.min_blocks)
 
 
-class Separable(TimedAlgorithm):
+class Separable(StripAlgorithm):
     """Rows and columns apart, FMAs or wrapping int32, every type and border, no workspace."""
 
     name = "separable"
@@ -125,13 +116,11 @@ class Separable(TimedAlgorithm):
             reasons.append(f"a block needs {least} bytes of shared memory at least, and has {has}")
         return reasons
 
-    def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, SeparableConfig]]:
-        """The same time for all: `March` tells them apart."""
-        rate = SeparableSpeeds.of(target).multiply_adds * target.multiprocessors * 4 / sum_bytes(problem)
-        cycles = launch_cycles(target) + max(problem.flops / 2 / rate, problem.bytes / target.bytes_per_cycle)
-        return [(cycles, config) for config in self._in_order(problem, target)]
+    def cycles(self, problem: FilterProblem, target: Target) -> float:
+        taps = problem.rank * (problem.kh + problem.kw)
+        return speeds_of(self.stem, problem, target).cycles(problem, taps, target)
 
-    def _in_order(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
+    def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
         usable = []
         for warps, outputs, least_steps in SHAPES:
             shared = shared_bytes(problem, SeparableConfig(warps, outputs))
