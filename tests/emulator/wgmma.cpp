@@ -60,7 +60,9 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
         emulator::fail(site, "wgmma: %s has a stride of %zu bytes, no multiple of the %zu of a pattern of its %zu-byte swizzle",
                        name, stride, pattern, span);
     }
-    if (span && matrix.transposed && leading % pattern) {
+    // where patterns lie behind each other, groups of lines may begin at any row
+    const size_t unit = stride == pattern ? span : pattern;
+    if (span && matrix.transposed && leading % unit) {
         emulator::fail(site, "wgmma: %s has a leading offset of %zu bytes, no multiple of the %zu of a pattern of its %zu-byte "
                        "swizzle", name, leading, pattern, span);
     }

@@ -1,0 +1,254 @@
+// native_weight: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NHWC, sums in float32.
+//
+//   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]
+//
+// Requires   sm_90a; NHWC; rows of channels and filters of whole 16 bytes, with groups in each group; a filter's reach of at most
+//            255 pixels.
+// Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-11 of
+//            a sum of one sign is lost. NOTE: where taps share x, columns of the linear order without an output have zeros of
+//            dy: an infinite pixel next to the image's edge makes NaN of the gradients of taps of its row that do not read it.
+// CTA tile   64 * m_tiles * filter_groups filters x column_groups * blocks column blocks; 64 pixels a stage. A column block has
+//            channel_block channels of one tap, or of the `taps` of a filter row that read neighbouring pixels. Split-K by
+//            cluster (`split`, in the order of ranks), or through a workspace (`split_k`, added by split_k.cuh).
+//            Both operands lie in shared memory as in the tensors, a pixel a row, and are MN-major: nothing is transposed.
+// Sharing    pixels have a linear index with a row pitch, in which a tap further right reads one row of shared memory further.
+//            So one wgmma has the columns of all taps, whose groups of channels begin a row (times the dilation) apart.
+// Roles      warpgroups 0..n-1  consumers: wgmma with both operands in shared memory, stores
+//            warpgroup n        producer: one thread issues all TMA copies, im2col boxes of x and of dy
+// Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
+// One stage  wait full; for each k16 step a wgmma for every product and m_tile; commit; wait for the wgmma of the stage before
+//            and release that one.
+// Registers  m_tiles * (columns of a warpgroup) / 2 sums of 240 with two consumers.
+// Work       2 N P Q flops a weight; tensor cores start 4096 flops a cycle and multiprocessor. Copied for a stage of 128 filters
+//            x 128 channels x 3 taps: 33 KiB in 1536 cycles; of 128 x 256 columns without sharing 48 KiB in 1024.
+#pragma once
+
+#include <device/epilogue.cuh>
+#include <device/index.cuh>
+#include <device/pipeline/rings.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/mma.cuh>
+#include <device/ptx/sync.cuh>
+#include <device/ptx/tma.cuh>
+#include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/stage_share.cuh>
+
+namespace leanconv {
+
+// The columns of the gradient, a matrix whose rows are filters: blocks of channels of a tap group, `taps` taps of a filter row.
+template <class Problem, class Tuning>
+struct WeightColumns {
+    static constexpr int taps = Tuning::taps, block = Tuning::channel_block;
+    static constexpr int of_row = ceil_div(Problem::s, taps), of_group = ceil_div(Problem::group_c, block);
+    static constexpr int count = Problem::r * of_row * of_group;
+    int r, s, channel;  // the first tap and channel
+    __device__ __forceinline__ explicit WeightColumns(int number)
+        : r(number / of_group / of_row), s(number / of_group % of_row * taps), channel(number % of_group * block) {}
+};
+
+// A tile: filters change fastest, so that CTAs that run side by side read the same pixels.
+template <class Problem, class Tuning>
+struct WeightTile {
+    using Columns = WeightColumns<Problem, Tuning>;
+    static constexpr int filters = 64 * Tuning::m_tiles * Tuning::filter_groups, blocks = Tuning::blocks * Tuning::column_groups;
+    static constexpr int of_filters = ceil_div(Problem::group_k, filters), of_columns = ceil_div(Columns::count, blocks);
+    static constexpr int count = of_filters * of_columns * Problem::groups;
+    int group, first_filter, first_block;
+    __device__ __forceinline__ explicit WeightTile(int number)
+        : group(number / (of_filters * of_columns)), first_filter(number % of_filters * filters),
+          first_block(number / of_filters % of_columns * blocks) {}
+};
+
+// Shared memory: a ring of stages, each 64 pixels of dy in boxes of 64 filters and the pixels of x in boxes of a channel block;
+// at the end the sums; the barriers.
+template <class Problem, class Tuning>
+struct WeightStages {
+    using Tile = WeightTile<Problem, Tuning>;
+    static constexpr int pixels = 64, dy_box = pixels * 128, dy_bytes = Tile::filters / 64 * dy_box;
+    // Pixels of x that the taps of a row read, and bytes of a pixel's channels.
+    static constexpr int window = pixels + (Tuning::taps - 1) * Problem::dilation_w, span = 2 * Tuning::channel_block;
+    static_assert(span == 128 || span == 64 || span == 32, "a row is as long as a swizzle's span");
+    static constexpr int x_box = ceil_div(window * span, 1024) * 1024, stage_bytes = dy_bytes + Tile::blocks * x_box;
+    static constexpr int copied = dy_bytes + Tile::blocks * window * span;
+    static constexpr int bytes = Tuning::stages * stage_bytes;
+    static_assert(bytes == Tuning::barriers_at, "the host counts as many bytes");
+    static constexpr int consumers = Tuning::filter_groups * Tuning::column_groups;
+    // Products of a k16 step and 64 filters, and their columns: all blocks of one tap, or all taps of one block.
+    static constexpr int products = Tuning::taps > 1 ? Tuning::blocks : 1;
+    static constexpr int columns = Tuning::channel_block * (Tuning::taps > 1 ? Tuning::taps : Tuning::blocks);
+    static constexpr int sums = Tuning::m_tiles * products * columns / 2;
+    static_assert(Tuning::split == 1 || sums * consumers * 512 <= bytes, "the ring takes the sums of a tile");
+    unsigned char* base;
+
+    __device__ __forceinline__ WeightStages() : base(shared_memory_for_swizzles()) {}
+    __device__ __forceinline__ unsigned char* dy(int stage, int box) const { return base + stage * stage_bytes + box * dy_box; }
+    __device__ __forceinline__ unsigned char* x(int stage, int block) const {
+        return base + stage * stage_bytes + dy_bytes + block * x_box;
+    }
+    __device__ __forceinline__ Mbarrier* full(int stage) const { return reinterpret_cast<Mbarrier*>(base + bytes) + stage; }
+    __device__ __forceinline__ Mbarrier* empty(int stage) const { return full(Tuning::stages) + stage; }
+    // By one thread, before a barrier of the CTA.
+    __device__ __forceinline__ void init() const {
+        for (int i = 0; i < Tuning::stages; ++i) {
+            mbarrier_init(full(i), 1);
+            mbarrier_init(empty(i), 4 * consumers);
+        }
+        fence_mbarrier_init();
+    }
+};
+
+// One thread's copies of all stages.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap& dy, const WeightTile<Problem, Tuning>& tile,
+                                            const WeightStages<Problem, Tuning>& ring, const StageShare<Tuning>& share) {
+    using Ring = WeightStages<Problem, Tuning>;
+    using Columns = WeightColumns<Problem, Tuning>;
+    constexpr int row = Tuning::row_pitch, image = Problem::p * row;
+    RingPlace<Tuning::stages> place;
+    for (int stage = share.first; stage < share.end; ++stage, place.advance()) {
+        const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * Ring::pixels;
+        const int n = static_cast<int>(number / image), rest = static_cast<int>(number % image), p = rest / row, q = rest % row;
+        Mbarrier* const full = ring.full(place.stage);
+        mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
+        mbarrier_arrive_expect_tx(full, Ring::copied);
+        for (int i = 0; i < WeightTile<Problem, Tuning>::filters / 64; ++i)
+            cp_async_bulk_tensor_im2col_shared_global(ring.dy(place.stage, i), dy, full,
+                                                      tile.group * Problem::group_k + tile.first_filter + i * 64, q, p, n, 0, 0);
+        for (int i = 0; i < WeightTile<Problem, Tuning>::blocks; ++i) {
+            // NOTE: blocks past the last repeat it; what is computed from them is not stored.
+            const Columns columns(min(tile.first_block + i, Columns::count - 1));
+            cp_async_bulk_tensor_im2col_shared_global(ring.x(place.stage, i), x, full,
+                                                      tile.group * Problem::group_c + columns.channel,
+                                                      q * Problem::stride_w - Problem::pad_left,
+                                                      p * Problem::stride_h - Problem::pad_top, n,
+                                                      static_cast<unsigned short>(columns.s * Problem::dilation_w),
+                                                      static_cast<unsigned short>(columns.r * Problem::dilation_h));
+        }
+    }
+}
+
+// Stores a thread's sums from number `first` on, a multiple of four: these are pairs of neighbouring channels of two filters.
+// The thread has filters from `filter` on of its group, and column blocks from `block` on.
+template <class Problem, class Tuning, int count, class Result>
+__device__ __forceinline__ void store_sums(const float (&sums)[count], int first, Result* dw, int group, int filter, int block) {
+    using Stages = WeightStages<Problem, Tuning>;
+    using Columns = WeightColumns<Problem, Tuning>;
+    constexpr int half = Stages::columns / 2;
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int i = 0; i < count; i += 2) {
+        const int number = first + i, column = number % half / 4 * 8, part = column / Tuning::channel_block;
+        const int product = number / half % Stages::products;
+        const int own_block = block + (Tuning::taps > 1 ? product : part), tap = Tuning::taps > 1 ? part : 0;
+        const int k = filter + number / half / Stages::products * 64 + i / 2 % 2 * 8;
+        const Columns columns(own_block);
+        const int s = columns.s + tap, channel = columns.channel + column % Tuning::channel_block + 2 * t;
+        if (own_block >= Columns::count || s >= Problem::s) continue;
+        if (channel >= Problem::group_c || k >= Problem::group_k) continue;
+        const int64 row = static_cast<int64>(group) * Problem::group_k + k;
+        Result* const to = dw + ((row * Problem::r + columns.r) * Problem::s + s) * Problem::group_c + channel;
+        if constexpr (Tuning::split_k > 1) {
+            *reinterpret_cast<float2*>(to) = make_float2(sums[i], sums[i + 1]);
+        } else {
+            float both[2];
+#pragma unroll
+            for (int j = 0; j < 2; ++j) both[j] = finish<Problem>(sums[i + j], 0.0f, held_by<Problem>(to + j, true));
+            *reinterpret_cast<unsigned*>(to) = rounded_pair(Result{}, both);
+        }
+    }
+}
+
+// One warpgroup's products of the tile, and their way to the gradient.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void sum_stages(Result* dw, const WeightTile<Problem, Tuning>& tile,
+                                           const WeightStages<Problem, Tuning>& ring, const StageShare<Tuning>& share,
+                                           int warpgroup) {
+    using Ring = WeightStages<Problem, Tuning>;
+    constexpr int m_tiles = Tuning::m_tiles, products = Ring::products, span = Ring::span;
+    const int lane = threadIdx.x % 32, filters = warpgroup % Tuning::filter_groups * m_tiles;
+    const int block = warpgroup / Tuning::filter_groups * Tuning::blocks;
+    float sums[m_tiles][products][Ring::columns / 2] = {};
+    RingPlace<Tuning::stages> place;
+    int before = 0;
+    wgmma_fence(sums);
+    for (int stage = share.first; stage < share.end; ++stage) {
+        mbarrier_wait_parity(ring.full(place.stage), place.parity);
+        wgmma_fence();
+        const TransposedDescriptor a = transposed_descriptor(ring.dy(place.stage, filters), 0, 1024, 128);
+        const TransposedDescriptor b = transposed_descriptor(
+            ring.x(place.stage, block), Tuning::taps > 1 ? Problem::dilation_w * span : Ring::x_box, 8 * span, span);
+#pragma unroll
+        for (int i = 0; i < Ring::pixels / 16; ++i)
+#pragma unroll
+            for (int product = 0; product < products; ++product)
+#pragma unroll
+                for (int m = 0; m < m_tiles; ++m)
+                    multiply(typename Problem::element{}, sums[m][product], a + (m * Ring::dy_box + i * 2048),
+                             b + (product * Ring::x_box + i * 16 * span), true);
+        wgmma_commit_group();
+        if (stage > share.first) {
+            // The products of the stage before are done while these are under way.
+            wgmma_wait_group<1>();
+            mbarrier_arrive_warp(ring.empty(before), lane);
+        }
+        before = place.stage;
+        place.advance();
+    }
+    wgmma_wait_group<0>(sums);
+    const float (&all)[Ring::sums] = reinterpret_cast<const float (&)[Ring::sums]>(sums);
+    const int filter = tile.first_filter + filters * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
+    if constexpr (Tuning::split == 1) {
+        store_sums<Problem, Tuning>(all, 0, dw, tile.group, filter, tile.first_block + block);
+    } else {
+        // The ring is not needed any more.
+        constexpr int threads = 128 * Ring::consumers, count = ceil_div(Ring::sums / 4, Tuning::split) * 4;
+        float* const own = reinterpret_cast<float*>(ring.base) + threadIdx.x;
+        barrier_sync(1, threads);  // the stages of this CTA have been read
+#pragma unroll
+        for (int i = 0; i < Ring::sums; ++i) own[i * threads] = all[i];
+        meet_in_cluster();
+        const int first = static_cast<int>(cluster_rank()) * count;
+#pragma unroll 2
+        for (int i = first; i < min(first + count, Ring::sums); i += 4) {
+            float total[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) total[j] = cluster_sum<Tuning::split>(own + (i + j) * threads);
+            store_sums<Problem, Tuning>(total, i, dw, tile.group, filter, tile.first_block + block);
+        }
+        meet_in_cluster();
+    }
+}
+
+// `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void native_weight(const TensorMap& x, const TensorMap& dy, Result* dw, long long batch) {
+    using Tile = WeightTile<Problem, Tuning>;
+    using Ring = WeightStages<Problem, Tuning>;
+    static_assert(Problem::nhwc, "channels of a pixel are adjacent");
+    static_assert(Tuning::taps == 1 || Problem::stride_w == 1, "the taps of a row read neighbouring pixels");
+    const Ring ring;
+    const int number = static_cast<int>(blockIdx.x) / Tuning::split, slice = number / Tile::count;
+    const Tile tile(number % Tile::count);
+    if (threadIdx.x == 0) ring.init();
+    __syncthreads();
+    const StageShare<Tuning> share(batch * (Problem::p * Tuning::row_pitch), Ring::pixels, slice);
+    // NOTE: the same number from the first lane: so the compiler knows that a warp's threads agree, and keeps descriptors in
+    // uniform registers.
+    const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
+    if (warpgroup < Ring::consumers) {
+        set_registers_up<Tuning::consumer_registers>();
+        constexpr int64 all = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
+        sum_stages<Problem, Tuning>(dw + slice * all, tile, ring, share, warpgroup);
+    } else {
+        set_registers_down<Tuning::producer_registers>();
+        if (threadIdx.x % 128 == 0) copy_stages<Problem, Tuning>(x, dy, tile, ring, share);
+        if constexpr (Tuning::split > 1) {
+            // NOTE: the warp of the thread that copied converges before the barriers that all threads take part in.
+            __syncwarp();
+            meet_in_cluster();
+            meet_in_cluster();
+        }
+    }
+}
+
+}  // namespace leanconv

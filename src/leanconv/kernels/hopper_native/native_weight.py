@@ -1,0 +1,325 @@
+"""Gradient of the filters on tensor cores for float16 and bfloat16 in NHWC, from tensor copies of both operands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import inf
+
+from leanconv.dtypes import item_bytes
+from leanconv.kernels.common import layers, split_k
+from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
+from leanconv.kernels.common.tensor_core_gemm import REGISTERS, pixel_map
+from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
+from leanconv.kernels.hopper_native.native_gemm_16bit import BLOCK_BYTES, MAX_REACH, NativeGemm16bit
+from leanconv.plan import Plan, Target, TensorMap, in_chain
+from leanconv.problem import ConvProblem
+
+#: Pixels of a stage, and filters of a wgmma.
+PIXELS, MMA_M = 64, 64
+#: Bytes of an element.
+ITEM = 2
+#: Stages of the ring, at least and at most.
+MIN_STAGES, MAX_STAGES = 3, 8
+#: Taps of a row that share x, at most: those of one wgmma of 256 columns.
+MOST_SHARING = 4
+#: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
+MOST_PIXELS = 2**17
+#: Blocks of a cluster that share a tile's pixels.
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+#: Those of clusters that share them with others, through a workspace.
+SPLITS_OF_SLICES = (1, 2, 4)
+#: Blocks that keep a large GPU busy.
+BLOCKS = 132
+
+
+@dataclass(frozen=True)
+class NativeWeightConfig(Config):
+    """A tile has ``m_tiles`` x 64 filters for each of ``filter_groups`` consumers, and ``blocks`` column blocks for
+    each of ``column_groups``.
+
+    A column block has ``channel_block`` channels of ``taps`` taps of a filter row, which share pixels of x. A stage of
+    the ring, which has ``stages``, holds 64 pixels. A cluster of ``split`` CTAs shares a tile's pixels, and so do
+    ``split_k`` of them whose sums a second launch adds.
+    """
+
+    filter_groups: int
+    column_groups: int
+    m_tiles: int
+    blocks: int
+    taps: int
+    channel_block: int
+    stages: int
+    consumer_registers: int
+    producer_registers: int
+    split: int = 1
+    split_k: int = 1
+
+    @property
+    def consumers(self) -> int:
+        return self.filter_groups * self.column_groups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: the consumers, and one warpgroup of which one thread copies."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def filters(self) -> int:
+        return MMA_M * self.m_tiles * self.filter_groups
+
+    @property
+    def all_blocks(self) -> int:
+        return self.blocks * self.column_groups
+
+    @property
+    def sums(self) -> int:
+        """Sums of a consumer's thread."""
+        return self.m_tiles * self.blocks * self.taps * self.channel_block // 2
+
+    def stage_bytes(self, problem: ConvProblem) -> int:
+        window = ITEM * self.channel_block * (PIXELS + (self.taps - 1) * problem.dilation[1])
+        return ITEM * PIXELS * self.filters + self.all_blocks * ceil_div(window, 1024) * 1024
+
+    def ring_bytes(self, problem: ConvProblem) -> int:
+        return self.stages * self.stage_bytes(problem)
+
+
+@dataclass(frozen=True)
+class NativeWeightSpeeds(Speeds):
+    """Of stages and blocks, in clock cycles."""
+
+    #: share of the tensor cores' peak that stages reach where nothing else bounds them
+    peak: float
+    #: bytes that a multiprocessor copies in a cycle, and that its wgmma read from shared memory
+    copied_per_cycle: float
+    read_per_cycle: float
+    #: of a block beside its stages, more for each sum of a thread, and of the sums of a cluster
+    block: float
+    sum: float
+    split: float
+
+
+#: A tile: groups of filters and of columns, m64 tiles, and columns of a warpgroup, in 64 channels of one tap.
+Tile = tuple[int, int, int, int]
+TILES: tuple[Tile, ...] = (
+    (2, 1, 2, 3), (2, 1, 1, 4), (2, 1, 2, 2), (2, 1, 1, 3), (2, 1, 1, 2), (1, 2, 1, 3), (1, 2, 1, 4), (1, 2, 1, 2),
+    (2, 1, 1, 1), (1, 2, 1, 1),
+)  # fmt: skip
+#: Tiles whose taps share x: the last number counts column blocks, of three taps or as many as there are.
+SHARING_TILES: tuple[Tile, ...] = ((2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (2, 1, 1, 1), (1, 3, 1, 1), (1, 2, 1, 1))
+#: Sums of a thread, at most, by the number of consumers.
+MOST_SUMS = {2: 192, 3: 96}
+
+
+def row_pitch(problem: ConvProblem, taps: int) -> int:
+    """Of the linear pixel index: pixels from one row of outputs to the next, so that a tap that runs over the end of a
+    row reads zeros of x or multiplies them with zeros of dy."""
+    if taps == 1:
+        return problem.q
+    behind = problem.q + (taps - 1) * problem.dilation[1]
+    left, right = problem.padding[2:]
+    if taps < problem.s or left < 0:
+        return behind
+    # what lies behind a row is the padding before the next one
+    return min(behind, max(problem.q, problem.w + max(left, right)))
+
+
+def sharing_taps(problem: ConvProblem) -> int:
+    """Taps of a filter's row that share x, in as few groups as there can be."""
+    return ceil_div(problem.s, ceil_div(problem.s, MOST_SHARING))
+
+
+def x_map(problem: ConvProblem, taps: int, channels: int) -> TensorMap:
+    """How TMA walks over x: boxes of ``channels`` of 64 pixels, and of those that taps read behind them."""
+    plain = pixel_map(problem, PIXELS + (taps - 1) * problem.dilation[1], channels)
+    if taps == 1:
+        return plain
+    left = problem.padding[2]
+    return replace(plain, upper=(row_pitch(problem, taps) - left - problem.w, plain.upper[1]))
+
+
+def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
+    """How TMA walks over dy: boxes of 64 filters of 64 pixels."""
+    row = ITEM * problem.k
+    return TensorMap(
+        "dy",
+        problem.dtype,
+        shape=(problem.k, problem.q, problem.p, problem.n),
+        strides=(row, row * problem.q, row * problem.q * problem.p),
+        lower=(0, 0),
+        upper=(row_pitch(problem, taps) - problem.q, 0),
+        channels=MMA_M,
+        pixels=PIXELS,
+        traversal=(1, 1, 1, 1),
+        swizzle=ITEM * MMA_M,
+    )
+
+
+def _maps_why_not(problem: ConvProblem, taps: int) -> list[str]:
+    block = channel_block(problem, taps)
+    maps = x_map(problem, taps, block), dy_map(problem, taps)
+    return [f"no tensor map describes {each.role}: {why}" for each in maps for why in each.why_not()]
+
+
+def may_share(problem: ConvProblem) -> bool:
+    """Whether taps of a filter's row read neighbouring pixels."""
+    taps = sharing_taps(problem)
+    return taps > 1 and problem.stride[1] == 1 and not _maps_why_not(problem, taps)
+
+
+def channel_block(problem: ConvProblem, taps: int) -> int:
+    """Channels of a tap that a copy brings: as many as leave the fewest zeros, of several taps 32 at least."""
+    blocks = [size // ITEM for size in BLOCK_BYTES if taps == 1 or size >= 64]
+    return min(blocks, key=lambda block: (ceil_div(problem.group_c, block) * block, -block))
+
+
+class NativeWeight(split_k.SplitK):
+    """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
+
+    name = "native_weight"
+    paper = NativeGemm16bit.paper
+    precision = "fp32"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = [*limits(problem, "wgrad", dtypes=layers.FLOATS_16BIT), *wgmma_limits(target)]
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not NHWC: tensor copies bring whole rows of channels")
+        if problem.n < 1:
+            reasons.append(f"n={problem.n}: there are no images")
+        if reasons:
+            return reasons
+        for number, name in ((problem.group_c, "channels"), (problem.group_k, "filters")):
+            if number * item_bytes(problem.dtype) % 16:
+                where = "" if problem.groups == 1 else " in a group"
+                return [f"{number} {name}{where} of 16 bits are no multiple of 16 bytes, which tensor copies require"]
+        reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
+        if reach > MAX_REACH:
+            return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH}"]
+        if problem.n * problem.p * problem.q >= 2**31:
+            return [f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more"]
+        return _maps_why_not(problem, 1)
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16"
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, NativeWeightConfig]]:
+        most = split_k.most_partial_sums(problem, workspace)
+        return by_time(
+            (predicted_cycles(problem, config, target), config)
+            for whole in _whole(problem, target)
+            for config in _shared_by(problem, whole, target, most)
+        )
+
+    def plan(self, problem: ConvProblem, config: NativeWeightConfig, target: Target) -> Plan:
+        *_, batch = gradient_arguments(problem)
+        ring = config.ring_bytes(problem)
+        tuning = (*config.constants(), ("row_pitch", row_pitch(problem, config.taps)), ("barriers_at", ring))
+        arguments = (
+            x_map(problem, config.taps, config.channel_block),
+            dy_map(problem, config.taps),
+            split_k.destination(problem, config.split_k),
+            batch,
+        )
+        grid = tiles_of(problem, config) * config.split * config.split_k
+        first = self.launch(config, conv_constants(problem), arguments, grid, ring + 16 * config.stages, tuning)
+        plan = split_k.with_sums(first, problem, config.split_k)
+        return replace(plan, launches=in_chain(plan.launches))
+
+
+def _whole(problem: ConvProblem, target: Target) -> Iterator[NativeWeightConfig]:
+    """A configuration of each tile, computed by one block: those of which half has not room for all filters or
+    columns; the smallest in any case."""
+    ways: list[tuple[int, tuple[Tile, ...]]] = [(1, TILES)]
+    if may_share(problem):
+        ways.append((sharing_taps(problem), SHARING_TILES))
+    for taps, tiles in ways:
+        block = channel_block(problem, taps)
+        columns = columns_of(problem, taps, block)
+        for tile in tiles:
+            filter_groups, column_groups, m_tiles, width = tile
+            blocks = width * (64 // block if taps == 1 else 1)
+            made = filter_groups * m_tiles * MMA_M, column_groups * blocks
+            smallest = tile == tiles[-1]
+            if (problem.group_k <= made[0] // 2 or columns <= made[1] // 2) and not smallest:
+                continue
+            config = _config(tile, blocks, taps, block, problem.dilation[1] * (taps - 1), target.shared_per_block)
+            if config is not None:
+                yield config
+
+
+@lru_cache(maxsize=256)
+def _config(tile: Tile, blocks: int, taps: int, block: int, behind: int, room: int) -> NativeWeightConfig | None:
+    """The configuration of a tile, with as many stages as fit, ``behind`` pixels of x behind the 64; None where they
+    are too few, or sums too many."""
+    filter_groups, column_groups, m_tiles, _ = tile
+    registers = REGISTERS[filter_groups * column_groups, True]
+    config = NativeWeightConfig(filter_groups, column_groups, m_tiles, blocks, taps, block, 1, *registers)
+    if config.sums > MOST_SUMS[config.consumers]:
+        return None
+    window = ceil_div(ITEM * block * (PIXELS + behind), 1024) * 1024
+    stages = room // (ITEM * PIXELS * config.filters + config.all_blocks * window + 16)
+    return replace(config, stages=min(stages, MAX_STAGES)) if stages >= MIN_STAGES else None
+
+
+def columns_of(problem: ConvProblem, taps: int, block: int) -> int:
+    """Column blocks of the gradient."""
+    return problem.r * ceil_div(problem.s, taps) * ceil_div(problem.group_c, block)
+
+
+def tiles_of(problem: ConvProblem, config: NativeWeightConfig) -> int:
+    columns = ceil_div(columns_of(problem, config.taps, config.channel_block), config.all_blocks)
+    return ceil_div(problem.group_k, config.filters) * columns * problem.groups
+
+
+def pixels_of(problem: ConvProblem, taps: int) -> int:
+    """Linear pixel indices."""
+    return problem.n * problem.p * row_pitch(problem, taps)
+
+
+def _shared_by(
+    problem: ConvProblem, whole: NativeWeightConfig, target: Target, room: float
+) -> Iterator[NativeWeightConfig]:
+    """The configuration, with tiles computed by one block each, by clusters, and by as many blocks or clusters as keep
+    the GPU busy for one to three rounds, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
+    pixels = pixels_of(problem, whole.taps)
+    stages = ceil_div(pixels, PIXELS)
+    exchanged = 4 * whole.sums * 128 * whole.consumers <= whole.ring_bytes(problem)
+    for split in SPLITS:
+        possible = split == 1 or (exchanged and split <= min(stages, target.most_in_cluster))
+        if possible and pixels <= split * MOST_PIXELS:
+            yield variant(whole, split=split)
+    if room < 2:
+        return
+    tiles, least = tiles_of(problem, whole), ceil_div(pixels, MOST_PIXELS)
+    found: dict[tuple[int, int], None] = {}
+    for rounds in (1, 2, 3):
+        for split in SPLITS_OF_SLICES:
+            busy = rounds * target.multiprocessors // tiles // split
+            slices = int(min(max(2, busy, ceil_div(least, split)), room, max(2, stages // split)))
+            if split == 1 or (exchanged and split <= target.most_in_cluster):
+                if slices * split >= least:
+                    found[split, slices] = None
+    for split, slices in found:
+        yield variant(whole, split=split, split_k=slices)
+
+
+def predicted_cycles(problem: ConvProblem, config: NativeWeightConfig, target: Target) -> float:
+    speeds = NativeWeightSpeeds.of(target)
+    of_wgmma = config.channel_block * (config.taps if config.taps > 1 else config.blocks)
+    columns = config.all_blocks * config.taps * config.channel_block
+    computed = 2 * config.filters * columns * PIXELS / (target.tensor_flops * speeds.peak)
+    # each wgmma reads 64 rows of A and its columns of B
+    read = ITEM * config.filters * columns * PIXELS * (MMA_M + of_wgmma) / (MMA_M * of_wgmma * speeds.read_per_cycle)
+    copied = config.stage_bytes(problem) / speeds.copied_per_cycle
+    stages = ceil_div(ceil_div(pixels_of(problem, config.taps), PIXELS), config.split * config.split_k)
+    each = stages * max(computed, read, copied) + speeds.block + speeds.sum * config.sums
+    each += speeds.split if config.split > 1 else 0
+    blocks = tiles_of(problem, config) * config.split_k
+    at_once = clusters_at_once(config.split, 1, target) if config.split > 2 else target.multiprocessors // config.split
+    time = max(ceil_div(blocks, at_once) * each, problem.bytes / target.bytes_per_cycle) + launch_cycles(target)
+    return time + split_k.sum_cycles(problem, config.split_k, target)
