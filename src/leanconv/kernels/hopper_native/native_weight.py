@@ -257,7 +257,7 @@ def _config(tile: Tile, blocks: int, taps: int, block: int, behind: int, room: i
     """The configuration of a tile, with as many stages as fit, ``behind`` pixels of x behind the 64; None where they
     are too few, or sums too many."""
     filter_groups, column_groups, m_tiles, _ = tile
-    registers = REGISTERS[filter_groups * column_groups, True]
+    registers = REGISTERS[filter_groups * column_groups, False]
     config = NativeWeightConfig(filter_groups, column_groups, m_tiles, blocks, taps, block, 1, *registers)
     if config.sums > MOST_SUMS[config.consumers]:
         return None
