@@ -57,6 +57,12 @@ def _cases_16bit() -> list[Case]:
     brain.add(
         "copies-stride", 2, 32, 14, 15, 40, 3, 3, layouts=last, stride=(2, 3), dilation=(2, 1), padding=(2, 1, 0, 2)
     )
+    half.add("weight-copies", 3, 72, 9, 12, 136, 3, 3, layouts=last, **same, **weight)
+    brain.add("weight-copies-one-by-one", 3, 80, 5, 6, 72, 1, 1, layouts=last, **weight)
+    brain.add(
+        "weight-copies-stride", 2, 32, 19, 26, 40, 3, 4, layouts=last, stride=(2, 3), padding=(1, 0, 3, 2), **weight
+    )
+    half.add("weight-copies-groups", 5, 48, 7, 6, 32, 3, 5, layouts=last, groups=2, accumulate=True, **weight)
     half.add("copies-accumulate", 1, 8, 8, 9, 20, 3, 3, layouts=last, accumulate=True, activation="relu", **same)
     half.add("gradient-copies", 2, 40, 6, 8, 64, 3, 3, layouts=last, **same, **gradient)
     brain.add("gradient-copies-stride", 2, 21, 9, 8, 40, 3, 3, layouts=last, stride=(2, 3), **same, **gradient)

@@ -240,6 +240,23 @@ def test_an_operand_across_may_begin_at_any_row_of_its_pattern():
         assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
 
 
+def test_groups_of_lines_may_begin_a_row_apart():
+    """So one product has lines of several neighbouring reduction elements: here 64 channels of three pixels."""
+    n, k, channels = 192, 64, 64
+    bits, values = operand(channels, k + 8)
+    data, _, stride = transposed(bits, 128)
+    a, a_values = operand(64, k, seed=1)
+    body = BOTH
+    numbers = {"A_NAME": "matrix_descriptor", "B_NAME": "transposed_descriptor", "A_LEADING": 0, "B_LEADING": 128}
+    numbers |= {"A_STRIDE": 1024, "B_STRIDE": stride, "A_STEP": 32, "B_STEP": 2 * stride, "A_WORDS": 64 * k // 2}
+    numbers |= {"B_WORDS": channels * (k + 8) // 2, "SWIZZLE": 128, "COUNT": n // 2, "BLOCKS": k // 16, "KIND": "f16"}
+    for what, value in numbers.items():
+        body = body.replace(what, str(value))
+    y = gathered(play(body, laid_out(a, 128)[0], data, np.full(64 * n, np.nan, np.float32)), n)
+    expected = np.concatenate([a_values @ values[:, tap : tap + k].T for tap in range(3)], 1)
+    assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
+
+
 # The rounding
 
 

@@ -206,6 +206,7 @@ def _no_numbers() -> dict[str, Any]:
         "native_gemm_16bit": replace(forward, dtype="float16"),
         "native_gemm_tf32": replace(forward, precision="tf32"),
         "native_gemm_nchw": replace(PROBLEMS["float16-blocks-nchw"], bias=False, activation=None),
+        "native_weight": PROBLEMS["float16-weight-copies-nhwc"],
         "native_weight_nchw": PROBLEMS["float16-weight-windows-nchw"],
     }
     return of_split | of_gradients | one | {name: (Way(name, problem), "normal") for name, problem in native.items()}
@@ -238,7 +239,7 @@ def test_what_is_no_number_reaches_just_the_results_that_see_it(name: str) -> No
     """Segments see no pixel that their row does not see, rows of shared memory nothing of the next one, and zeros
     between them are no pixels."""
     found, expected, error = finite(name)
-    if name == "native_weight_nchw":
+    if name.startswith("native_weight"):
         # pixels beside an edge that no window sees for some tap are multiplied by zeros for it
         assert not found[~expected].any() and np.moveaxis(found, 3, 1)[expected.all((1, 2))].all()
     else:
@@ -342,6 +343,8 @@ def test_a_tile_that_is_left_is_shared(stem: str, layout: Any, tuning: dict[str,
         ("native_gemm_16bit", "bfloat16-gradient-copies-stride-nhwc"),
         ("native_gemm_nchw", "float16-groups-nchw"),
         ("native_gemm_nchw", "bfloat16-gradient-stride-nchw"),
+        ("native_weight", "bfloat16-weight-copies-stride-nhwc"),
+        ("native_weight", "float16-weight-copies-groups-nhwc"),
         ("native_weight_nchw", "bfloat16-weight-groups-nchw"),
         ("native_weight_nchw", "bfloat16-weight-windows-stride-nchw"),
     ],
@@ -396,6 +399,7 @@ def _compiled() -> list[Any]:
         ("native_gemm_16bit", {}, "largest"),
         ("native_gemm_tf32", {}, "largest"),
         ("native_gemm_nchw", {}, "largest"),
+        ("native_weight", {}, "whole"),
         ("native_weight_nchw_split_k", {}, "best"),
         ("native_weight_nchw_split_k", ONE_BY_ONE, "best"),
         ("native_weight_nchw", {"h": 7, "w": 7}, "best"),
@@ -412,6 +416,9 @@ def _compiled() -> list[Any]:
         ("native_gemm_nchw", {**ONE_BY_ONE, "w": 55}, "all"),
         ("native_gemm_nchw", ONE_BY_ONE, "all"),
         ("native_gemm_nchw", {**GRADIENT, "stride": (2, 1)}, "all"),
+        ("native_weight", {"c": 48, "k": 56, "dtype": "bfloat16"}, "split"),
+        ("native_weight", {**ONE_BY_ONE, "accumulate": True}, "whole"),
+        ("native_weight_split_k", {"c": 32, "stride": (2, 2)}, "best"),
         ("native_weight_nchw_split_k", {"c": 64, "k": 64}, "best"),
         ("native_weight_nchw", {"stride": (2, 2)}, "best"),
     ]
@@ -446,11 +453,16 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
         ("native_gemm_nchw", {}, "native_gemm_nchw"),
         ("native_gemm_nchw", GRADIENT, "native_gemm_nchw"),
         ("native_gemm_nchw", {"layout": "NHWC"}, "native_gemm_16bit"),
+        ("native_weight", {}, "native_weight"),
+        ("native_weight", ONE_BY_ONE, "native_weight"),
+        ("native_weight", {"stride": (2, 2)}, "native_weight"),
+        ("native_weight", {"c": 3}, "implicit_gemm_weight"),
+        ("native_weight", {"groups": 256}, "depthwise_weight"),
         ("native_weight_nchw", {}, "native_weight_nchw"),
         ("native_weight_nchw", ONE_BY_ONE, "native_weight_nchw"),
         ("native_weight_nchw", {"stride": (2, 2)}, "native_weight_nchw"),
         ("native_weight_nchw", {"groups": 256}, "depthwise_weight"),
-        ("native_weight_nchw", {"layout": "NHWC"}, "implicit_gemm_weight"),
+        ("native_weight_nchw", {"layout": "NHWC"}, "native_weight"),
     ],
     ids=str,
 )

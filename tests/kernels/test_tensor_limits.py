@@ -100,6 +100,18 @@ LIMITS: dict[str, list[tuple[dict[str, Any], str | list[str]]]] = {
         ({"w": 4000}, "a tile of 128 outputs reads 8133 pixels"),
         ({"h": 200, "w": 200, "r": 65, "s": 65}, "filters have 4225 taps, more than 4096"),
     ],
+    "native_weight": [
+        ({"dtype": "float32"}, "dtype='float32' is neither float16 nor bfloat16"),
+        ({"op": "dgrad"}, "op='dgrad' is not the gradient of the filters"),
+        ({"layout": "NCHW"}, "layout='NCHW' is not NHWC"),
+        ({"n": 0}, "n=0"),
+        ({"c": 252}, "252 channels of 16 bits are no multiple of 16 bytes"),
+        ({"k": 20}, "20 filters of 16 bits"),
+        ({"groups": 64}, "4 channels in a group of 16 bits"),
+        ({"stride": (9, 1)}, "traversal"),
+        ({"h": 600, "dilation": (128, 1)}, "a filter reaches 256 pixels, and tensor copies 255"),
+        ({"n": 700000}, "pixels, 2**31 or more"),
+    ],
     "native_weight_nchw": [
         ({"dtype": "float32"}, "dtype='float32' is neither float16 nor bfloat16"),
         ({"op": "dgrad"}, "op='dgrad' is not the gradient of the filters"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, UNDER_WAY, WRONG, breaks_of
+from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
 
 nhwc = breaks_of("native_gemm_16bit", "{}-nhwc")
 tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
 nchw = breaks_of("native_gemm_nchw", "{}-nchw")
 weight = breaks_of("native_weight_nchw", "{}-nchw")
 split_k = breaks_of("native_weight_nchw_split_k", "{}-nchw")
+copied = breaks_of("native_weight", "{}-nhwc")
+copied_split_k = breaks_of("native_weight_split_k", "{}-nhwc")
 
 BREAKS = (
     nhwc("a stage is freed while products read it", "Consumer16bit::consume", "{{wgmma_wait_group<1>();}}",
@@ -138,7 +140,7 @@ BREAKS = (
            GONE | "left", "float16-weight-windows", times=2, only=2, split=2),
     weight("all blocks of a cluster store the first filters", "store_windows",
            "{{static_cast<int>(cluster_rank()) => 0}}", RACE | "NaN" | WRONG, "float16-weight-windows", split=2),
-    weight("the last block of a cluster has no pixels", "PixelShare::PixelShare", "* {{(}} _ {{+ 1)}}",
+    weight("the last block of a cluster has no pixels", "StageShare::StageShare", "* {{(}} _ {{+ 1)}}",
            WRONG, "float16-weight-windows"),
     weight("all groups of channels multiply the first", "sum_windows", "{{_ => 0}} * (Tuning::channels / 8)",
            WRONG, "float16-weight-windows", channel_groups=2),
@@ -169,4 +171,54 @@ BREAKS = (
            RACE | "NaN" | WRONG, "bfloat16-weight-groups"),
     split_k("all partial sums in one place", "native_weight_nchw", "dw {{+ _ * _}}",
           RACE | "NaN" | WRONG, "float16-weight-windows"),
+    copied("products do not wait for the copies", "sum_stages", "{{mbarrier_wait_parity(_.full(...), ...);}}",
+           UNDER_WAY | RACE, "float16-weight-copies"),
+    copied("a stage is freed while products read it", "sum_stages", "{{wgmma_wait_group<1>();}}",
+           UNDER_WAY, "float16-weight-copies", stages=4, split=1),
+    copied("copies do not wait for a free stage", "copy_stages", "{{mbarrier_wait_parity(_.empty(...), ...);}}",
+           UNDER_WAY | RACE, "float16-weight-copies", stages=4, split=1),
+    copied("sums are stored before the products are done", "sum_stages", "{{wgmma_wait_group<0>(_);}}",
+           UNDER_WAY, "float16-weight-copies"),
+    copied("sums take the place of stages that others read", "sum_stages", "{{barrier_sync(...);}}",
+           UNDER_WAY | RACE, "float16-weight-copies", split=2),
+    copied("a cluster does not meet", "sum_stages", "{{meet_in_cluster();}}", RACE | WRONG | UNDER_WAY | STUCK,
+           "float16-weight-copies", times=2, only=1, split=2),
+    copied("the last block of a cluster has no pixels", "StageShare::StageShare", "* {{(}} _ {{+ 1)}}",
+           WRONG, "float16-weight-copies", split=2),
+    copied("blocks of a cluster store the first sums", "sum_stages", "_ = {{static_cast<int>(cluster_rank()) => 0}} * _",
+           RACE | "NaN" | WRONG, "float16-weight-copies", split=2),
+    copied("all groups of columns multiply the first", "sum_stages", "_ = {{_ => 0}} / Tuning::filter_groups",
+           WRONG | RACE | "NaN", "float16-weight-copies", column_groups=2),
+    copied("all groups of filters multiply the first", "sum_stages", "_ = {{_ => 0}} % Tuning::filter_groups",
+           WRONG | RACE | "NaN", "float16-weight-copies", filter_groups=2),
+    copied("taps that share pixels read the same", "sum_stages", "? {{Problem::dilation_w * _ => 0}}",
+           WRONG, "float16-weight-copies", taps=3),
+    copied("rows of the index follow each other at once", "copy_stages", "_ = {{Tuning::row_pitch => Problem::q}}, _",
+           WRONG | "mbarrier|expects", "float16-weight-copies", taps=3),
+    copied("steps multiply the first sixteen pixels", "sum_stages", "+ (_ * Ring::dy_box + {{_ => 0}} * 2048)",
+           WRONG, "float16-weight-copies"),
+    copied("all blocks have the channels of the first", "WeightColumns::WeightColumns", "channel({{_ % _ * _ => 0}})",
+           WRONG | RACE | "NaN", "float16-weight-copies"),
+    copied("all blocks read the first filter row", "copy_stages", "columns.r {{=> * 0}} * Problem::dilation_h",
+           WRONG, "float16-weight-copies"),
+    copied("all filters of a tile are the first 64", "copy_stages", "_.first_filter + {{_ => 0}} * 64",
+           WRONG, "float16-weight-copies", filter_groups=2),
+    copied("channels past the last are stored", "store_sums", "{{channel >= Problem::group_c ||}} _",
+           WRONG | RACE | "NaN", "float16-weight-copies"),
+    copied("filters past the last are stored", "store_sums", "{{|| _ >= Problem::group_k}}",
+           FENCE | WRONG, "float16-weight-copies"),
+    copied("taps past the last are stored", "store_sums", "{{|| _ >= Problem::s}}",
+           FENCE | WRONG | RACE, "float16-weight-copies-groups", taps=3),
+    copied("a thread's second filter is its first", "store_sums", "_ / 2 % 2 * {{8 => 0}}",
+           WRONG | RACE | "NaN", "float16-weight-copies"),
+    copied("what the gradient holds is left out", "store_sums", "held_by<Problem>(_ + _, {{true => false}})",
+           WRONG, "float16-weight-copies-groups"),
+    copied("the gradient of the first group", "store_sums", "{{static_cast<int64>(_) => 0}} * Problem::group_k",
+           RACE | "NaN" | WRONG, "float16-weight-copies-groups"),
+    copied("pixels of the first group", "copy_stages", "{{_.group => 0}} * Problem::group_c",
+           WRONG, "float16-weight-copies-groups"),
+    copied("strides are left out", "copy_stages", "_ {{* Problem::stride_w}} - Problem::pad_left",
+           WRONG, "bfloat16-weight-copies-stride"),
+    copied_split_k("all partial sums in one place", "native_weight", "dw {{+ _ * _}}",
+                   RACE | "NaN" | WRONG, "float16-weight-copies"),
 )  # fmt: skip
