@@ -55,7 +55,7 @@ def suited(algorithm, problem):
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"
         return replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
-    if name in ("native_weight", "native_weight_split_k"):
+    if name in ("native_weight_nhwc", "native_weight_nhwc_split_k"):
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
     if name.startswith(("native_gemm_nchw", "native_weight_nchw")):

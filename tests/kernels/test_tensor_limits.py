@@ -100,7 +100,7 @@ LIMITS: dict[str, list[tuple[dict[str, Any], str | list[str]]]] = {
         ({"w": 4000}, "a tile of 128 outputs reads 8133 pixels"),
         ({"h": 200, "w": 200, "r": 65, "s": 65}, "filters have 4225 taps, more than 4096"),
     ],
-    "native_weight": [
+    "native_weight_nhwc": [
         ({"dtype": "float32"}, "dtype='float32' is neither float16 nor bfloat16"),
         ({"op": "dgrad"}, "op='dgrad' is not the gradient of the filters"),
         ({"layout": "NCHW"}, "layout='NCHW' is not NHWC"),

@@ -9,8 +9,8 @@ tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
 nchw = breaks_of("native_gemm_nchw", "{}-nchw")
 weight = breaks_of("native_weight_nchw", "{}-nchw")
 split_k = breaks_of("native_weight_nchw_split_k", "{}-nchw")
-copied = breaks_of("native_weight", "{}-nhwc")
-copied_split_k = breaks_of("native_weight_split_k", "{}-nhwc")
+copied = breaks_of("native_weight_nhwc", "{}-nhwc")
+copied_split_k = breaks_of("native_weight_nhwc_split_k", "{}-nhwc")
 
 BREAKS = (
     nhwc("a stage is freed while products read it", "Consumer16bit::consume", "{{wgmma_wait_group<1>();}}",
@@ -219,6 +219,6 @@ BREAKS = (
            WRONG, "float16-weight-copies-groups"),
     copied("strides are left out", "copy_stages", "_ {{* Problem::stride_w}} - Problem::pad_left",
            WRONG, "bfloat16-weight-copies-stride"),
-    copied_split_k("all partial sums in one place", "native_weight", "dw {{+ _ * _}}",
+    copied_split_k("all partial sums in one place", "native_weight_nhwc", "dw {{+ _ * _}}",
                    RACE | "NaN" | WRONG, "float16-weight-copies"),
 )  # fmt: skip

@@ -113,7 +113,8 @@ class WindowWeightConfig(Config):
 class NativeWeightNchw(split_k.SplitK):
     """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
-    name = "native_weight_nchw"
+    name = "native_weight"
+    strategy = "nchw"
     paper = native_gemm_nchw.NativeGemmNchw.paper
     precision = "fp32"
 

@@ -1,4 +1,4 @@
-// The stages of a reduction over pixels that a block of native_weight and native_weight_nchw sums.
+// The stages of a reduction over pixels that a block of native_weight_nhwc and native_weight_nchw sums.
 #pragma once
 
 #include <device/ptx/sync.cuh>

@@ -13,8 +13,8 @@ import pytest
 from leanconv.call.choose import consider
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import variant
-from leanconv.kernels.hopper_native import native_weight
-from leanconv.kernels.hopper_native.native_weight import MOST_PIXELS, SHARING_TILES, TILES, pixels_of, row_pitch
+from leanconv.kernels.hopper_native import native_weight_nhwc
+from leanconv.kernels.hopper_native.native_weight_nhwc import MOST_PIXELS, SHARING_TILES, TILES, pixels_of, row_pitch
 from leanconv.problem import ConvProblem
 from tests import proof, selection
 from tests.cases import TARGETS
@@ -22,8 +22,8 @@ from tests.cases_16bit import NATIVE_CASES
 from tests.kernels.tensor_cores import LAYERS
 from tests.variants import NAMED
 
-WEIGHT = NAMED["native_weight"]
-SPLIT_K = NAMED["native_weight_split_k"]
+WEIGHT = NAMED["native_weight_nhwc"]
+SPLIT_K = NAMED["native_weight_nhwc_split_k"]
 HOPPER = TARGETS[0]
 LAYER = LAYERS[WEIGHT.stem]
 
@@ -45,7 +45,7 @@ def test_every_tile_is_right(taps, tile):
     problem = ConvProblem(
         1, channels + 8, 6, 7, filters + 8, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", dtype="float16", op="wgrad"
     )
-    config = native_weight._config(tile, tile[3], taps, 64, taps - 1, HOPPER.shared_per_block)
+    config = native_weight_nhwc._config(tile, tile[3], taps, 64, taps - 1, HOPPER.shared_per_block)
     proof.check(WEIGHT, problem, config, kinds=("positive",))
 
 
@@ -89,7 +89,7 @@ def test_no_tap_multiplies_a_pixel_of_another_row():
             1, 8, 1, w, 8, 1, s, padding=(0, 0, left, right), dilation=(1, dilation), layout="NHWC", dtype="float16",
             op="wgrad",
         )  # fmt: skip
-        taps = native_weight.sharing_taps(problem)
+        taps = native_weight_nhwc.sharing_taps(problem)
         pitch = row_pitch(problem, taps)
         assert pitch >= problem.q
         for q, first in product(range(problem.q), range(0, s, taps)):
@@ -114,7 +114,7 @@ def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
             assert pixels_of(problem, config.taps) <= MOST_PIXELS * config.split * config.split_k
             assert algorithm.workspace_bytes(problem, config) == (sums * config.split_k if algorithm is SPLIT_K else 0)
     # beyond what a cluster sums, a workspace is needed, and said
-    (plain,) = (each for each in ALGORITHMS if each.stem == "native_weight")
+    (plain,) = (each for each in ALGORITHMS if each.stem == "native_weight_nhwc")
     least = sums * max(2, -(-pixels // (4 * MOST_PIXELS)))
     for limit, fits in ((0, pixels <= 16 * MOST_PIXELS), (least - 1, pixels <= 16 * MOST_PIXELS), (least, True)):
         said = f"it needs {least} bytes of workspace, and workspace_limit is {limit}"

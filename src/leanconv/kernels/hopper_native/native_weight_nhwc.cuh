@@ -1,4 +1,4 @@
-// native_weight: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NHWC, sums in float32.
+// native_weight_nhwc: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NHWC, sums in float32.
 //
 //   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]
 //
@@ -67,7 +67,7 @@ struct WeightStages {
     static constexpr int pixels = 64, dy_box = pixels * 128, dy_bytes = Tile::filters / 64 * dy_box;
     // Pixels of x that the taps of a row read, and bytes of a pixel's channels.
     static constexpr int window = pixels + (Tuning::taps - 1) * Problem::dilation_w, span = 2 * Tuning::channel_block;
-    static_assert(span == 128 || span == 64 || span == 32, "a row is as long as a swizzle's span");
+    static_assert(span == 128 || span == 64, "a row is as long as a swizzle's span");
     static constexpr int x_box = ceil_div(window * span, 1024) * 1024, stage_bytes = dy_bytes + Tile::blocks * x_box;
     static constexpr int copied = dy_bytes + Tile::blocks * window * span;
     static constexpr int bytes = Tuning::stages * stage_bytes;
@@ -221,7 +221,7 @@ __device__ __forceinline__ void sum_stages(Result* dw, const WeightTile<Problem,
 
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class Result>
-__device__ __forceinline__ void native_weight(const TensorMap& x, const TensorMap& dy, Result* dw, long long batch) {
+__device__ __forceinline__ void native_weight_nhwc(const TensorMap& x, const TensorMap& dy, Result* dw, long long batch) {
     using Tile = WeightTile<Problem, Tuning>;
     using Ring = WeightStages<Problem, Tuning>;
     static_assert(Problem::nhwc, "channels of a pixel are adjacent");

@@ -13,12 +13,14 @@ from leanconv.kernels.common.layers import conv_constants, gradient_arguments, l
 from leanconv.kernels.common.tensor_core_gemm import REGISTERS, pixel_map
 from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
-from leanconv.kernels.hopper_native.native_gemm_16bit import BLOCK_BYTES, MAX_REACH, NativeGemm16bit
+from leanconv.kernels.hopper_native.native_gemm_16bit import MAX_REACH, NativeGemm16bit
 from leanconv.plan import Plan, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
 #: Pixels of a stage, and filters of a wgmma.
 PIXELS, MMA_M = 64, 64
+#: Channels of a tap that a copy may bring, of rows as long as a swizzle spans.
+BLOCKS = (64, 32)
 #: Bytes of an element.
 ITEM = 2
 #: Stages of the ring, at least and at most.
@@ -31,8 +33,6 @@ MOST_PIXELS = 2**17
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 #: Those of clusters that share them with others, through a workspace.
 SPLITS_OF_SLICES = (1, 2, 4)
-#: Blocks that keep a large GPU busy.
-BLOCKS = 132
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
 
 
 def _maps_why_not(problem: ConvProblem, taps: int) -> list[str]:
-    block = channel_block(problem, taps)
+    block = channel_block(problem.group_c)
     maps = x_map(problem, taps, block), dy_map(problem, taps)
     return [f"no tensor map describes {each.role}: {why}" for each in maps for why in each.why_not()]
 
@@ -170,16 +170,16 @@ def may_share(problem: ConvProblem) -> bool:
     return taps > 1 and problem.stride[1] == 1 and not _maps_why_not(problem, taps)
 
 
-def channel_block(problem: ConvProblem, taps: int) -> int:
-    """Channels of a tap that a copy brings: as many as leave the fewest zeros, of several taps 32 at least."""
-    blocks = [size // ITEM for size in BLOCK_BYTES if taps == 1 or size >= 64]
-    return min(blocks, key=lambda block: (ceil_div(problem.group_c, block) * block, -block))
+def channel_block(channels: int) -> int:
+    """Channels of a tap that a copy brings: as many as leave the fewest zeros."""
+    return min(BLOCKS, key=lambda block: (ceil_div(channels, block) * block, -block))
 
 
-class NativeWeight(split_k.SplitK):
+class NativeWeightNhwc(split_k.SplitK):
     """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
 
     name = "native_weight"
+    strategy = "nhwc"
     paper = NativeGemm16bit.paper
     precision = "fp32"
 
@@ -238,7 +238,7 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[NativeWeightConfig]
     if may_share(problem):
         ways.append((sharing_taps(problem), SHARING_TILES))
     for taps, tiles in ways:
-        block = channel_block(problem, taps)
+        block = channel_block(problem.group_c)
         columns = columns_of(problem, taps, block)
         for tile in tiles:
             filter_groups, column_groups, m_tiles, width = tile
