@@ -273,6 +273,11 @@ float cluster_load(const float* pointer, unsigned rank, Site site) {
     return value;
 }
 
+void check_cluster_vector(const float* pointer, Site site) {
+    const long offset = reinterpret_cast<const unsigned char*>(pointer) - ::shared;
+    if (offset % 16) fail(site, "cluster_load_v4: shared byte %ld is misaligned", offset);
+}
+
 unsigned long long warp_exchange(WarpOperation operation, unsigned mask, unsigned long long value, unsigned lane_argument,
                                  int width, Site site) {
     const int first = current / 32 * 32, lane = current % 32;

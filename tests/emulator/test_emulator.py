@@ -335,6 +335,10 @@ def test_a_block_may_not_leave_while_another_reads_from_it(reader):
             "y[i] = cluster_load(reinterpret_cast<float*>(reinterpret_cast<char*>(s) + 2), 0);",
             "cluster_load: shared byte 2 is misaligned",
         ),
+        (
+            "float four[4]; cluster_load_v4(four, s + 4 * (t / 4) + 2, 0); y[i] = four[0];",
+            "cluster_load_v4: shared byte 8 is misaligned",
+        ),
         ("s[64 + t] = 0;", "shared memory of block [0123], which has 256 bytes"),
         ("if (t == 3) return;", "barrier divergence: thread .* waits in cluster_barrier, thread 3 of block . has left"),
         (

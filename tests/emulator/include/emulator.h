@@ -70,6 +70,7 @@ void set_registers(bool up, int count, Site site);
 unsigned cluster_rank();
 void cluster_barrier(Site site);
 float cluster_load(const float* shared, unsigned rank, Site site);
+void check_cluster_vector(const float* shared, Site site);
 unsigned long long warp_exchange(WarpOperation, unsigned mask, unsigned long long value, unsigned lane, int width, Site);
 unsigned running_lanes();
 unsigned char* shared_memory();

@@ -29,7 +29,6 @@
 #include <device/ptx/sync.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
 #include <kernels/hopper_native/linear_pixels.cuh>
-#include <kernels/hopper_native/stage_share.cuh>
 #include <kernels/hopper_native/transposed_loads.cuh>
 
 namespace leanconv {
@@ -77,6 +76,19 @@ struct WeightTile {
           first_filter(number / (of_taps * of_channels) % of_filters * filters),
           first_channel(number / of_taps % of_channels * channels),
           first_tap(number % of_taps * Tuning::taps) {}
+};
+
+// The stages of a block: those of all pixels are shared evenly.
+template <class Problem, class Tuning>
+struct PixelShare {
+    int first, end;
+    __device__ __forceinline__ PixelShare(long long batch, int slice) {
+        constexpr int image = InputWindows<Problem, Tuning>::image;
+        const long long all = (batch * image + Tuning::pixels - 1) / Tuning::pixels;
+        const int number = Tuning::split == 1 ? slice : slice * Tuning::split + static_cast<int>(cluster_rank());
+        first = static_cast<int>(all * number / (Tuning::split_k * Tuning::split));
+        end = static_cast<int>(all * (number + 1) / (Tuning::split_k * Tuning::split));
+    }
 };
 
 // Shared memory: the barriers, the offsets at which taps read, and a ring of windows of x and dy, or at the end the sums.
@@ -136,7 +148,7 @@ struct StageWalk : UnitWalk<Source, warps, stages> {
 // All that a warp loads, of x or of dy.
 template <class Source, int warps, class Problem, class Tuning, class Window>
 __device__ __forceinline__ void load_stages(const typename Source::T* from, long long batch,
-                                            const StageShare<Tuning>& share,
+                                            const PixelShare<Problem, Tuning>& share,
                                             const WeightRing<Problem, Tuning>& windows, int group, int first_channel,
                                             int warp, const Window& window) {
     const int lane = threadIdx.x % 32;
@@ -149,7 +161,7 @@ __device__ __forceinline__ void load_stages(const typename Source::T* from, long
 
 // One warpgroup's products, to shared memory: 64 filters, `channels`, and `taps` of the tile's from number `first_tap` on.
 template <int first_tap, int taps, class Problem, class Tuning>
-__device__ __forceinline__ void sum_windows(const StageShare<Tuning>& share,
+__device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& share,
                                             const WeightRing<Problem, Tuning>& windows, int filters, int channels) {
     using Windows = WeightRing<Problem, Tuning>;
     using Input = typename Windows::Input;
@@ -205,7 +217,7 @@ __device__ __forceinline__ void sum_windows(const StageShare<Tuning>& share,
 
 // The same of warpgroup number `warpgroup`.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void sum_windows(const StageShare<Tuning>& share,
+__device__ __forceinline__ void sum_windows(const PixelShare<Problem, Tuning>& share,
                                             const WeightRing<Problem, Tuning>& windows, int warpgroup) {
     constexpr int taps = ceil_div(Tuning::taps, Tuning::tap_groups), rest = Tuning::taps - taps;
     static_assert(Tuning::tap_groups <= 2, "one group has all taps, or two share them");
@@ -258,7 +270,7 @@ __device__ __forceinline__ void native_weight_nchw(const typename Problem::eleme
     const Weights weights(number % Weights::count);
     windows.init(weights);
     __syncthreads();
-    const StageShare<Tuning> share(batch * Windows::Input::image, Tuning::pixels, slice);
+    const PixelShare<Problem, Tuning> share(batch, slice);
     // NOTE: the same number from the first lane: so the compiler knows that a warp's threads agree, and counts descriptors in
     // uniform registers: 2.5 instructions for a product instead of 7.5.
     const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);

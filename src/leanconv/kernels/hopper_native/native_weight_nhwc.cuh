@@ -23,6 +23,7 @@
 //            x 128 channels x 3 taps: 33 KiB in 1536 cycles; of 128 x 256 columns without sharing 48 KiB in 1024.
 #pragma once
 
+#include <device/element.cuh>
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
 #include <device/pipeline/rings.cuh>
@@ -31,14 +32,13 @@
 #include <device/ptx/sync.cuh>
 #include <device/ptx/tma.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
-#include <kernels/hopper_native/stage_share.cuh>
 
 namespace leanconv {
 
 // The columns of the gradient, a matrix whose rows are filters: blocks of channels of a tap group, `taps` taps of a filter row.
 template <class Problem, class Tuning>
 struct WeightColumns {
-    static constexpr int taps = Tuning::taps, block = Tuning::channel_block;
+    static constexpr int taps = Tuning::taps, block = Tuning::channel_block, width = taps * block;
     static constexpr int of_row = ceil_div(Problem::s, taps), of_group = ceil_div(Problem::group_c, block);
     static constexpr int count = Problem::r * of_row * of_group;
     int r, s, channel;  // the first tap and channel
@@ -59,6 +59,28 @@ struct WeightTile {
           first_block(number / of_filters % of_columns * blocks) {}
 };
 
+// The stages that a block sums.
+template <class Problem, class Tuning>
+struct StageShare {
+    int first, end;
+    static constexpr int step = Tuning::interleave == 2 ? Tuning::split * Tuning::split_k : Tuning::interleave == 1 ? Tuning::split : 1;
+    __device__ __forceinline__ StageShare(long long batch, int pixels, int slice) {
+        const long long stages = (batch * (Problem::p * Tuning::row_pitch) + pixels - 1) / pixels;
+        const int rank = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank());
+        if constexpr (Tuning::interleave == 2) {
+            first = slice * Tuning::split + rank;
+            end = static_cast<int>(stages);
+        } else if constexpr (Tuning::interleave == 1) {
+            first = static_cast<int>(stages * slice / Tuning::split_k) + rank;
+            end = static_cast<int>(stages * (slice + 1) / Tuning::split_k);
+        } else {
+            const int number = slice * Tuning::split + rank;
+            first = static_cast<int>(stages * number / (Tuning::split_k * Tuning::split));
+            end = static_cast<int>(stages * (number + 1) / (Tuning::split_k * Tuning::split));
+        }
+    }
+};
+
 // Shared memory: a ring of stages, each 64 pixels of dy in boxes of 64 filters and the pixels of x in boxes of a channel block;
 // at the end the sums; the barriers.
 template <class Problem, class Tuning>
@@ -76,8 +98,9 @@ struct WeightStages {
     // Products of a k16 step and 64 filters, and their columns: all blocks of one tap, or all taps of one block.
     static constexpr int products = Tuning::taps > 1 ? Tuning::blocks : 1;
     static constexpr int columns = Tuning::channel_block * (Tuning::taps > 1 ? Tuning::taps : Tuning::blocks);
-    static constexpr int sums = Tuning::m_tiles * products * columns / 2;
-    static_assert(Tuning::split == 1 || sums * consumers * 512 <= bytes, "the ring takes the sums of a tile");
+    // Sums of a filter, so far apart that a warp's stores of pairs meet each bank once.
+    static constexpr int tile_columns = Tile::blocks * Tuning::taps * Tuning::channel_block, sum_pitch = tile_columns + 8;
+    static_assert(Tile::filters * sum_pitch * 4 <= bytes && tile_columns % 32 == 0, "the ring takes the sums of a tile");
     unsigned char* base;
 
     __device__ __forceinline__ WeightStages() : base(shared_memory_for_swizzles()) {}
@@ -85,6 +108,7 @@ struct WeightStages {
     __device__ __forceinline__ unsigned char* x(int stage, int block) const {
         return base + stage * stage_bytes + dy_bytes + block * x_box;
     }
+    __device__ __forceinline__ float* sums() const { return reinterpret_cast<float*>(base); }
     __device__ __forceinline__ Mbarrier* full(int stage) const { return reinterpret_cast<Mbarrier*>(base + bytes) + stage; }
     __device__ __forceinline__ Mbarrier* empty(int stage) const { return full(Tuning::stages) + stage; }
     // By one thread, before a barrier of the CTA.
@@ -100,12 +124,13 @@ struct WeightStages {
 // One thread's copies of all stages.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap& dy, const WeightTile<Problem, Tuning>& tile,
-                                            const WeightStages<Problem, Tuning>& ring, const StageShare<Tuning>& share) {
+                                            const WeightStages<Problem, Tuning>& ring,
+                                            const StageShare<Problem, Tuning>& share) {
     using Ring = WeightStages<Problem, Tuning>;
     using Columns = WeightColumns<Problem, Tuning>;
     constexpr int row = Tuning::row_pitch, image = Problem::p * row;
     RingPlace<Tuning::stages> place;
-    for (int stage = share.first; stage < share.end; ++stage, place.advance()) {
+    for (int stage = share.first; stage < share.end; stage += share.step, place.advance()) {
         const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * Ring::pixels;
         const int n = static_cast<int>(number / image), rest = static_cast<int>(number % image), p = rest / row, q = rest % row;
         Mbarrier* const full = ring.full(place.stage);
@@ -127,43 +152,63 @@ __device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap&
     }
 }
 
-// Stores a thread's sums from number `first` on, a multiple of four: these are pairs of neighbouring channels of two filters.
-// The thread has filters from `filter` on of its group, and column blocks from `block` on.
-template <class Problem, class Tuning, int count, class Result>
-__device__ __forceinline__ void store_sums(const float (&sums)[count], int first, Result* dw, int group, int filter, int block) {
-    using Stages = WeightStages<Problem, Tuning>;
+// The tile's sums, in shared memory, to the gradient: each CTA of a cluster has some of its filters. A thread has four
+// neighbouring channels of every so many-th filter.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void store_sums(Result* dw, const WeightTile<Problem, Tuning>& tile,
+                                           const WeightStages<Problem, Tuning>& ring) {
+    using Ring = WeightStages<Problem, Tuning>;
     using Columns = WeightColumns<Problem, Tuning>;
-    constexpr int half = Stages::columns / 2;
-    const int t = static_cast<int>(threadIdx.x) % 4;
-#pragma unroll
-    for (int i = 0; i < count; i += 2) {
-        const int number = first + i, column = number % half / 4 * 8, part = column / Tuning::channel_block;
-        const int product = number / half % Stages::products;
-        const int own_block = block + (Tuning::taps > 1 ? product : part), tap = Tuning::taps > 1 ? part : 0;
-        const int k = filter + number / half / Stages::products * 64 + i / 2 % 2 * 8;
-        const Columns columns(own_block);
-        const int s = columns.s + tap, channel = columns.channel + column % Tuning::channel_block + 2 * t;
-        if (own_block >= Columns::count || s >= Problem::s) continue;
-        if (channel >= Problem::group_c || k >= Problem::group_k) continue;
-        const int64 row = static_cast<int64>(group) * Problem::group_k + k;
-        Result* const to = dw + ((row * Problem::r + columns.r) * Problem::s + s) * Problem::group_c + channel;
-        if constexpr (Tuning::split_k > 1) {
-            *reinterpret_cast<float2*>(to) = make_float2(sums[i], sums[i + 1]);
+    constexpr int units = Ring::tile_columns / 4, rows = 128 * Ring::consumers / units;  // filters at once
+    constexpr int share = ceil_div(WeightTile<Problem, Tuning>::filters, Tuning::split);
+    static_assert(rows > 0, "a thread has four channels");
+    const int thread = threadIdx.x, own = thread / units, column = thread % units * 4;
+    const int block = tile.first_block + column / Columns::width;
+    const Columns columns(block);
+    const int s = columns.s + column / Columns::block % Columns::taps, channel = columns.channel + column % Columns::block;
+    if (own >= rows || block >= Columns::count || s >= Problem::s || channel >= Problem::group_c) return;
+    constexpr int64 of_filter = static_cast<int64>(Problem::r) * Problem::s * Problem::group_c;
+    Result* const to = dw + (static_cast<int64>(tile.group) * Problem::group_k + tile.first_filter) * of_filter +
+                       (columns.r * Problem::s + s) * Problem::group_c + channel;
+    const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * share;
+    const int end = min(min(first + share, WeightTile<Problem, Tuning>::filters), Problem::group_k - tile.first_filter);
+#pragma unroll 4
+    for (int filter = first + own; filter < end; filter += rows) {
+        const float* const from = ring.sums() + filter * Ring::sum_pitch + column;
+        float total[4];
+        if constexpr (Tuning::split == 1) {
+            load_vector(total, from);
         } else {
-            float both[2];
+            cluster_load_v4(total, from, 0);
 #pragma unroll
-            for (int j = 0; j < 2; ++j) both[j] = finish<Problem>(sums[i + j], 0.0f, held_by<Problem>(to + j, true));
-            *reinterpret_cast<unsigned*>(to) = rounded_pair(Result{}, both);
+            for (int rank = 1; rank < Tuning::split; ++rank) {
+                float more[4];
+                cluster_load_v4(more, from, rank);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) total[i] += more[i];
+            }
+        }
+        Result* const at = to + filter * of_filter;
+        if constexpr (Tuning::split_k > 1) {
+            store_vector(at, total);
+        } else {
+            Result four[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                four[i] = from_float<Result>(finish<Problem>(total[i], 0.0f, held_by<Problem>(at + i, true)));
+            store_vector(at, four);
         }
     }
 }
 
-// One warpgroup's products of the tile, and their way to the gradient.
+// One warpgroup's products of the tile, and their way to the gradient: through shared memory, where the ring was, so that
+// rows of channels are stored.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void sum_stages(Result* dw, const WeightTile<Problem, Tuning>& tile,
-                                           const WeightStages<Problem, Tuning>& ring, const StageShare<Tuning>& share,
+                                           const WeightStages<Problem, Tuning>& ring, const StageShare<Problem, Tuning>& share,
                                            int warpgroup) {
     using Ring = WeightStages<Problem, Tuning>;
+    using Columns = WeightColumns<Problem, Tuning>;
     constexpr int m_tiles = Tuning::m_tiles, products = Ring::products, span = Ring::span;
     const int lane = threadIdx.x % 32, filters = warpgroup % Tuning::filter_groups * m_tiles;
     const int block = warpgroup / Tuning::filter_groups * Tuning::blocks;
@@ -171,7 +216,7 @@ __device__ __forceinline__ void sum_stages(Result* dw, const WeightTile<Problem,
     RingPlace<Tuning::stages> place;
     int before = 0;
     wgmma_fence(sums);
-    for (int stage = share.first; stage < share.end; ++stage) {
+    for (int stage = share.first; stage < share.end; stage += share.step) {
         mbarrier_wait_parity(ring.full(place.stage), place.parity);
         wgmma_fence();
         const TransposedDescriptor a = transposed_descriptor(ring.dy(place.stage, filters), 0, 1024, 128);
@@ -195,28 +240,23 @@ __device__ __forceinline__ void sum_stages(Result* dw, const WeightTile<Problem,
         place.advance();
     }
     wgmma_wait_group<0>(sums);
-    const float (&all)[Ring::sums] = reinterpret_cast<const float (&)[Ring::sums]>(sums);
-    const int filter = tile.first_filter + filters * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4;
-    if constexpr (Tuning::split == 1) {
-        store_sums<Problem, Tuning>(all, 0, dw, tile.group, filter, tile.first_block + block);
-    } else {
-        // The ring is not needed any more.
-        constexpr int threads = 128 * Ring::consumers, count = ceil_div(Ring::sums / 4, Tuning::split) * 4;
-        float* const own = reinterpret_cast<float*>(ring.base) + threadIdx.x;
-        barrier_sync(1, threads);  // the stages of this CTA have been read
+    constexpr int threads = 128 * Ring::consumers;
+    barrier_sync(1, threads);  // the stages of this CTA have been read
+    // A thread has two filters in eight, and a pair in every eight columns.
+    float* const to = ring.sums() + (filters * 64 + static_cast<int>(threadIdx.x) % 128 / 32 * 16 + lane / 4) * Ring::sum_pitch +
+                      block * Columns::width + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < Ring::sums; ++i) own[i * threads] = all[i];
-        meet_in_cluster();
-        const int first = static_cast<int>(cluster_rank()) * count;
-#pragma unroll 2
-        for (int i = first; i < min(first + count, Ring::sums); i += 4) {
-            float total[4];
+    for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) total[j] = cluster_sum<Tuning::split>(own + (i + j) * threads);
-            store_sums<Problem, Tuning>(total, i, dw, tile.group, filter, tile.first_block + block);
-        }
-        meet_in_cluster();
-    }
+        for (int product = 0; product < products; ++product)
+#pragma unroll
+            for (int i = 0; i < Ring::columns / 2; i += 2)
+                *reinterpret_cast<float2*>(to + (m * 64 + i / 2 % 2 * 8) * Ring::sum_pitch + product * Ring::columns + i / 4 * 8) =
+                    make_float2(sums[m][product][i], sums[m][product][i + 1]);
+    if constexpr (Tuning::split > 1) meet_in_cluster();
+    else barrier_sync(1, threads);
+    store_sums<Problem, Tuning>(dw, tile, ring);
+    if constexpr (Tuning::split > 1) meet_in_cluster();
 }
 
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
@@ -229,9 +269,13 @@ __device__ __forceinline__ void native_weight_nhwc(const TensorMap& x, const Ten
     const Ring ring;
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, slice = number / Tile::count;
     const Tile tile(number % Tile::count);
-    if (threadIdx.x == 0) ring.init();
+    if (threadIdx.x == 128 * Ring::consumers) {
+        prefetch_tensormap(x);
+        prefetch_tensormap(dy);
+        ring.init();
+    }
     __syncthreads();
-    const StageShare<Tuning> share(batch * (Problem::p * Tuning::row_pitch), Ring::pixels, slice);
+    const StageShare<Problem, Tuning> share(batch, Ring::pixels, slice);
     // NOTE: the same number from the first lane: so the compiler knows that a warp's threads agree, and keeps descriptors in
     // uniform registers.
     const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);

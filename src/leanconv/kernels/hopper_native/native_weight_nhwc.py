@@ -56,6 +56,7 @@ class NativeWeightConfig(Config):
     producer_registers: int
     split: int = 1
     split_k: int = 1
+    interleave: int = 0
 
     @property
     def consumers(self) -> int:
@@ -78,6 +79,11 @@ class NativeWeightConfig(Config):
     def sums(self) -> int:
         """Sums of a consumer's thread."""
         return self.m_tiles * self.blocks * self.taps * self.channel_block // 2
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the tile's sums, where the ring was."""
+        return 4 * self.filters * (self.all_blocks * self.taps * self.channel_block + 8)
 
     def stage_bytes(self, problem: ConvProblem) -> int:
         window = ITEM * self.channel_block * (PIXELS + (self.taps - 1) * problem.dilation[1])
@@ -105,8 +111,7 @@ class NativeWeightSpeeds(Speeds):
 #: A tile: groups of filters and of columns, m64 tiles, and columns of a warpgroup, in 64 channels of one tap.
 Tile = tuple[int, int, int, int]
 TILES: tuple[Tile, ...] = (
-    (2, 1, 2, 3), (2, 1, 1, 4), (2, 1, 2, 2), (2, 1, 1, 3), (2, 1, 1, 2), (1, 2, 1, 3), (1, 2, 1, 4), (1, 2, 1, 2),
-    (2, 1, 1, 1), (1, 2, 1, 1),
+    (2, 1, 2, 3), (2, 1, 1, 4), (2, 1, 2, 2), (2, 1, 1, 3), (2, 1, 1, 2), (1, 2, 1, 2), (2, 1, 1, 1), (1, 2, 1, 1),
 )  # fmt: skip
 #: Tiles whose taps share x: the last number counts column blocks, of three taps or as many as there are.
 SHARING_TILES: tuple[Tile, ...] = ((2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (2, 1, 1, 1), (1, 3, 1, 1), (1, 2, 1, 1))
@@ -262,8 +267,9 @@ def _config(tile: Tile, blocks: int, taps: int, block: int, behind: int, room: i
     if config.sums > MOST_SUMS[config.consumers]:
         return None
     window = ceil_div(ITEM * block * (PIXELS + behind), 1024) * 1024
-    stages = room // (ITEM * PIXELS * config.filters + config.all_blocks * window + 16)
-    return replace(config, stages=min(stages, MAX_STAGES)) if stages >= MIN_STAGES else None
+    each = ITEM * PIXELS * config.filters + config.all_blocks * window
+    stages = min(room // (each + 16), MAX_STAGES)
+    return replace(config, stages=stages) if stages >= MIN_STAGES and stages * each >= config.sum_bytes else None
 
 
 def columns_of(problem: ConvProblem, taps: int, block: int) -> int:
@@ -288,10 +294,8 @@ def _shared_by(
     the GPU busy for one to three rounds, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
     pixels = pixels_of(problem, whole.taps)
     stages = ceil_div(pixels, PIXELS)
-    exchanged = 4 * whole.sums * 128 * whole.consumers <= whole.ring_bytes(problem)
     for split in SPLITS:
-        possible = split == 1 or (exchanged and split <= min(stages, target.most_in_cluster))
-        if possible and pixels <= split * MOST_PIXELS:
+        if split <= min(stages, target.most_in_cluster) and pixels <= split * MOST_PIXELS:
             yield variant(whole, split=split)
     if room < 2:
         return
@@ -301,9 +305,8 @@ def _shared_by(
         for split in SPLITS_OF_SLICES:
             busy = rounds * target.multiprocessors // tiles // split
             slices = int(min(max(2, busy, ceil_div(least, split)), room, max(2, stages // split)))
-            if split == 1 or (exchanged and split <= target.most_in_cluster):
-                if slices * split >= least:
-                    found[split, slices] = None
+            if split <= target.most_in_cluster and slices * split >= least:
+                found[split, slices] = None
     for split, slices in found:
         yield variant(whole, split=split, split_k=slices)
 
