@@ -37,7 +37,6 @@ __device__ __forceinline__ int zero_after(unsigned value) {
 __device__ __forceinline__ unsigned cluster_rank();
 __device__ __forceinline__ void cluster_barrier();
 __device__ __forceinline__ float cluster_load(const float* shared, unsigned rank);
-__device__ __forceinline__ void cluster_load_v4(float (&to)[4], const float* shared, unsigned rank);
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 // %cluster_ctarank: the number of this block in its cluster (Launch.cluster of the host half).
 __device__ __forceinline__ unsigned cluster_rank() {
@@ -61,13 +60,6 @@ __device__ __forceinline__ float cluster_load(const float* shared, unsigned rank
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
     asm volatile("ld.shared::cluster.f32 %0, [%1];\n" : "=f"(value) : "r"(address) : "memory");
     return value;
-}
-// The same of four neighbours, from a multiple of 16 bytes.
-__device__ __forceinline__ void cluster_load_v4(float (&to)[4], const float* shared, unsigned rank) {
-    unsigned address;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(address) : "memory");
 }
 #endif
 

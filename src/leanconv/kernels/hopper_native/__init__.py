@@ -1,10 +1,10 @@
 """Tensor cores of Hopper for the types that they multiply themselves: float16, bfloat16, and TF32.
 
 Kernels     native_gemm (channels last; strategies ``16bit`` and ``tf32``), native_gemm_nchw (channels first),
-            native_weight_nchw (gradient of the filters, channels first)
+            native_weight (gradient of the filters; strategies ``nhwc`` and ``nchw``)
 Papers      none: the implicit GEMM of cuDNN and CUTLASS, with TMA and wgmma
 Requires    sm_90a; 16-byte aligned tensors; 16-bit elements, or float32 with precision="tf32"
-Memory      no workspace but the partial sums of split-K in native_weight_nchw
+Memory      no workspace but the partial sums of split-K in native_weight
 Precision   products are exact, sums are float32: ``fp32`` for 16-bit elements, ``tf32`` for float32
 ``auto``    the least predicted time among those that the type allows
 """

@@ -27,6 +27,7 @@
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
 #include <device/pipeline/rings.cuh>
+#include <device/ptx/cluster.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
 #include <device/ptx/sync.cuh>

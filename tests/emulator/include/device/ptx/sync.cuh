@@ -35,10 +35,6 @@ inline void cluster_barrier(EMULATOR_SITE) { emulator::cluster_barrier(site); }
 inline float cluster_load(const float* shared, unsigned rank, EMULATOR_SITE) {
     return emulator::cluster_load(shared, rank, site);
 }
-inline void cluster_load_v4(float (&to)[4], const float* shared, unsigned rank, EMULATOR_SITE) {
-    emulator::check_cluster_vector(shared, site);
-    for (int i = 0; i < 4; ++i) to[i] = emulator::cluster_load(shared + i, rank, site);
-}
 
 struct alignas(8) Mbarrier {
     unsigned long long state;
