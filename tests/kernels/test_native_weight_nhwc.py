@@ -38,7 +38,8 @@ CHOSEN = [(1, (2, 1, 2, 3)), (1, (1, 2, 1, 4)), (3, (2, 1, 1, 2)), (3, (2, 1, 2,
 
 
 @pytest.mark.parametrize(
-    ("taps", "tile"), selection.marked(EVERY_TILE, CHOSEN, lambda each: (each, f"{each[0]}-{'x'.join(map(str, each[1]))}"))
+    ("taps", "tile"),
+    selection.marked(EVERY_TILE, CHOSEN, lambda each: (each, f"{each[0]}-{'x'.join(map(str, each[1]))}")),
 )
 def test_every_tile_is_right(taps, tile):
     filters, channels = 64 * tile[0] * tile[2], 64 * tile[1] * tile[3]

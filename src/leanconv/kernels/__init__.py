@@ -18,8 +18,8 @@ from leanconv.kernels.hopper_fp32.tensor_winograd import TensorWinograd
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
-from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
+from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.image_filter.box import Box
 from leanconv.kernels.image_filter.median import Median
 from leanconv.kernels.image_filter.register_cache import RegisterCache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
+from tests.kernels.breaks.base import BARRIER, FENCE, GONE, MISALIGNED, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
 
 nhwc = breaks_of("native_gemm_16bit", "{}-nhwc")
 tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
@@ -140,7 +140,7 @@ BREAKS = (
            GONE | "left", "float16-weight-windows", times=2, only=2, split=2),
     weight("all blocks of a cluster store the first filters", "store_windows",
            "{{static_cast<int>(cluster_rank()) => 0}}", RACE | "NaN" | WRONG, "float16-weight-windows", split=2),
-    weight("the last block of a cluster has no pixels", "StageShare::StageShare", "* {{(}} _ {{+ 1)}}",
+    weight("the last block of a cluster has no pixels", "PixelShare::PixelShare", "* {{(}} _ {{+ 1)}}",
            WRONG, "float16-weight-windows"),
     weight("all groups of channels multiply the first", "sum_windows", "{{_ => 0}} * (Tuning::channels / 8)",
            WRONG, "float16-weight-windows", channel_groups=2),
@@ -179,13 +179,18 @@ BREAKS = (
            UNDER_WAY | RACE, "float16-weight-copies", stages=4, split=1),
     copied("sums are stored before the products are done", "sum_stages", "{{wgmma_wait_group<0>(_);}}",
            UNDER_WAY, "float16-weight-copies"),
-    copied("sums take the place of stages that others read", "sum_stages", "{{barrier_sync(...);}}",
-           UNDER_WAY | RACE, "float16-weight-copies", split=2),
-    copied("a cluster does not meet", "sum_stages", "{{meet_in_cluster();}}", RACE | WRONG | UNDER_WAY | STUCK,
-           "float16-weight-copies", times=2, only=1, split=2),
+    copied("sums take the place of stages that others read", "sum_stages", "{{barrier_sync(...);}} float",
+           UNDER_WAY | RACE, "float16-weight-copies"),
+    copied("sums are stored before all are there", "sum_stages", "{{else barrier_sync(...);}}",
+           RACE | WRONG | "NaN", "float16-weight-copies", split=1),
+    copied("a cluster does not meet", "sum_stages", "{{meet_in_cluster() => barrier_sync(1, threads)}}; else",
+           RACE | WRONG | STUCK | BARRIER | "deadlock", "float16-weight-copies", split=2),
+    copied("a block leaves while others read its sums", "sum_stages, native_weight_nhwc",
+           "{{if constexpr (Tuning::split > 1) meet_in_cluster();}}",
+           GONE | STUCK | "left|deadlock", "float16-weight-copies", times=2, only=2, split=2),
     copied("the last block of a cluster has no pixels", "StageShare::StageShare", "* {{(}} _ {{+ 1)}}",
            WRONG, "float16-weight-copies", split=2),
-    copied("blocks of a cluster store the first sums", "sum_stages", "_ = {{static_cast<int>(cluster_rank()) => 0}} * _",
+    copied("all blocks of a cluster store the first filters", "store_sums", "{{static_cast<int>(cluster_rank()) => 0}} * _",
            RACE | "NaN" | WRONG, "float16-weight-copies", split=2),
     copied("all groups of columns multiply the first", "sum_stages", "_ = {{_ => 0}} / Tuning::filter_groups",
            WRONG | RACE | "NaN", "float16-weight-copies", column_groups=2),
@@ -203,17 +208,17 @@ BREAKS = (
            WRONG, "float16-weight-copies"),
     copied("all filters of a tile are the first 64", "copy_stages", "_.first_filter + {{_ => 0}} * 64",
            WRONG, "float16-weight-copies", filter_groups=2),
-    copied("channels past the last are stored", "store_sums", "{{channel >= Problem::group_c ||}} _",
+    copied("channels past the last are stored", "store_sums", "{{|| _ >= Problem::group_c}}",
            WRONG | RACE | "NaN", "float16-weight-copies"),
-    copied("filters past the last are stored", "store_sums", "{{|| _ >= Problem::group_k}}",
+    copied("filters past the last are stored", "store_sums", "min(min(...), {{Problem::group_k => 1000}} -",
            FENCE | WRONG, "float16-weight-copies"),
     copied("taps past the last are stored", "store_sums", "{{|| _ >= Problem::s}}",
            FENCE | WRONG | RACE, "float16-weight-copies-groups", taps=3),
-    copied("a thread's second filter is its first", "store_sums", "_ / 2 % 2 * {{8 => 0}}",
+    copied("a thread's second filter is its first", "sum_stages", "_ / 2 % 2 * {{8 => 0}}",
            WRONG | RACE | "NaN", "float16-weight-copies"),
     copied("what the gradient holds is left out", "store_sums", "held_by<Problem>(_ + _, {{true => false}})",
            WRONG, "float16-weight-copies-groups"),
-    copied("the gradient of the first group", "store_sums", "{{static_cast<int64>(_) => 0}} * Problem::group_k",
+    copied("the gradient of the first group", "store_sums", "(static_cast<int64>({{_.group => 0}}) * Problem::group_k",
            RACE | "NaN" | WRONG, "float16-weight-copies-groups"),
     copied("pixels of the first group", "copy_stages", "{{_.group => 0}} * Problem::group_c",
            WRONG, "float16-weight-copies-groups"),

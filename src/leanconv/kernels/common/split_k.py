@@ -6,12 +6,15 @@ stores the gradient itself, and there is no workspace.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common.layers import conv_constants
-from leanconv.kernels.contract import TimedAlgorithm, ceil_div
+from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import launch_cycles
 from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
@@ -77,3 +80,22 @@ class SplitK(TimedAlgorithm):
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Any]]:
         return self.within(problem, target)
+
+
+class PredictedSplitK(SplitK):
+    """One that predicts what sharing a tile takes from the tile's configuration alone."""
+
+    @abstractmethod
+    def predicted(
+        self, problem: ConvProblem, target: Target, workspace: float
+    ) -> Iterator[tuple[float, Any, int, int]]:
+        """Predicted clock cycles of every configuration: one whose tiles a block computes alone, and ``split`` and
+        ``split_k`` of the one that is meant."""
+
+    def within(self, problem: ConvProblem, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
+        found = self.predicted(problem, target, workspace)
+        return by_time((time, variant(whole, split=split, split_k=slices)) for time, whole, split, slices in found)
+
+    def quickest(self, problem: ConvProblem, target: Target, workspace: float = inf) -> tuple[float, Any] | None:
+        best = min(self.predicted(problem, target, workspace), key=itemgetter(0), default=None)
+        return best and (best[0], variant(best[1], split=best[2], split_k=best[3]))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import gcd, inf
-from operator import itemgetter
+from math import gcd
 
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments
-from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
+from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles, overlapped
 from leanconv.kernels.hopper_native import native_gemm_nchw
 from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order, unit_cycles
@@ -110,7 +109,7 @@ class WindowWeightConfig(Config):
         return first + max(self.stages * stage, sums)
 
 
-class NativeWeightNchw(split_k.SplitK):
+class NativeWeightNchw(split_k.PredictedSplitK):
     """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
     name = "native_weight"
@@ -135,17 +134,15 @@ class NativeWeightNchw(split_k.SplitK):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def within(
-        self, problem: ConvProblem, target: Target, workspace: float = inf
-    ) -> list[tuple[float, WindowWeightConfig]]:
-        found = _predicted(problem, target, workspace)
-        return by_time((time, variant(whole, split=split, split_k=slices)) for time, whole, split, slices in found)
-
-    def quickest(
-        self, problem: ConvProblem, target: Target, workspace: float = inf
-    ) -> tuple[float, WindowWeightConfig] | None:
-        best = min(_predicted(problem, target, workspace), key=itemgetter(0), default=None)
-        return best and (best[0], variant(best[1], split=best[2], split_k=best[3]))
+    def predicted(
+        self, problem: ConvProblem, target: Target, workspace: float
+    ) -> Iterator[tuple[float, WindowWeightConfig, int, int]]:
+        most, room = _most_blocks(problem), split_k.most_partial_sums(problem, workspace)
+        for tile in _tiles_for(problem):
+            for whole in _fitting(tile, problem, target):
+                cycles = cycles_of(problem, whole, target)
+                for split, slices in _shared_by(problem, whole, target, most, room):
+                    yield cycles(split, slices), whole, split, slices
 
     def plan(self, problem: ConvProblem, config: WindowWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
@@ -156,19 +153,6 @@ class NativeWeightNchw(split_k.SplitK):
         first = self.launch(config, conv_constants(problem), arguments, grid, shared, tuning)
         plan = split_k.with_sums(first, problem, config.split_k)
         return replace(plan, launches=in_chain(plan.launches))
-
-
-def _predicted(
-    problem: ConvProblem, target: Target, workspace: float
-) -> Iterator[tuple[float, WindowWeightConfig, int, int]]:
-    """Predicted clock cycles of every configuration: one whose tiles a block computes alone, and ``split`` and
-    ``split_k`` of the one that is meant."""
-    most, room = _most_blocks(problem), split_k.most_partial_sums(problem, workspace)
-    for tile in _tiles_for(problem):
-        for whole in _fitting(tile, problem, target):
-            cycles = cycles_of(problem, whole, target)
-            for split, slices in _shared_by(problem, whole, target, most, room):
-                yield cycles(split, slices), whole, split, slices
 
 
 def _shared_by(

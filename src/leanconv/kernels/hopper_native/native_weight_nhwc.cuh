@@ -60,25 +60,15 @@ struct WeightTile {
           first_block(number / of_filters % of_columns * blocks) {}
 };
 
-// The stages that a block sums.
+// The stages of a block: those of all pixels are shared evenly.
 template <class Problem, class Tuning>
 struct StageShare {
     int first, end;
-    static constexpr int step = Tuning::interleave == 2 ? Tuning::split * Tuning::split_k : Tuning::interleave == 1 ? Tuning::split : 1;
     __device__ __forceinline__ StageShare(long long batch, int pixels, int slice) {
-        const long long stages = (batch * (Problem::p * Tuning::row_pitch) + pixels - 1) / pixels;
-        const int rank = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank());
-        if constexpr (Tuning::interleave == 2) {
-            first = slice * Tuning::split + rank;
-            end = static_cast<int>(stages);
-        } else if constexpr (Tuning::interleave == 1) {
-            first = static_cast<int>(stages * slice / Tuning::split_k) + rank;
-            end = static_cast<int>(stages * (slice + 1) / Tuning::split_k);
-        } else {
-            const int number = slice * Tuning::split + rank;
-            first = static_cast<int>(stages * number / (Tuning::split_k * Tuning::split));
-            end = static_cast<int>(stages * (number + 1) / (Tuning::split_k * Tuning::split));
-        }
+        const long long all = (batch * (Problem::p * Tuning::row_pitch) + pixels - 1) / pixels;
+        const int number = Tuning::split == 1 ? slice : slice * Tuning::split + static_cast<int>(cluster_rank());
+        first = static_cast<int>(all * number / (Tuning::split_k * Tuning::split));
+        end = static_cast<int>(all * (number + 1) / (Tuning::split_k * Tuning::split));
     }
 };
 
@@ -131,7 +121,7 @@ __device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap&
     using Columns = WeightColumns<Problem, Tuning>;
     constexpr int row = Tuning::row_pitch, image = Problem::p * row;
     RingPlace<Tuning::stages> place;
-    for (int stage = share.first; stage < share.end; stage += share.step, place.advance()) {
+    for (int stage = share.first; stage < share.end; ++stage, place.advance()) {
         const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * Ring::pixels;
         const int n = static_cast<int>(number / image), rest = static_cast<int>(number % image), p = rest / row, q = rest % row;
         Mbarrier* const full = ring.full(place.stage);
@@ -217,7 +207,7 @@ __device__ __forceinline__ void sum_stages(Result* dw, const WeightTile<Problem,
     RingPlace<Tuning::stages> place;
     int before = 0;
     wgmma_fence(sums);
-    for (int stage = share.first; stage < share.end; stage += share.step) {
+    for (int stage = share.first; stage < share.end; ++stage) {
         mbarrier_wait_parity(ring.full(place.stage), place.parity);
         wgmma_fence();
         const TransposedDescriptor a = transposed_descriptor(ring.dy(place.stage, filters), 0, 1024, 128);

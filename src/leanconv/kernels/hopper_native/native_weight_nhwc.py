@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import layers, split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
 from leanconv.kernels.common.tensor_core_gemm import REGISTERS, pixel_map
-from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
+from leanconv.kernels.contract import Arithmetic, Config, ceil_div
+from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.hopper_native.native_gemm_16bit import MAX_REACH, NativeGemm16bit
 from leanconv.plan import Plan, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
@@ -56,7 +55,6 @@ class NativeWeightConfig(Config):
     producer_registers: int
     split: int = 1
     split_k: int = 1
-    interleave: int = 0
 
     @property
     def consumers(self) -> int:
@@ -95,17 +93,21 @@ class NativeWeightConfig(Config):
 
 @dataclass(frozen=True)
 class NativeWeightSpeeds(Speeds):
-    """Of stages and blocks, in clock cycles."""
+    """Clock cycles, fitted together to 400 pairs of a layer and a configuration (burst), most within a tenth."""
 
-    #: share of the tensor cores' peak that stages reach where nothing else bounds them
-    peak: float
-    #: bytes that a multiprocessor copies in a cycle, and that its wgmma read from shared memory
-    copied_per_cycle: float
-    read_per_cycle: float
-    #: of a block beside its stages, more for each sum of a thread, and of the sums of a cluster
+    #: share of the tensor cores' peak that products reach on few multiprocessors, and less of it where all are busy
+    peak: tuple[float, float]
+    #: bytes that a multiprocessor copies in a cycle, and those of a cluster
+    copied_per_cycle: tuple[float, float]
+    #: share of the shorter of both that is not hidden by the longer, and of what memory takes for all tensors
+    not_hidden: tuple[float, float]
+    #: of a block beside its stages, for each weight of its tile, and for each that a cluster adds up
     block: float
-    sum: float
-    split: float
+    weight: float
+    exchanged: float
+    #: of the launch that adds partial sums, and the bytes of these that it and the first one move in a cycle
+    adding: float
+    added_per_cycle: float
 
 
 #: A tile: groups of filters and of columns, m64 tiles, and columns of a warpgroup, in 64 channels of one tap.
@@ -180,7 +182,7 @@ def channel_block(channels: int) -> int:
     return min(BLOCKS, key=lambda block: (ceil_div(channels, block) * block, -block))
 
 
-class NativeWeightNhwc(split_k.SplitK):
+class NativeWeightNhwc(split_k.PredictedSplitK):
     """The filters' gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
 
     name = "native_weight"
@@ -210,15 +212,14 @@ class NativeWeightNhwc(split_k.SplitK):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def within(
-        self, problem: ConvProblem, target: Target, workspace: float = inf
-    ) -> list[tuple[float, NativeWeightConfig]]:
-        most = split_k.most_partial_sums(problem, workspace)
-        return by_time(
-            (predicted_cycles(problem, config, target), config)
-            for whole in _whole(problem, target)
-            for config in _shared_by(problem, whole, target, most)
-        )
+    def predicted(
+        self, problem: ConvProblem, target: Target, workspace: float
+    ) -> Iterator[tuple[float, NativeWeightConfig, int, int]]:
+        room = split_k.most_partial_sums(problem, workspace)
+        for whole in _whole(problem, target):
+            cycles = cycles_of(problem, whole, target)
+            for split, slices in _shared_by(problem, whole, target, room):
+                yield cycles(split, slices), whole, split, slices
 
     def plan(self, problem: ConvProblem, config: NativeWeightConfig, target: Target) -> Plan:
         *_, batch = gradient_arguments(problem)
@@ -289,40 +290,45 @@ def pixels_of(problem: ConvProblem, taps: int) -> int:
 
 def _shared_by(
     problem: ConvProblem, whole: NativeWeightConfig, target: Target, room: float
-) -> Iterator[NativeWeightConfig]:
-    """The configuration, with tiles computed by one block each, by clusters, and by as many blocks or clusters as keep
-    the GPU busy for one to three rounds, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
-    pixels = pixels_of(problem, whole.taps)
-    stages = ceil_div(pixels, PIXELS)
-    for split in SPLITS:
-        if split <= min(stages, target.most_in_cluster) and pixels <= split * MOST_PIXELS:
-            yield variant(whole, split=split)
+) -> Iterator[tuple[int, int]]:
+    """``split`` and ``split_k`` for tiles computed by one block each, by clusters, and by as many blocks or clusters as
+    keep the GPU busy for one to three rounds, with up to ``room`` partial sums. No block sums more than
+    `MOST_PIXELS`."""
+    pixels, most = pixels_of(problem, whole.taps), target.most_in_cluster
+    stages, tiles, least = ceil_div(pixels, PIXELS), tiles_of(problem, whole), ceil_div(pixels, MOST_PIXELS)
+    yield from ((split, 1) for split in SPLITS if least <= split <= min(max(1, stages), most))
     if room < 2:
         return
-    tiles, least = tiles_of(problem, whole), ceil_div(pixels, MOST_PIXELS)
     found: dict[tuple[int, int], None] = {}
     for rounds in (1, 2, 3):
         for split in SPLITS_OF_SLICES:
-            busy = rounds * target.multiprocessors // tiles // split
-            slices = int(min(max(2, busy, ceil_div(least, split)), room, max(2, stages // split)))
-            if split <= target.most_in_cluster and slices * split >= least:
+            busy = min(rounds * target.multiprocessors // tiles, stages) // split
+            slices = int(min(max(2, busy, ceil_div(least, split)), room))
+            if split <= most and slices * split >= least:
                 found[split, slices] = None
-    for split, slices in found:
-        yield variant(whole, split=split, split_k=slices)
+    yield from found
 
 
-def predicted_cycles(problem: ConvProblem, config: NativeWeightConfig, target: Target) -> float:
-    speeds = NativeWeightSpeeds.of(target)
-    of_wgmma = config.channel_block * (config.taps if config.taps > 1 else config.blocks)
-    columns = config.all_blocks * config.taps * config.channel_block
-    computed = 2 * config.filters * columns * PIXELS / (target.tensor_flops * speeds.peak)
-    # each wgmma reads 64 rows of A and its columns of B
-    read = ITEM * config.filters * columns * PIXELS * (MMA_M + of_wgmma) / (MMA_M * of_wgmma * speeds.read_per_cycle)
-    copied = config.stage_bytes(problem) / speeds.copied_per_cycle
-    stages = ceil_div(ceil_div(pixels_of(problem, config.taps), PIXELS), config.split * config.split_k)
-    each = stages * max(computed, read, copied) + speeds.block + speeds.sum * config.sums
-    each += speeds.split if config.split > 1 else 0
-    blocks = tiles_of(problem, config) * config.split_k
-    at_once = clusters_at_once(config.split, 1, target) if config.split > 2 else target.multiprocessors // config.split
-    time = max(ceil_div(blocks, at_once) * each, problem.bytes / target.bytes_per_cycle) + launch_cycles(target)
-    return time + split_k.sum_cycles(problem, config.split_k, target)
+def cycles_of(problem: ConvProblem, whole: NativeWeightConfig, target: Target) -> Callable[[int, int], float]:
+    """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``split_k``."""
+    speeds, all_places = NativeWeightSpeeds.of(target), target.multiprocessors
+    weights = whole.filters * whole.all_blocks * whole.taps * whole.channel_block
+    computed = 2 * weights * PIXELS / target.tensor_flops
+    stage_bytes, tiles = whole.stage_bytes(problem), tiles_of(problem, whole)
+    stages = ceil_div(pixels_of(problem, whole.taps), PIXELS)
+    memory, sums = problem.bytes / target.bytes_per_cycle, 8 * split_k.weights_of(problem) / speeds.added_per_cycle
+    # pairs of blocks find a place on all multiprocessors
+    places = {split: all_places // split for split in (1, 2)}
+
+    def predicted(split: int, slices: int) -> float:
+        if split not in places:
+            places[split] = clusters_at_once(split, 1, target)
+        busy = min(1.0, tiles * slices * split / all_places)
+        copied = stage_bytes / speeds.copied_per_cycle[split > 1]
+        of_stage = overlapped(computed / (speeds.peak[0] - speeds.peak[1] * busy), copied, speeds.not_hidden[0])
+        of_weight = speeds.weight + (speeds.exchanged if split > 1 else 0)
+        each = ceil_div(stages, split * slices) * of_stage + speeds.block + of_weight * weights
+        time = overlapped(ceil_div(tiles * slices, places[split]) * each, memory, speeds.not_hidden[1])
+        return time + (speeds.adding + slices * sums if slices > 1 else 0)
+
+    return predicted
