@@ -29,7 +29,7 @@ _MOST_FP32 = {"fprop": 1.5, "dgrad": 1.1, "wgrad": 1.5}
 _MOST_FP32_GROUPS = 1.6
 _MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
 #: Of gradients of filters in 16 bits, channels last, where both numbers of channels are multiples of 8. Explored (H200,
-#: 2322d97): of 22 layers one that is taken lost 5 %, and the others won. A share above 1 wins where few pixels are
+#: e3ec3a9): of 22 layers one that is taken lost 5 %, and the others won. A share above 1 wins where few pixels are
 #: summed: for these PyTorch takes longer than expected.
 _MOST_16_WEIGHT = {"1x1": 1.0, "other": 1.15}
 _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
