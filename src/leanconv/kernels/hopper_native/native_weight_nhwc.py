@@ -113,8 +113,10 @@ class NativeWeightSpeeds(Speeds):
 #: A tile: groups of filters and of columns, m64 tiles, and columns of a warpgroup, in 64 channels of one tap.
 Tile = tuple[int, int, int, int]
 TILES: tuple[Tile, ...] = (
-    (2, 1, 2, 3), (2, 1, 1, 4), (2, 1, 2, 2), (2, 1, 1, 3), (2, 1, 1, 2), (1, 2, 1, 2), (2, 1, 1, 1), (1, 2, 1, 1),
+    (2, 1, 2, 3), (2, 1, 1, 4), (2, 1, 2, 2), (2, 1, 1, 3), (2, 1, 1, 2), (1, 2, 1, 2), (1, 2, 1, 1), (2, 1, 1, 1),
 )  # fmt: skip
+#: One that serves every layer.
+SMALLEST: Tile = (1, 2, 1, 1)
 #: Tiles whose taps share x: the last number counts column blocks, of three taps or as many as there are.
 SHARING_TILES: tuple[Tile, ...] = ((2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (2, 1, 1, 1), (1, 3, 1, 1), (1, 2, 1, 1))
 #: Sums of a thread, at most, by the number of consumers.
@@ -203,8 +205,8 @@ class NativeWeightNhwc(split_k.PredictedSplitK):
                 where = "" if problem.groups == 1 else " in a group"
                 return [f"{number} {name}{where} of 16 bits are no multiple of 16 bytes, which tensor copies require"]
         reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
-        if reach > MAX_REACH:
-            return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH}"]
+        if reach > MAX_REACH[0]:
+            return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH[0]}"]
         if problem.n * problem.p * problem.q >= 2**31:
             return [f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more"]
         return _maps_why_not(problem, 1)
@@ -250,8 +252,7 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[NativeWeightConfig]
             filter_groups, column_groups, m_tiles, width = tile
             blocks = width * (64 // block if taps == 1 else 1)
             made = filter_groups * m_tiles * MMA_M, column_groups * blocks
-            smallest = tile == tiles[-1]
-            if (problem.group_k <= made[0] // 2 or columns <= made[1] // 2) and not smallest:
+            if (problem.group_k <= made[0] // 2 or columns <= made[1] // 2) and tile != SMALLEST:
                 continue
             config = _config(tile, blocks, taps, block, problem.dilation[1] * (taps - 1), target.shared_per_block)
             if config is not None:
