@@ -119,7 +119,8 @@ def test_conv2d_refuses(
         (dict(kernel=ones(0, 3)), ValueError, ["kernel has shape (0, 3)"]),
         (dict(kernel=ones(0, 3, 3)), ValueError, ["kernel has shape (0, 3, 3); it must not be empty"]),
         (dict(kernel=ones(4, 3, 3), out=ones(6, 7)), ValueError, ["out has shape (6, 7)", "the result has (4, 6, 7)"]),
-        (dict(kernel=ones(4, 33, 3)), ValueError, ["33x3", "the limit is 32x32"]),
+        (dict(image=ones(6, 7, dtype=np.int32), kernel=ones(4, 33, 3, dtype=np.int32), separable=False), ValueError,
+         ["33x3", "the limit is 32x32", "sums in int32 wrap around"]),
         (dict(kernel=ones(3, 3, dtype=np.complex64)), TypeError, ["kernel has dtype complex64", "real numbers"]),
         (dict(kernel=[[1j, 1]]), TypeError, ["kernel has dtype complex128", "real numbers"]),
         (dict(kernel=[["a"]]), TypeError, ["kernel has dtype str", "real numbers"]),
@@ -334,10 +335,15 @@ def test_an_algorithm_of_the_other_device(host_device: HostDevice) -> None:
 
 
 def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
+    """Of int32, which transforms cannot filter."""
+    image = ones(50, 50, dtype=np.int32)
     with says(NoAlgorithmError, "filter 33x5", "register_cache: ", "33x5", "32x32"):
-        filter2d(ones(50, 50), ones(33, 5), separable=False, device="cuda")
+        filter2d(image, ones(33, 5, dtype=np.int32), separable=False, device="cuda")
     with says(NoAlgorithmError, "filter of rank 1 512x5", "separable: ", "512x5", "511x511"):
-        filter2d(ones(50, 50), ones(512, 5), device="cuda")
+        filter2d(image, ones(512, 5, dtype=np.int32), device="cuda")
     with says(NoAlgorithmError, "a block needs", "bytes of shared memory at least"):
-        filter2d(ones(50, 50), ones(400, 400), device="cuda")
+        filter2d(image, ones(400, 400, dtype=np.int32), device="cuda")
+    with says(NoAlgorithmError, "fourier_tiles: ", "9000x3", "the limit is 8128x8128"):
+        filter2d(ones(50, 50), ones(9000, 3), separable=False, device="cuda")
     assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
+    assert filter2d(ones(50, 50), ones(33, 33), device="cuda").max() == 1089

@@ -10,12 +10,15 @@ import pytest
 import scipy.ndimage
 
 import leanconv
+from leanconv.call.choose import choose
 from leanconv.call import lookup
 from leanconv.call.explain import explain_problem
 from leanconv.cpu import opencv, oracle
 from leanconv.images import filters, separable
 from leanconv.images.borders import BORDERS
+from leanconv.kernels import ALGORITHMS
 from leanconv.words import dense_filter
+from tests.cases import TARGETS
 
 IMAGES = {
     "float32": np.random.default_rng(0).standard_normal((61, 83)).astype(np.float32),
@@ -266,6 +269,17 @@ def test_large_filters_run_by_transforms(torch_on_device, monkeypatch):
         leanconv.NoAlgorithmError, match=r"fourier_tiles: it needs \d+ bytes of .*workspace_limit is 65536"
     ):
         leanconv.filter2d(torch.from_numpy(x), kernel)
+
+
+def test_what_filters_products_predicts_its_time():
+    """One that told no time would never be chosen beside those that do."""
+    problem = dense_filter(1, 512, 512, 15, 15, rank=1)
+    able = [each for each in ALGORITHMS if not each.reasons(problem, TARGETS[0])]
+    times = {each.stem: each.quickest(problem, TARGETS[0])[0] for each in able}
+    assert {"separable", "fourier_lines"} <= set(times) and all(np.isfinite(list(times.values()))), times
+    for taps, name in ((15, "separable"), (191, "fourier_lines"), (2001, "fourier_lines")):
+        large = dense_filter(1, 8192, 8192, taps, taps, rank=1)
+        assert choose(large, TARGETS[0]).algorithm.stem == name
 
 
 @pytest.mark.parametrize("limit", [None, "0", "1MiB"])

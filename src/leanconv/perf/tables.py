@@ -85,7 +85,7 @@ class Timed:
         return self.algorithm, *sorted(self.config.items())
 
     def fits(self, limit: int | None, auto: bool) -> bool:
-        """Whether the choice with this limit of workspace may take it; see `choose.room`."""
+        """Whether a choice with this limit may take it; of no limit ``auto`` takes no workspace (`choose.room`)."""
         if limit is None:
             return not (auto and self.workspace)
         return self.workspace + self.prepared <= limit

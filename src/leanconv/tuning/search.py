@@ -215,7 +215,7 @@ class Search:
         first, *others = candidates_of(problem, self._target, self._limit, self._most)
         if not self._again:
             # what was far behind with other kernels is not timed with these
-            fitting = (each for each in entry.timed if each.fits(self._limit, auto=True))
+            fitting = (each for each in entry.timed if each.fits(self._limit, auto=problem.kind == "conv2d"))
             times = {each.key: each.us for each in fitting if each.us is not None}
             most = _OUTDATED * min(times.values(), default=inf)
             others = [each for each in others if times.get(key_of(each), 0.0) <= most]
@@ -294,7 +294,7 @@ class Search:
         return best
 
     def _is_current(self, work: Work, timed: Timed) -> bool:
-        return timed.fits(self._limit, auto=True) and (
+        return timed.fits(self._limit, auto=work.problem.kind == "conv2d") and (
             timed.key in work.keys
             or from_table(timed, work.problem, self._target, "auto", self._limit, tables.USER) is not None
         )
