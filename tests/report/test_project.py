@@ -56,8 +56,15 @@ def test_the_commands_of_the_guide() -> None:
         assert re.search(rf"^{goal}:", text("Makefile"), re.MULTILINE), goal
     for name in re.findall(r"TESTS=\"?([\w/.]+)", guide) + re.findall(r"python (scripts/\w+\.py)", guide):
         assert (ROOT / name).exists(), name
-    commands = re.findall(r"^leanconv (.*)$", guide, re.MULTILINE)
-    assert len(commands) == 3
+
+
+def test_the_commands_of_the_pages() -> None:
+    """Those of the guide and of the page on the command line are understood."""
+    pages = text("CONTRIBUTING.md") + text("docs/command-line.md")
+    named = set(re.findall(r"^\| `leanconv (\w+)", pages, re.MULTILINE))
+    assert named == {"doctor", "filter", "explain", "precompile", "tune", "cache", "bench", "demo"}
+    commands = re.findall(r"^leanconv (.*)$", pages, re.MULTILINE)
+    assert len(commands) == 7
     for command in commands:
         with pytest.raises(SystemExit) as stopped:
             main([*shlex.split(command, comments=True), "--help"])
