@@ -115,6 +115,15 @@ def test_a_peer_that_other_work_disturbs_is_timed_again_and_named(monkeypatch: p
     assert done.rows[0].ceiling_share == done.rows[1].ceiling_share and done.rows[1].us_high == 11
 
 
+def test_samples_far_apart_are_told_once_a_run() -> None:
+    quiet = Row("a", "torch", "conv2d", 10, 9, 11, 9, 1, "fp32", 0.5, "warm", 0, 0, "all")
+    busy = replace(quiet, problem="b", us_low=8, us_high=16)
+    worse = replace(busy, algorithm="direct", us_high=20)
+    assert bench_run._spread([]) == bench_run._spread([quiet]) == []
+    (told,) = bench_run._spread([quiet, busy, worse])
+    assert told.startswith("samples of 2 of 3 rows lie far apart, those of b: torch direct from 8 to 20 µs"), told
+
+
 def test_an_interrupt_keeps_what_was_measured_and_exits_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*arguments: Any) -> None:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -376,6 +377,38 @@ def test_doctor_without_a_gpu(run: Any, no_gpu: None) -> None:
     assert code == 0 and "BROKEN" not in out
     assert leanconv.__version__ in out and np.__version__ in out
     assert "no NVIDIA driver was found" in out
+
+
+def test_doctor_for_programs(run: Any, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = run("doctor", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["ok"] is True
+    assert (
+        told["installed"]["leanconv"].startswith(leanconv.__version__) and told["installed"]["NumPy"] == np.__version__
+    )
+    found = {finding["name"]: finding for finding in told["findings"]}
+    assert found["NumPy arrays on the CPU"]["state"] == "ok" and found["GPU"]["state"] == "absent"
+    assert "no NVIDIA driver was found" in found["GPU"]["text"] and set(found) == set(states())
+    broken = doctor.Finding("a part", "broken", "it fails", "mend it")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([broken]))
+    monkeypatch.setattr(doctor, "installed_version", lambda name: None)
+    code, out, _ = run("doctor", "--json")
+    told = json.loads(out)
+    assert code == FAILED and told["ok"] is False and told["installed"]["PyTorch"] is None
+    assert told["findings"] == [{"name": "a part", "state": "broken", "text": "it fails", "advice": "mend it"}]
+
+
+def test_shells_complete_commands_and_suites() -> None:
+    """Bash asks the program itself, as the script of --show-completion makes it."""
+    command = [sys.executable, "-m", "leanconv.cli.main"]
+    for line, wanted in (
+        ("leanconv pre", {"precompile"}),
+        ("leanconv bench im2", {"im2win"}),
+        ("leanconv ca", {"cache"}),
+    ):
+        words = {"_LEANCONV_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        done = subprocess.run(command, env=os.environ | words, capture_output=True, text=True, check=False)
+        assert set(done.stdout.split()) == wanted, (line, done)
 
 
 def states() -> dict[str, doctor.Finding]:

@@ -1,7 +1,7 @@
 """Finds figures that were written by hand: ``python -m tests.report.by_hand [PATH ...]`` prints file:line of each.
 
 A figure is a number with a measured unit (times, ×, %, µs, ms, s, TFLOP/s, TB/s, GB/s) or an error such as 3e-4. In
-README.md and docs/ one may stand
+the pages of the root and of docs/ one may stand
 
 - between ``<!-- made: … -->`` and ``<!-- /made -->``, and in ``<!-- figure: … -->4.25<!-- /figure -->``: a command
   fills these from results files;
@@ -131,9 +131,9 @@ def figures(path: Path) -> Iterator[str]:
 
 
 def files(paths: Sequence[Path] = ()) -> list[Path]:
-    """The files to look through: by default README.md, docs/ and src/; of a folder all its pages and sources."""
+    """The files to look through: by default the root's pages, docs/ and src/; of a folder all pages and sources."""
     found = []
-    for path in paths or (ROOT / "README.md", ROOT / "docs", ROOT / "src" / "leanconv"):
+    for path in paths or (*ROOT.glob("*.md"), ROOT / "docs", ROOT / "src" / "leanconv"):
         path = path.resolve()
         found += sorted(p for p in path.rglob("*") if p.suffix in (".md", ".cuh", ".py")) if path.is_dir() else [path]
     return found

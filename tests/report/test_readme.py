@@ -27,7 +27,7 @@ from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
-PAGES = sorted(ROOT.glob("docs/**/*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 IM2WIN = [a.stem for a in ALGORITHMS if a.stem.startswith("im2win")]
 EVERY = (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 
@@ -184,7 +184,7 @@ def anchors(text: str) -> set[str]:
 
 def links() -> list[Any]:
     found = []
-    for page in (ROOT / "README.md", *PAGES):
+    for page in PAGES:
         for target in dict.fromkeys(re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))):
             if "://" not in target:
                 found.append(pytest.param(page, target, id=f"{page.relative_to(ROOT)}-{target}"))

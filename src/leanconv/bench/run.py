@@ -41,6 +41,9 @@ _REST_S = 0.4
 #: On a CPU every engine is timed in so many rounds, one after the other in each, so that other work of the machine does
 #: not fall on one of them alone; the quickest round counts, and a slowest so much slower is told.
 _ROUNDS, _DISTURBED = 3, 1.5
+#: On a GPU the upper quartile of a row's samples over the lower, above which the run is told to be disturbed.
+#: Counted in the committed files of an H200 that did nothing else: 17 of 11,416 rows are above.
+_SPREAD = 1.25
 #: Direct operations and bytes of one problem that are still pleasant to wait for without a GPU.
 _CPU_FLOPS = {False: 2e10, True: 2e9}
 _CPU_BYTES = {False: 5e8, True: 1e8}
@@ -193,6 +196,7 @@ def run_suite(
             results.warnings.append(f"interrupted at {left[0].name}: what follows is missing")
             interrupted = True
     results.missing = [case.name for case in left]
+    results.warnings += _spread(results.rows) if gpu else []
     if resume is not None:
         results = resume.joined(results, order)
     # of the algorithms that have rows; a name may go on with a limit of its workspace
@@ -359,6 +363,19 @@ def _further_rounds(
                 f"{name}: {row.engine} {row.algorithm} took {row.us:.4g} to {us:.4g} µs in rounds of equal work: other "
                 "work disturbs this machine"
             )
+
+
+def _spread(rows: Sequence[Row]) -> list[str]:
+    """A warning where samples of equal work lie far apart, which names the row where they are furthest."""
+    wide = [row for row in rows if row.us_high > _SPREAD * row.us_low]
+    if not wide:
+        return []
+    worst = max(wide, key=lambda row: row.us_high / row.us_low)
+    return [
+        f"samples of {len(wide)} of {len(rows)} rows lie far apart, those of {worst.problem}: {worst.engine} "
+        f"{worst.algorithm} from {worst.us_low:.4g} to {worst.us_high:.4g} µs between their quartiles: other work may "
+        "disturb this GPU, or its clocks change"
+    ]
 
 
 def _cold(problem: Problem, run: _Run) -> bool:

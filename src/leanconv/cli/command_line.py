@@ -19,12 +19,13 @@ from leanconv.runtime.driver import CudaError
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
-def new_app(name: str, description: str) -> typer.Typer:
+def new_app(name: str, description: str, completion: bool = False) -> typer.Typer:
+    """An application; ``completion`` adds the options that print and install what completes words in a shell."""
     return typer.Typer(
         name=name,
         help=description,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -62,7 +63,18 @@ def complain(error: Exception, about: object = None) -> None:
 
 _LAYOUTS, _LEVELS = ", ".join(LAYOUTS), ", ".join(PRECISIONS)
 
-What = Annotated[str, typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….")]
+
+def suites_like(incomplete: str) -> list[str]:
+    """Names of suites, for a shell that completes words."""
+    from leanconv.bench.suites import suite_names
+
+    return [name for name in suite_names() if name.startswith(incomplete)]
+
+
+What = Annotated[
+    str,
+    typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….", autocompletion=suites_like),
+]
 Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
 Precision = Annotated[
     str | None,

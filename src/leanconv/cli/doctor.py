@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any, Literal
 
@@ -58,6 +58,10 @@ class Finding:
     advice: str = ""
 
 
+#: The version of what is not installed.
+_NONE = "–"
+
+
 def installed() -> list[tuple[str, str]]:
     """Names and versions of what matters here; a dash for what is not installed."""
     source = "" if installed_version("leanconv") else " (not installed: run from its source)"
@@ -68,7 +72,7 @@ def installed() -> list[tuple[str, str]]:
     ]
     for name, distributions in PACKAGES:
         versions = [f"{v} ({d})" if len(distributions) > 1 else v for d in distributions if (v := installed_version(d))]
-        lines.append((name, ", ".join(versions) or "–"))
+        lines.append((name, ", ".join(versions) or _NONE))
     return lines
 
 
@@ -94,6 +98,16 @@ def examine() -> Iterator[Finding]:
     yield _store()
     yield _tables()
     yield _pictures()
+
+
+def report() -> dict[str, Any]:
+    """The same for programs: what is installed, None for what is not; all findings; whether none is broken."""
+    findings = [asdict(finding) for finding in examine()]
+    return {
+        "installed": {name: None if version == _NONE else version for name, version in installed()},
+        "findings": findings,
+        "ok": all(finding["state"] != "broken" for finding in findings),
+    }
 
 
 def _checked(name: str, run: Callable[[], None]) -> Finding:

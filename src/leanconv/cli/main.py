@@ -16,7 +16,9 @@ from leanconv.images.borders import BORDERS
 
 _BORDERS = ", ".join(BORDERS)
 
-app = command_line.new_app("leanconv", "Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.")
+app = command_line.new_app(
+    "leanconv", "Convolution on NVIDIA GPUs without the workspace, and on NumPy without a GPU.", completion=True
+)
 
 
 class Action(str, Enum):
@@ -50,11 +52,23 @@ def _options(
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+) -> None:
     """Say what is installed, what works here, and what to do about what does not.
 
     Exits with 1 if something is broken. A missing GPU or library is not broken.
     """
+    if as_json:
+        import json
+
+        from leanconv.cli.doctor import report
+
+        found = report()
+        print(json.dumps(found, indent=2))
+        if not found["ok"]:
+            raise typer.Exit(FAILED)
+        return
     from rich.table import Table
     from rich.text import Text
 
