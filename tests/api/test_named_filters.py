@@ -10,8 +10,8 @@ import pytest
 import scipy.ndimage
 
 import leanconv
-from leanconv.call.choose import choose
 from leanconv.call import lookup
+from leanconv.call.choose import choose
 from leanconv.call.explain import explain_problem
 from leanconv.cpu import opencv, oracle
 from leanconv.images import filters, separable
