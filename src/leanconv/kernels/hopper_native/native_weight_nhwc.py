@@ -9,10 +9,10 @@ from functools import lru_cache
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import layers, split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
-from leanconv.kernels.common.tensor_core_gemm import REGISTERS, pixel_map
+from leanconv.kernels.common.tensor_core_gemm import MAX_REACH, REGISTERS, pixel_map
 from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
-from leanconv.kernels.hopper_native.native_gemm_16bit import MAX_REACH, NativeGemm16bit
+from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
 from leanconv.plan import Plan, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
