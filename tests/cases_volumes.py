@@ -38,6 +38,7 @@ _LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         (1, 16, 6, 5, 16, 2, 3),
         dict(d=7, t=3, dilation_d=2, dilation=(2, 1), padding=(1, 1, 1, 1), padding_d=(2, 2)),
     ),
+    "tensor-wide": ((1, 32, 4, 9, 24, 2, 5), dict(d=3, t=2, padding=(1, 0, 2, 2), padding_d=(0, 1), bias=True)),
     "deep": ((1, 16, 3, 4, 8, 3, 3), dict(d=20, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
 }
 

@@ -11,7 +11,7 @@ from leanconv.kernels.common import split_gemm
 from leanconv.kernels.common.input_gradient import PartialConvolution, single_phases
 from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, SEGMENT, RingConfig, SplitGemm, blocks_of_tap, stages_of
-from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, ROW
+from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, MAX_REACH, ROW, pixel_map
 from leanconv.kernels.contract import by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.kernels.hopper_fp32 import tensor_gemm
@@ -110,12 +110,18 @@ def copy_pixels_of(problem: ConvProblem) -> int:
     return 8 * ceil_div(2 * PAIRS + 2 + 2 * ends, 8)
 
 
-def pair_map(problem: ConvProblem, output_rows: int = 1, one_row: bool = False) -> TensorMap:
+def pair_map(
+    problem: ConvProblem, output_rows: int = 1, one_row: bool = False, volume: bool | None = None
+) -> TensorMap:
     """The tensor map of the pixels that pairs read in one segment of a filter row: rows are two pixels longer than
     those of the outputs, rounded up to even. Offsets choose the segment, and with ``one_row``, where copies walk over
-    one row of each image, the row."""
+    one row of each image, the row. ``volume`` as of `pixel_map`."""
     top, _, left, _ = problem.padding
     row, last = 4 * problem.c, -top if one_row else (ceil_div(problem.p, output_rows) - 1) * output_rows - top
+    plain = pixel_map(problem, copy_pixels_of(problem), volume=volume)
+    if len(plain.shape) > 4:
+        right, below = 2 * pairs_of(problem) + 2 - problem.w - left, last - (problem.h - 1)
+        return replace(plain, upper=(right, below, *plain.upper[2:]))
     return TensorMap(
         role=problem.operands[0].role,
         element="float32",
@@ -227,6 +233,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
     """
 
     name = "tensor_winograd"
+    volumes = True
     paper = "A. Lavin and S. Gray, Fast Algorithms for Convolutional Neural Networks (2016)"
 
     def target_limits(self, target: Target) -> list[str]:
@@ -240,6 +247,10 @@ class TensorWinograd(SplitGemm[PairConfig]):
             reasons.append(f"filters are {problem.s} wide, less than {SEGMENT}")
         if problem.stride != (1, 1):
             reasons.append(f"stride={problem.stride} is not (1, 1)")
+        if problem.stride_d > 1:
+            reasons.append(f"stride={problem.stride_d} along the depth is not 1")
+        if problem.is_volume and problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} of volumes: rows beside a slice are no zeros, but other slices")
         if problem.dilation[1] != 1:
             reasons.append(f"dilation={problem.dilation} moves the columns of a filter apart")
         read = problem.k if problem.op == "dgrad" else problem.c
@@ -253,12 +264,14 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 f"bulk copies of {ROW} channels do not fit {of_group} channels in each of {problem.groups} groups"
             )
         if not reasons:
-            reasons += [reason for phase in single_phases(problem) for reason in pair_map(phase.problem).why_not()]
-            reach = (problem.r - 1) * problem.dilation[0]
-            if reach > 255:
-                reasons.append(f"filter rows reach {reach} rows, more than the 255 of a bulk copy")
-            if problem.s - SEGMENT > 255:
-                reasons.append(f"filters are {problem.s} wide, more than the 258 that bulk copies reach")
+            for phase in single_phases(problem):
+                reasons += pair_map(phase.problem, volume=phase.volume).why_not()
+            most = MAX_REACH[problem.is_volume]
+            reach = max((problem.r - 1) * problem.dilation[0], (problem.t - 1) * problem.dilation_d)
+            if reach > most:
+                reasons.append(f"filter rows reach {reach} rows, more than the {most} of a bulk copy")
+            if problem.s - SEGMENT > most:
+                reasons.append(f"filters are {problem.s} wide, more than the {most + SEGMENT} that bulk copies reach")
         return reasons
 
     def _why_not_linear(self, problem: ConvProblem) -> list[str]:
@@ -285,6 +298,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
             low = _config((64, 1), copy_pixels, products, shared)
             # NOTE: the filters of one row of pixels stay in the ring for the next one.
             in_ring = low is not None and low.filter_stages == 2 * STATES
+            if problem.is_volume:
+                return [config for config in found if config]
             if low and in_ring and phases and all(_in_two_rows(phase.problem) for phase in phases):
                 found.append(variant(low, output_rows=2))
             if phases and all(_in_one_row(phase.problem) for phase in phases):
@@ -308,7 +323,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         of_filters = ceil_div(problem.group_k, config.filters) * problem.groups
         if config.one_row:
             return self._tiles_of_row(problem, config) * problem.p * of_filters
-        pairs = problem.n * ceil_div(problem.p, config.output_rows) * pairs_of(problem)
+        pairs = problem.n * problem.z * ceil_div(problem.p, config.output_rows) * pairs_of(problem)
         if config.linear and not config.spacing:
             pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.box_width) * config.box_width
         return ceil_div(pairs, PAIRS * config.multicast) * config.multicast * of_filters
@@ -395,7 +410,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
         if config.linear:
             encoded = linear_map(phase.problem, channel_pixels_of(phase.problem) if config.spacing else config.column)
         else:
-            encoded = pair_map(phase.problem, config.output_rows, config.one_row)
+            encoded = pair_map(phase.problem, config.output_rows, config.one_row, phase.volume)
         arguments = (replace(encoded, role=problem.operands[0].role), Pointer("prepared"), *rest)
         grid = self._grid(self._tiles(phase, config), config, target, problem.batch_invariant)
         return self.launch(config, known, arguments, grid, config.shared_bytes, config.tuning())
