@@ -34,6 +34,11 @@ def _cases() -> list[Case]:
     add("pitch-odd-in", 2, 15, 640, 3, 3, gap=1, dtype="uint8")
     add("pitch-odd-out", 2, 15, 640, 3, 3, y_gap=1, dtype="uint8")
     add("pitch-odd-out-channels", 1, 15, 640, 3, 3, y_gap=4, dtype="uint8", channels=3)
+    # Results that end in the middle of a vector.
+    for columns in (401, 402):
+        for channels, name in ((1, ""), (3, "-3")):
+            gap = -channels * columns % 16
+            add(f"columns-{columns}{name}", 1, 9, columns, 3, 3, gap=gap, y_gap=gap, dtype="uint8", channels=channels)
     add("valid-channels", 2, 20, 500, 4, 5, valid=True, dtype="uint8", channels=3)
     add("bands", 1, 300, 400, 3, 3, border="wrap", dtype="float16")
     add("filters-of-images", 3, 11, 400, 3, 3, per_image=True, filters=2, dtype="uint8")

@@ -166,6 +166,9 @@ MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 #: tensor_winograd has 128 sums and 64 fragments: some sums spill once a stage (NVRTC 13.5), or 0 to 48 bytes (13.0).
 #: tensor_gemm_sync fills 255 registers to the last.
 WARP_SPILLS = 8
+#: tensor_filter fills them too where filters have many rows; what it spills is needed once for a row of some hundred
+#: instructions and products.
+FILTER_SPILLS = 64
 TENSOR_SPILLS = {
     "tensor_gemm": 48,
     "tensor_weight": 48,
@@ -177,6 +180,7 @@ TENSOR_SPILLS = {
     # a pair of lines of 16 numbers takes 64 registers of a thread's 128
     "fourier_lines": 40,
     "fourier_tiles": 40,
+    "tensor_filter": FILTER_SPILLS,
 }
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from leanconv.cpu import oracle
 from leanconv.kernels.image_filter.tensor_filter import TensorFilterConfig
-from tests import proof
+from tests import proof, selection
 from tests.cases import TARGETS, filter_problem
+from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.variants import NAMED
 
 TENSOR = NAMED["tensor_filter"]
@@ -24,6 +25,33 @@ def filtered(problem: Any, x: np.ndarray, w: np.ndarray, delta: float = 0.0) -> 
     values = {"x": x.ravel(), "w": w, "y": y.reshape(-1), "value": 0, "delta": delta}
     proof.run_on_emulator(TENSOR.plan(problem, CONFIG, TARGETS[0]), values)
     return y
+
+
+def banded() -> list[Any]:
+    """Each case in bands of 16 rows, those that are thorough in every configuration; in ``make test`` as few as have each
+    type, each number of channels, and each way to hold weights."""
+    found = []
+    for case in TENSOR_FILTER_CASES:
+        configs = list(TENSOR.configs(case.problem, TARGETS[0]))
+        for config in dict.fromkeys(replace(each, rows=16) for each in configs[: None if case.thorough else 1]):
+            found.append((case, config))
+
+    def differs(each: Any) -> Any:
+        problem, config = each[0].problem, each[1]
+        yield from (("dtype", problem.dtype), ("channels", problem.channels), each[0].name.split("-")[0])
+        yield "config", config.shared, config.tiles, config.unroll
+        yield "edges", problem.x_pitch % 16 == 0, problem.y_pitch % 16 == 0, problem.w % 16 == 0
+
+    def param(each: Any) -> Any:
+        case, config = each
+        return (case.problem, config), f"{case.name}-{config.tiles}-{config.depth}-{config.warps}-{config.shared}"
+
+    return selection.marked(found, selection.cover(found, differs), param)
+
+
+@pytest.mark.parametrize(("problem", "config"), banded())
+def test_bands_of_several_rows_are_right(problem, config):
+    proof.check(TENSOR, problem, config)
 
 
 RANGES = {

@@ -394,11 +394,12 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
         }
         base = base == depth - unroll ? 0 : base + unroll;
     }
+    cp_async_wait_group<0>();
+    __syncwarp();
     float done[tiles][4];
 #pragma unroll
     for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
     store<Strip, plain>(writer, done, inputs - r, weights.inverse, delta, doubtful);
-    cp_async_wait_group<0>();
 }
 
 template <class Problem, class Tuning>

@@ -114,6 +114,11 @@ def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
     return sums + weights + columns * steps * (8 * pixel + 2 * item_bytes(problem.dtype)) + ADDRESSES
 
 
+def most_registers(problem: FilterProblem) -> int:
+    """What `registers_needed` may say: of several channels more are needed at a time."""
+    return REGISTERS - 12 * (problem.channels - 1)
+
+
 def strips_of(problem: FilterProblem, tiles: int) -> int:
     """Strips of all images, one for each filter."""
     return ceil_div(problem.out_w, 128 * tiles) * problem.batch * problem.filters
@@ -159,9 +164,10 @@ class TensorFilter(TimedAlgorithm):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
-        elif not reasons and (needs := registers_needed(problem, 1, True)) > REGISTERS:
+        elif not reasons and (needs := registers_needed(problem, 1, True)) > most_registers(problem):
             each = f" of {problem.channels} channels" if problem.channels > 1 else ""
-            reasons.append(f"a thread needs {needs} registers for {problem.kh} rows of sums{each}, and has {REGISTERS}")
+            rows = f"{problem.kh} rows of sums{each}"
+            reasons.append(f"a thread needs {needs} registers for {rows}, and the limit is {most_registers(problem)}")
         if max(problem.h, problem.w * problem.channels) > EXTENT:
             each = f" of {problem.channels} channels" if problem.channels > 1 else ""
             reasons.append(f"the image is {problem.h}x{problem.w}{each}, and the limit is {EXTENT} rows and elements")
@@ -186,7 +192,7 @@ class TensorFilter(TimedAlgorithm):
         for rows, tiles, depth, unroll, warps, shared in dict.fromkeys(self.shapes(problem)):
             needs = registers_needed(problem, tiles, shared)
             # the shape that needs least is for all filters
-            if needs > (REGISTERS if shared and tiles == 1 else 232):
+            if needs > (most_registers(problem) if shared and tiles == 1 else 232):
                 continue
             blocks = target.registers_per_multiprocessor // (32 * warps * ceil_div(min(needs, 255), 8) * 8)
             config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks))

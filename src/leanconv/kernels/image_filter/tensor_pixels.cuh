@@ -181,6 +181,7 @@ struct TensorWriter {
     }
 
     // Sums that begin with delta times their scale, or have it added, if they are `wanted`; `plain`: where they are `whole`.
+    // NOTE: a __syncwarp() must lie between two calls, which put rows together in one place.
     template <bool plain>
     __device__ __forceinline__ void store(const float (&done)[tiles * channels][4], bool wanted, float inverse, float delta) {
         if ((!plain || channels > 1) && !wanted) return;
@@ -190,7 +191,6 @@ struct TensorWriter {
             go_on();
             return;
         }
-        if constexpr (channels > 1) __syncwarp();  // what was staged before has been read
 #pragma unroll
         for (int k = 0; k < sums; k += 2) {
             // The elements of two pixels, two at a time.
