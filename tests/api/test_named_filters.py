@@ -376,3 +376,21 @@ def test_medians_are_the_same_without_opencv(border, size, dtype, monkeypatch):
     found = leanconv.median_blur(x, size, border=border, value=9, channels_last=True)
     monkeypatch.setattr(median, "opencv", lambda: None)
     np.testing.assert_array_equal(found, leanconv.median_blur(x, size, border=border, value=9, channels_last=True))
+
+
+@pytest.mark.gpu
+def test_large_filters_are_captured_in_a_graph():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(12)
+    kernel = rng.standard_normal((51, 35)).astype(np.float32)
+    x = torch.from_numpy(rng.standard_normal((2, 300, 500)).astype(np.float32)).cuda()
+    for call in (lambda x: leanconv.gaussian_blur(x, 60.0), lambda x: leanconv.filter2d(x, kernel, border="wrap")):
+        call(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = call(x)
+        x.copy_(torch.from_numpy(rng.standard_normal(x.shape).astype(np.float32)))
+        graph.replay()
+        assert torch.equal(y, call(x))
+        agree(y[0].cpu().numpy(), call(x[0].cpu().numpy()))
