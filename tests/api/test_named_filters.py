@@ -386,3 +386,21 @@ def test_sigma_may_be_an_array():
     x = IMAGES["float32"]
     for array, same in ((np.array([1.0, 2.0]), (1.0, 2.0)), (np.array(1.5), 1.5), (np.float32(1.5), 1.5)):
         np.testing.assert_array_equal(leanconv.gaussian_blur(x, array), leanconv.gaussian_blur(x, same))
+
+
+@pytest.mark.gpu
+def test_large_filters_are_captured_in_a_graph():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(12)
+    kernel = rng.standard_normal((51, 35)).astype(np.float32)
+    x = torch.from_numpy(rng.standard_normal((2, 300, 500)).astype(np.float32)).cuda()
+    for call in (lambda x: leanconv.gaussian_blur(x, 60.0), lambda x: leanconv.filter2d(x, kernel, border="wrap")):
+        call(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = call(x)
+        x.copy_(torch.from_numpy(rng.standard_normal(x.shape).astype(np.float32)))
+        graph.replay()
+        assert torch.equal(y, call(x))
+        agree(y[0].cpu().numpy(), call(x[0].cpu().numpy()))

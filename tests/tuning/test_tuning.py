@@ -25,7 +25,7 @@ from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaError
 from leanconv.tuning import search, trials
 from leanconv.tuning.trials import candidates_of, tolerance
-from tests.cases import TARGETS
+from tests.cases import TARGETS, filter_problem
 from tests.messages import says
 from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 
@@ -150,6 +150,13 @@ def test_a_filter_is_compared_with_the_cpu_engine(stage: Stage, tmp_path: Path) 
     stage.factor = lambda plan: 2.0
     with says(search.WrongResultError, "register_cache", "the CPU engine"):
         stage.search(tmp_path, again=True).run([problem])
+
+
+def test_a_filter_may_take_a_workspace_that_nobody_limits(stage: Stage, tmp_path: Path) -> None:
+    problem = filter_problem(1, 9, 20, 35, 35)
+    (tuned,) = stage.search(tmp_path).run([problem]).problems
+    assert tuned.winner.algorithm.stem == "fourier_tiles" and tuned.winner.source == tables.USER
+    assert choose(problem, stage.target).us == tuned.us
 
 
 def test_of_two_that_tune_at_once_one_does(stage: Stage, tmp_path: Path) -> None:
