@@ -27,7 +27,13 @@ from tests.variants import VARIANTS
 MET = [
     (a, c)
     for a in VARIANTS
-    for c in (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *(() if a.precision == "ieee" else TRANSFORM_CASES))
+    for c in (
+        *CASES,
+        *SEPARABLE_CASES,
+        *TENSOR_FILTER_CASES,
+        *NATIVE_CASES,
+        *(() if a.precision == "ieee" else TRANSFORM_CASES),
+    )
 ]
 MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]

@@ -115,7 +115,9 @@ def test_weights_of_any_size(weight):
     x = rng.integers(1, 255, problem.x_shape, np.uint8)
     with np.errstate(all="ignore"):
         right = oracle.filter2d(problem, x, w)
-        np.testing.assert_allclose(filtered(problem, x, w), right.astype(np.float32), rtol=1e-4, atol=1e-6 * weight * 255)
+        np.testing.assert_allclose(
+            filtered(problem, x, w), right.astype(np.float32), rtol=1e-4, atol=1e-6 * weight * 255
+        )
 
 
 def test_results_are_rounded_as_in_direct_order():
