@@ -16,7 +16,7 @@ def _cases() -> list[Case]:
     def add(name: str, *shape: int, thorough: bool = False, **rest: Any) -> None:
         found.append(Case(f"wide-{name}", filter_problem(*shape, **rest), thorough))
 
-    # Of four strips, or of two twice as wide, one at least lies inside: vectors there, single elements at the edges.
+    # Of four strips, or of two twice as wide, one at least lies inside: vectors there, and elements at the edges.
     for i, dtype in enumerate(TYPES):
         thorough = dtype in ("uint8", "bfloat16", "float32")
         add(dtype, 1, 21, 640, 3, 4, dtype=dtype, border=tuple(BORDERS)[i % 5], thorough=thorough)

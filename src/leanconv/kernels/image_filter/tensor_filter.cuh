@@ -1,23 +1,26 @@
-// tensor_filter: a small filter over images as products of matrices, a warp's (mma.sync), without shared memory for pixels.
+// tensor_filter: a small filter over images as products of matrices, on tensor cores (mma.sync).
 //
 //   y[i, j] = delta + sum over u, v of w[u, v] * x[i + u - anchor_y, j + v - anchor_x]      borders by rule, no padded copy
 //
 // Transform  a row of 128 outputs is 16 blocks of 8. With one row of the filter they are the product of
 //              A  16 x 16 k  row m has the window of block m: 16 k elements of the image's row from 8 m - pad on
 //              B  16 k x 8   column n has the filter's row from n + pad - anchor_x on, zeros above and below (a band)
-//            The order of the window's elements is free. Lane t of four has four neighbours of it, a vector in memory.
+//            The order of the window's elements is free. Lane t of four has four neighbours of it, one load.
 // Requires   tensor cores of sm_80 or newer; filters of at most 32x32; up to four channels side by side; float32 sums.
 // Numerics   operands are float16 (bfloat16 where the image is), sums float32. Weights, scaled by one power of two, are
-//            sums of two float16, or of three bfloat16; a piece that is zero everywhere is left out. Elements of 8 and 16 bits
-//            are exact in one piece, int16 and uint16 in two; float32 is scaled by a power of two for each row of a warp, and
-//            cut in two. Of the products of pieces the smallest is left out. Results of 16 integer bits and of float32 are
-//            rounded to nearest once for a row of the filter; the tensor core's own sums round toward zero.
-// Warp       marches down a strip of 128 * tiles columns, `rows` rows of outputs. An input row is loaded once, `depth` rows
-//            ahead, and multiplied with all r rows of the filter: sums[u] is the output row that this input row is row u
-//            of. Then each moves one on; the last one is complete.
+//            sums of two float16, or of three bfloat16; those after the first are left out where they are zero everywhere.
+//            Elements of 8 bits and float16 are one piece, uint16 and int16 two, all exact; float32 is scaled by a power of
+//            two for each row of a warp, and cut in two. The product of small pieces is left out. Where results keep their
+//            digits, products of each filter row are summed apart, and added to the others by an addition that rounds to
+//            nearest: the tensor core's own sums round toward zero.
+// Warp       marches down a strip of 128 * tiles columns and a band of rows, by itself. An input row is multiplied with all r
+//            rows of the filter: sums[u] is the output row that this input row is row u of. Then each moves on by one; the
+//            last one is complete.
+// Pipelines  rows     a ring of `depth` in shared memory, cp.async, one __syncwarp a row
+//            row n    multiplied, while row n + 1 is converted and the results of row n - 1 are stored
 // Inf, NaN   zeros of the band times infinity would reach other outputs: rows of outputs with sums that are not finite
 //            are made again by FMAs in direct order.
-// Registers  4 r sums a tile, 4 r weights for each k16 step unless they lie in shared memory, 2 * depth vectors of pixels.
+// Registers  4 r sums a tile and channel, 4 r weights for each k16 step unless they lie in shared memory, pixels of two rows.
 // Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21.
 #pragma once
 
@@ -154,7 +157,8 @@ struct TensorRows {
     In* const ring;
     int* const column;       // of each element of a row, where there are edges
     int begin, end;          // vectors from number `begin` to before `end` are copied
-    unsigned next;           // this lane's first vector in the first row, of plain rows in the next: bytes from the image's first on
+    unsigned next;           // this lane's first vector in the first row, of plain rows in the next: bytes from the image's
+                             // first element on
     const unsigned pitch;    // in bytes
     In one;                  // an element of an edge on its way
 
@@ -304,7 +308,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
             if (row < 0) continue;
             const float more = apart[k / 4 % tiles][k / 4 / tiles][k % 4];
             [[maybe_unused]] const float sum = row == 0 ? begin[k % 4] : sums[k / 4 % tiles][row][k % 4];
-            sums[k / 4 % tiles][row + 1][k % 4] = !Strip::promoted ? more : Pixels::scaled ? fmaf(more, inverse, sum) : sum + more;
+            sums[k / 4 % tiles][row + 1][k % 4] =
+                !Strip::promoted ? more : Pixels::scaled ? fmaf(more, inverse, sum) : sum + more;
         }
     }
 }
@@ -448,7 +453,8 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     for (int i = doubtful[0]; i <= doubtful[1]; ++i, writer.go_on())
 #pragma unroll 1
         for (int k = 0; k < 4 * Strip::tiles; ++k) {
-            const float sum = direct_sum<Problem>(view, w, top + i, j + writer.column(k), Strip::begins_with_delta ? delta : 0.0f);
+            const float begin = Strip::begins_with_delta ? delta : 0.0f;
+            const float sum = direct_sum<Problem>(view, w, top + i, j + writer.column(k), begin);
             writer.store_one(Strip::begins_with_delta ? sum : sum + delta, k);
         }
 }

@@ -28,9 +28,9 @@ SETUP_ROWS = 6
 
 @dataclass(frozen=True)
 class TensorFilterConfig(Config):
-    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, ``unroll`` of them an iteration. It copies input
-    rows ``depth`` rows ahead. Weights are in ``shared`` memory or in registers. So many blocks of ``warps`` at least,
-    ``min_blocks``, fit on a multiprocessor."""
+    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, ``unroll`` of them an iteration, and copies
+    input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in registers. So many blocks of ``warps`` at
+    least, ``min_blocks``, fit on a multiprocessor."""
 
     rows: int
     tiles: int
@@ -62,7 +62,7 @@ class FilterSpeeds(Speeds):
 
 #: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared.
 Shape = tuple[int, int, int, int, int, bool]
-#: The fastest on an H200 at 8192² of elements of up to 16 bits and filters of up to 7 rows, of other filters of one
+#: The fastest on an H200 at 8192²: of elements of up to 16 bits and filters of up to 7 rows, of other filters of one
 #: step, of larger ones, and of several channels; and what else is worth timing.
 SMALL: Shape = (32, 2, 4, 4, 4, False)
 MEDIUM: Shape = (64, 1, 8, 4, 4, False)
