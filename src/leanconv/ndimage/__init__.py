@@ -8,8 +8,9 @@ is installed. For float outputs the order is free, which moves results by a few 
 more than some 200 taps along an axis are computed by transforms, whose errors are relative to the largest numbers
 nearby. Several passes over a float32 array are rounded once, not after each pass.
 
-Arrays on a GPU (CuPy, PyTorch, DLPack) stay there: `leanconv.filter2d` computes them, with float32 sums; float64 arrays
-where it takes them. Passes over other axes than the last two are passes over moved axes.
+Arrays on a GPU (CuPy, PyTorch, DLPack) stay there: `leanconv.filter2d` computes them, those of float32, float16 and
+bfloat16 with float32 sums, int32 with integer weights exactly, all else in float64. Two passes of a filter along axes
+of one border are one launch, unless integers are truncated in between.
 
 Every function raises, as SciPy does, ValueError for axes and origins that do not fit, `MistakeError` (a RuntimeError
 that is a ValueError too) for modes, shapes and sequences that do not, and `DtypeError` (a RuntimeError and a TypeError)
