@@ -1,5 +1,6 @@
 # make demo    a tour: a photograph filtered, real layers run and checked, pictures in demo-output/
 # make test    every kind of test that this machine can run (on a GPU too, where there is one)
+# make docs    figures and tables of the pages, and the site: build/site/index.html
 # They make .venv first. CUDA=cu12 takes the wheels for drivers below CUDA 13.
 
 PYTHON ?= python3
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all pythons lint format types docs clean
+.PHONY: demo test test-all pythons lint format types docs site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/leanconv demo
@@ -45,10 +46,15 @@ format: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# The tables and figures of the pages, from the committed results.
+# The tables and figures of the pages, from the committed results; and the site.
 docs: $(VENV)/.test
 	$(BIN)/python -m report pages
 	$(BIN)/python -m research pages
+	$(MAKE) site
+
+# The site, in build/site: warnings and links that lead nowhere are errors. What builds it is pinned.
+site: $(VENV)/.docs
+	$(BIN)/python scripts/make_site.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-3.* build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -60,6 +66,10 @@ $(VENV)/.made:
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(PIP) -e '.[bench,$(CUDA)]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.test docs/requirements.txt
+	$(PIP) -r docs/requirements.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made pyproject.toml

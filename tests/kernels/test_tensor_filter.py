@@ -28,8 +28,8 @@ def filtered(problem: Any, x: np.ndarray, w: np.ndarray, delta: float = 0.0) -> 
 
 
 def banded() -> list[Any]:
-    """Each case in bands of 16 rows, those that are thorough in every configuration; in ``make test`` as few as have each
-    type, each number of channels, and each way to hold weights."""
+    """Each case in bands of 16 rows, those that are thorough in every configuration; in ``make test`` as few as have
+    each type, each number of channels, and each way to hold weights."""
     found = []
     for case in TENSOR_FILTER_CASES:
         configs = list(TENSOR.configs(case.problem, TARGETS[0]))

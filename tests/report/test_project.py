@@ -51,7 +51,7 @@ def test_the_papers_are_those_of_the_algorithms() -> None:
 def test_the_commands_of_the_guide() -> None:
     guide = text("CONTRIBUTING.md")
     goals = re.findall(r"(?:^|`)make ([a-z-]+)", guide, re.MULTILINE)
-    assert {"demo", "test", "test-all", "pythons", "lint", "format", "types", "docs"} == set(goals)
+    assert {"demo", "test", "test-all", "pythons", "lint", "format", "types", "docs", "site"} == set(goals)
     for goal in goals:
         assert re.search(rf"^{goal}:", text("Makefile"), re.MULTILINE), goal
     for name in re.findall(r"TESTS=\"?([\w/.]+)", guide) + re.findall(r"python (scripts/\w+\.py)", guide):
@@ -69,3 +69,14 @@ def test_the_commands_of_the_pages() -> None:
         with pytest.raises(SystemExit) as stopped:
             main([*shlex.split(command, comments=True), "--help"])
         assert not stopped.value.code, command
+
+
+def test_the_messages_of_the_guide() -> None:
+    """What a user may look up under *Troubleshooting by message* is what the code says."""
+    table = text("docs/guide.md").partition("## Troubleshooting by message")[2]
+    said = re.findall(r"`([^`]+)`", " ".join(line.split("|")[1] for line in table.splitlines() if line[:1] == "|"))
+    assert len(said) >= 8
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "leanconv").rglob("*.py"))
+    for message in said:
+        for words in re.split(r"…|\(.*|leanconv\.[A-Z]+", message):
+            assert words.strip() in code, message

@@ -1,0 +1,42 @@
+"""Sphinx' settings; scripts/make_site.py stages the pages and runs it."""
+
+from __future__ import annotations
+
+import leanconv
+
+project = "leanconv"
+author = "The leanconv contributors"
+copyright = f"2026, {author}"
+version = release = leanconv.__version__
+root_doc = "index"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+
+# A link to a heading is what repositories' web views make of it; the longest headings are of the fourth level.
+myst_heading_anchors = 4
+myst_enable_extensions = ["strikethrough"]
+
+# Docstrings: sections as Google writes them, and single backquotes around names of this library.
+default_role = "py:obj"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+autosummary_generate = False
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+add_module_names = True
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"leanconv {version}"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "navigation_with_keys": False,
+    "show_toc_level": 2,
+    "navbar_align": "left",
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+html_sidebars = {"index": []}
