@@ -30,7 +30,9 @@ def test_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "results pass the check against float64" in out and "FAIL" not in out
     for algorithm in CPU_ALGORITHMS:
-        assert algorithm.name in out or (algorithm.solves == "filter2d" and algorithm.name != "opencv"), algorithm.name
+        if not algorithm.volumes:
+            told = algorithm.name in out
+            assert told or (algorithm.solves == "filter2d" and algorithm.name != "opencv"), algorithm.name
     for name in ("filters.png", "layers.png"):
         picture = np.array(Image.open(tmp_path / "pictures" / name).convert("L"))
         assert min(picture.shape) > 250 and picture.std() > 20  # something is drawn
