@@ -2,11 +2,12 @@
 
 Kernels     register_cache (``filter2d``, ``filter3d`` and what `leanconv.ndimage` makes of them), separable (filters
             that are given as products of a column and a row: those with names, and what ``filter2d`` finds to be such
-            products), box (``box_blur``, ``erode``, ``dilate``), median (``median_blur``)
+            products), fourier_lines and fourier_tiles (large filters, that are such products and that are not), box
+            (``box_blur``, ``erode``, ``dilate``), median (``median_blur``)
 Papers      P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018); M. van Herk,
             A fast algorithm for local minimum and maximum filters (1992)
 Requires    sm_80 or newer; every real type of up to 64 bits
-Memory      no workspace: borders are computed in the kernel
-Precision   ``ieee``
+Memory      no workspace: borders are computed in the kernel; fourier's takes one, strip by strip or tile by tile
+Precision   ``ieee``; fourier ``fp32``
 ``auto``    always: the only kernels for image filters
 """
