@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sphinx.util import logging
+
 import leanconv
 
 project = "leanconv"
@@ -40,3 +44,22 @@ html_theme_options = {
     "footer_end": [],
 }
 html_sidebars = {"index": []}
+
+
+def plain_first_line(app: Any, what: str, name: str, each: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon would take the words before a colon in a property's first line for its type."""
+    if what in ("attribute", "property") and lines:
+        lines[0] = lines[0].replace(": ", " – ")
+
+
+def name_the_missing(app: Any, env: Any, node: Any, text: Any) -> None:
+    """A name in single backquotes that the reference does not have is a warning; it may have two of them."""
+    # those of signatures have no such attribute
+    if (node.get("refdomain"), node["reftype"]) == ("py", "obj") and "refexplicit" in node:
+        message = "the reference does not have %r: write it with its module, or in double backquotes"
+        logging.getLogger(__name__).warning(message, node["reftarget"], location=node)
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", plain_first_line, priority=400)
+    app.connect("missing-reference", name_the_missing, priority=900)
