@@ -35,6 +35,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"leanconv {version}"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_js_files = ["sort.js"]
 html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,
