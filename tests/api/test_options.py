@@ -69,8 +69,8 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_a_gradient_of_a_layer_has_its_options() -> None:
     asked = layer_options("conv2d", 2, 1, precision="tf32", batch_invariant=True)
-    assert asked.of("conv2d_input", (1, 2, 3, 4)) == asked._replace(function="conv2d_input", shape=(1, 2, 3, 4))
-    assert not asked.of("conv2d_weight", (1, 2, 3, 4)).batch_invariant, "a sum over the images"
+    assert asked.of("dgrad", (1, 2, 3, 4)) == asked._replace(function="conv2d_input", shape=(1, 2, 3, 4))
+    assert not asked.of("wgrad", (1, 2, 3, 4)).batch_invariant, "a sum over the images"
 
 
 def test_one_ready_call_for_equal_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,20 @@ from leanconv.cpu.winograd1d import Winograd1d
 from leanconv.cpu.winograd2d import Winograd2d
 from leanconv.kernels.contract import CpuAlgorithm
 
-#: What runs on NumPy arrays; where several can, the one with the lowest ``cost`` is chosen, the first among equals.
-CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
+_LAYERS_OF_IMAGES: tuple[CpuAlgorithm, ...] = (
     Im2col(),
     Winograd1d(),
     Winograd2d(),
     Im2win(),
     Direct(),
     SingleChannel(),
-    Slices(),
     Fourier(),
+)
+
+#: What runs on NumPy arrays; where several can, the one with the lowest ``cost`` is chosen, the first among equals.
+CPU_ALGORITHMS: tuple[CpuAlgorithm, ...] = (
+    *_LAYERS_OF_IMAGES,
+    Slices(_LAYERS_OF_IMAGES),
     Banded(),
     Taps(),
     Transforms(),

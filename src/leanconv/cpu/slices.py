@@ -29,6 +29,10 @@ class Slices(CpuAlgorithm):
     solves = "conv2d"
     volumes = True
 
+    def __init__(self, images: tuple[CpuAlgorithm, ...]) -> None:
+        #: what computes the layers of images
+        self.images = images
+
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem, ("fprop", "dgrad", "wgrad"))
         if not problem.is_volume:
@@ -66,13 +70,19 @@ class Slices(CpuAlgorithm):
             filters = _gathered_filters(problem, w)
             for n, first, images in _blocks(problem):
                 pixels = _gather(problem, x[n], first, images.n)
-                _slices(problem, y[n])[first : first + images.n] = _compute(images, pixels, filters, bias)
+                _slices(problem, y[n])[first : first + images.n] = self._compute(images, pixels, filters, bias)
         return y
+
+    def _compute(self, images: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        able = [each for each in self.images if not each.reasons(images, None)]
+        chosen = min(able, key=lambda algorithm: algorithm.cost(images))
+        result: np.ndarray = chosen.run(images, x.reshape(images.operands[0].shape), w, bias)
+        return result
 
     def _input_gradient(self, problem: ConvProblem, grad: np.ndarray, filters: np.ndarray, dx: np.ndarray) -> None:
         for n, first, images in _blocks(problem):
             passed = np.ascontiguousarray(_slices(problem, grad[n])[first : first + images.n])
-            back = _by_tap(problem, _compute(images, passed, filters))
+            back = _by_tap(problem, self._compute(images, passed, filters))
             target = _by_group(problem, _slices(problem, dx[n]))
             for t, (outputs, slices) in enumerate(_reads(problem, first, images.n)):
                 target[slices] += back[t][outputs]
@@ -80,21 +90,12 @@ class Slices(CpuAlgorithm):
     def _filter_gradient(self, problem: ConvProblem, x: np.ndarray, grad: np.ndarray, dw: np.ndarray) -> None:
         for n, first, images in _blocks(problem):
             passed = np.ascontiguousarray(_slices(problem, grad[n])[first : first + images.n])
-            part = _compute(images, _gather(problem, x[n], first, images.n), passed)
+            part = self._compute(images, _gather(problem, x[n], first, images.n), passed)
             if problem.layout == "NHWC":
                 part = part.reshape(problem.k, problem.r, problem.s, problem.t, problem.group_c).transpose(
                     0, 3, 1, 2, 4
                 )
             dw += part.reshape(dw.shape)
-
-
-def _compute(images: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-    from leanconv.cpu import CPU_ALGORITHMS  # which this module's class is in
-
-    able = [each for each in CPU_ALGORITHMS if not each.reasons(images, None)]
-    chosen = min(able, key=lambda algorithm: algorithm.cost(images))
-    result: np.ndarray = chosen.run(images, x.reshape(images.operands[0].shape), w, bias)
-    return result
 
 
 def _blocks(problem: ConvProblem) -> Iterator[tuple[int, int, ConvProblem]]:
