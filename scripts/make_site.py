@@ -33,7 +33,8 @@ OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 REFERENCE: tuple[tuple[str, str, str, str], ...] = (
     (
         "layers", "Layers", "leanconv",
-        "conv2d conv1d conv2d_input conv1d_input conv2d_weight conv1d_weight prepare_weights PreparedWeights",
+        "conv2d conv1d conv3d conv2d_input conv1d_input conv3d_input conv2d_weight conv1d_weight conv3d_weight "
+        "conv_transpose3d prepare_weights PreparedWeights",
     ),
     (
         "images", "Image filters", "leanconv",
