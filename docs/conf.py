@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sphinx.util import logging
+
 import leanconv
 
 project = "leanconv"
@@ -31,6 +35,8 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"leanconv {version}"
 html_show_sourcelink = False
 html_copy_source = False
+html_static_path = ["_static"]
+html_js_files = ["sort.js"]
 html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,
@@ -40,3 +46,22 @@ html_theme_options = {
     "footer_end": [],
 }
 html_sidebars = {"index": []}
+
+
+def plain_first_line(app: Any, what: str, name: str, each: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon would take the words before a colon in a property's first line for its type."""
+    if what in ("attribute", "property") and lines:
+        lines[0] = lines[0].replace(": ", " – ")
+
+
+def name_the_missing(app: Any, env: Any, node: Any, text: Any) -> None:
+    """A name in single backquotes that the reference does not have is a warning; it may have two of them."""
+    # those of signatures have no such attribute
+    if (node.get("refdomain"), node["reftype"]) == ("py", "obj") and "refexplicit" in node:
+        message = "the reference does not have %r: write it with its module, or in double backquotes"
+        logging.getLogger(__name__).warning(message, node["reftarget"], location=node)
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", plain_first_line, priority=400)
+    app.connect("missing-reference", name_the_missing, priority=900)

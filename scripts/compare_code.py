@@ -83,6 +83,7 @@ def collect(
     code: dict[str, dict[str, list[Any]]] = {}
     every_launch: dict[str, Any] = {}
     headers: dict[str, dict[str, str]] = {}  # of each algorithm, with their versions
+    picked: dict[str, str] = {}  # the algorithm that `auto` takes
     for way, found in problems():
         for limit in LIMITS if "wgrad" in way else LIMITS[:1]:
             last: Counter[str] = Counter()
@@ -111,7 +112,7 @@ def collect(
                         name, prepared = algorithm.stem, algorithm.prepared_bytes(problem)
                         able[name] = consider(algorithm, problem, NOMINAL, name, limit)
                         able[f"{name} without workspace"] = consider(algorithm, problem, NOMINAL, name, prepared)
-                code[key] = {}
+                code[key], picked[key] = {}, chosen.algorithm.stem
                 for name, candidate in able.items():
                     if candidate.config is None or family not in (None, candidate.algorithm.family):
                         continue
@@ -132,7 +133,7 @@ def collect(
         for launches in by_name.values():
             for each in launches:
                 each[-1] = hashes[each[-1]]
-    found = {"kernels": kernels(), "headers": headers, "choices": choices, "code": code}
+    found = {"kernels": kernels(), "headers": headers, "picked": picked, "choices": choices, "code": code}
     file.write_text(json.dumps(found, indent=0))
 
 
@@ -168,8 +169,8 @@ def equal_code(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
     for key, by_name in before["code"].items():
         for name, launches in by_name.items():
             now = after["code"].get(key, {}).get(name)
-            stem = name.removesuffix(" without workspace")
-            if stem != "auto" and now is not None:
+            stem = before["picked"][key] if name == "auto" else name.removesuffix(" without workspace")
+            if now is not None and not (name == "auto" and after["picked"][key] != stem):
                 (compared if launches == now else differ).add(stem)
     found = {}
     for stem in sorted(compared - differ):

@@ -18,7 +18,10 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import leanconv
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Pages of the root, besides all of docs/.
@@ -30,7 +33,8 @@ OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 REFERENCE: tuple[tuple[str, str, str, str], ...] = (
     (
         "layers", "Layers", "leanconv",
-        "conv2d conv1d conv2d_input conv1d_input conv2d_weight conv1d_weight prepare_weights PreparedWeights",
+        "conv2d conv1d conv3d conv2d_input conv1d_input conv3d_input conv2d_weight conv1d_weight conv3d_weight "
+        "conv_transpose3d prepare_weights PreparedWeights",
     ),
     (
         "images", "Image filters", "leanconv",
@@ -50,10 +54,12 @@ REFERENCE: tuple[tuple[str, str, str, str], ...] = (
     ("torch", "leanconv.torch", "leanconv.torch", ""),
     ("ndimage", "leanconv.ndimage", "leanconv.ndimage", ""),
     ("signal", "leanconv.signal", "leanconv.signal", ""),
-    ("filters", "leanconv.filters", "leanconv.images.filters", ""),
+    ("filters", "leanconv.filters", "leanconv.filters", ""),
     ("stream", "leanconv.images.stream", "leanconv.images.stream", "filter_file"),
     ("dask", "leanconv.dask", "leanconv.dask", ""),
 )  # fmt: skip
+#: What of a class users meet, where the rest is for its own package.
+MEMBERS = {"Patch": "disable, refresh, choose_anew, report"}
 #: Public names of leanconv that are modules, with pages of their own.
 MODULES = {"ndimage", "signal", "filters"}
 
@@ -150,12 +156,18 @@ def site(known: set[str]) -> dict[str, str]:
     return {place(page): text for page, text in done.items()} | reference()
 
 
+def module_of(name: str) -> ModuleType:
+    """A module by the name that users write: leanconv.filters lies elsewhere."""
+    return leanconv.filters if name == "leanconv.filters" else import_module(name)
+
+
 def public(module: str) -> list[str]:
     """The public functions and classes of a module."""
-    found = import_module(module)
+    found = module_of(module)
     names = getattr(found, "__all__", None)
     if names is None:
-        own = (n for n, each in vars(found).items() if getattr(each, "__module__", None) == module and callable(each))
+        home = found.__name__
+        own = (n for n, each in vars(found).items() if getattr(each, "__module__", None) == home and callable(each))
         names = [name for name in own if not name.startswith("_")]
     return [*names]
 
@@ -185,11 +197,11 @@ def page_of(title: str, module: str, listed: str) -> str:
     names = listed.split() or public(module)
     lines = [title, "=" * len(title), ""]
     if module != "leanconv":
-        lines += [f".. automodule:: {module}", ""]
+        lines += [f".. automodule:: {module_of(module).__name__}", ""]
     lines += [f".. currentmodule:: {module}", "", ".. autosummary::", "   :nosignatures:", ""]
     lines += [f"   {name}" for name in names] + [""]
     for name in names:
-        each = getattr(import_module(module), name)
+        each = getattr(module_of(module), name)
         if not inspect.getdoc(each):
             raise ValueError(f"{module}.{name} has no docstring")
         if not inspect.isclass(each):
@@ -199,8 +211,10 @@ def page_of(title: str, module: str, listed: str) -> str:
         elif issubclass(each, BaseException):
             lines += [f".. autoexception:: {module}.{name}", "   :show-inheritance:", ""]
         else:
-            own = ["   :members:", "   :undoc-members:"] if is_dataclass(each) else ["   :members:"]
-            lines += [f".. autoclass:: {module}.{name}", "   :show-inheritance:", *own, ""]
+            bases = ["   :show-inheritance:"] if each.__base__ is not object else []
+            shown = [f"   :members: {MEMBERS.get(name, '')}".rstrip()]
+            shown += ["   :undoc-members:"] if is_dataclass(each) else []
+            lines += [f".. autoclass:: {module}.{name}", *shown, *bases, ""]
     return "\n".join(lines)
 
 

@@ -449,7 +449,7 @@ class FilterProblem:
     @property
     def w_shape(self) -> tuple[int, ...]:
         """The filter; with several of them (filters, rows, columns); before that the batch where each image has its
-        own. Of a `rank`, (rank, rows + columns)."""
+        own. Of a ``rank``, (rank, rows + columns)."""
         if self.reduction is not None:
             return (1,)
         if self.rank:

@@ -277,7 +277,7 @@ def test_what_filters_products_predicts_its_time():
     able = [each for each in ALGORITHMS if not each.reasons(problem, TARGETS[0])]
     times = {each.stem: each.quickest(problem, TARGETS[0])[0] for each in able}
     assert {"separable", "fourier_lines"} <= set(times) and all(np.isfinite(list(times.values()))), times
-    for taps, name in ((15, "separable"), (191, "fourier_lines"), (2001, "fourier_lines")):
+    for taps, name in ((15, "separable"), (63, "separable_tensor"), (255, "fourier_lines"), (2001, "fourier_lines")):
         large = dense_filter(1, 8192, 8192, taps, taps, rank=1)
         assert choose(large, TARGETS[0]).algorithm.stem == name
 

@@ -21,10 +21,12 @@ from leanconv.bench.results import Results, Row
 from leanconv.bench.suites import LAYOUTS, Case, dense_filter, format_problem, parse_problem, with_batch
 from leanconv.bench.tables import detail, legend
 from leanconv.cli.main import main
-from leanconv.cpu import CPU_ALGORITHMS
+from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.kernels import ALGORITHMS
 from leanconv.problem import ConvProblem
 from leanconv.runtime.timing import Timing
+from tests.cases import filter_problem
+from tests.stand_ins import HostDevice
 
 REQUIRED = {"problem", "engine", "algorithm", "us", "tflops", "ceiling_share", "workspace_bytes", "error"}
 
@@ -397,6 +399,26 @@ def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) 
         assert [(c.engine, c.call, c.prepared_bytes) for c in candidates] == expected  # type: ignore[comparison-overlap]
         assert all(c.spill_bytes == 3 * len(plan.every_launch) and c.workspace_bytes == 0 for c in candidates)
         assert [c.note for c in candidates] == ["states=36", "states=36, filters prepared before"][: len(expected)]
+
+
+def test_each_algorithm_of_a_filter_is_called(torch_on_device: HostDevice) -> None:
+    """Also those that filter2d would not take."""
+    torch = pytest.importorskip("torch")
+    from leanconv.bench.peers import own
+
+    problem = filter_problem(1, 40, 50, 15, 15, rank=1)
+    held = Operands(problem, gpu=False)
+    tensors: Any = SimpleNamespace(
+        image=torch.from_numpy(held.image), weights=torch.from_numpy(held.weights), gpu=False,
+        output=lambda layout: torch.zeros(problem.y_shape),
+    )  # fmt: skip
+    for name in ("separable", "fourier_lines"):
+        (algorithm,) = (each for each in ALGORITHMS if each.stem == name)
+        (candidate,) = own._on_gpu(algorithm, problem, tensors)
+        torch_on_device.launches.clear()
+        y = candidate.call()
+        assert candidate.algorithm == name and bool(torch_on_device.launches[0][1]["prepared"]) == (name != "separable")
+        np.testing.assert_allclose(y.numpy(), oracle.filter2d(problem, held.image, held.weights), atol=1e-4)
 
 
 @pytest.mark.gpu

@@ -31,12 +31,12 @@ MET = [
     for c in (
         *CASES,
         *SEPARABLE_CASES,
-        *TENSOR_FILTER_CASES,
         *NATIVE_CASES,
         *VOLUME_CASES,
         *(() if a.precision == "ieee" else TRANSFORM_CASES),
     )
 ]
+MET += [(a, c) for a in VARIANTS if a.family == "image_filter" for c in TENSOR_FILTER_CASES]
 MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]

@@ -114,7 +114,7 @@ class PreparedWeights:
 def prepare_weights(w: Any) -> PreparedWeights:
     """Filters that are prepared once, for inference with weights that do not change.
 
-    Some algorithms transform or rearrange the filters before they convolve, in each call: `winograd1d`, for example.
+    Some algorithms transform or rearrange the filters before they convolve, in each call: ``winograd1d``, for example.
     With the result of this function in place of ``w``, only the first call does so.
 
     Args:

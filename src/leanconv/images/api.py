@@ -55,7 +55,7 @@ def filter2d(
             ``"reflect"`` ``ba|abcd|dc``, ``"reflect101"`` ``cb|abcd|cb``, ``"wrap"`` ``cd|abcd|ab``. SciPy's names
             (``nearest``, ``mirror``, ``grid-mirror``, ``grid-wrap``, ``grid-constant``) and OpenCV's
             (``BORDER_REFLECT_101``, ...; also its numbers, as ``cv2.BORDER_REFLECT_101`` is one) are accepted too; see
-            `leanconv.images.borders`.
+            ``leanconv.images.borders``.
         value: the constant border's pixel, a number that the image's dtype holds.
         anchor: (row, column) of the kernel element over the output pixel, by default (kh // 2, kw // 2); -1 means
             that middle, as in OpenCV, which writes (column, row).

@@ -36,7 +36,7 @@ def enable(
         model: gives the layers in `Patch.report` their names, and ``include`` and ``exclude`` names to go by. Other
             models are patched as well; it is not changed.
         include, exclude: which layers: a pattern of names as in a shell (``"layer1.*"``; needs ``model``), a module, a
-            sequence of both, or a function that is given the `ConvProblem` and returns whether it belongs.
+            sequence of both, or a function that is given the `leanconv.ConvProblem` and returns whether it belongs.
         precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`; where PyTorch may not use
             TF32, never below ``"fp32"``.
         batch_invariant: an image has the same bits in the result of a layer in any batch, and so has its gradient (see

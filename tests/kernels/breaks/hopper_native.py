@@ -180,7 +180,7 @@ BREAKS = (
     copied("sums are stored before the products are done", "sum_stages", "{{wgmma_wait_group<0>(_);}}",
            UNDER_WAY, "float16-weight-copies"),
     copied("sums take the place of stages that others read", "sum_stages", "{{barrier_sync(...);}} float",
-           UNDER_WAY | RACE, "float16-weight-copies", filter_groups=2, split=1),
+           UNDER_WAY | RACE, "float16-weight-copies", stages=4, split=1),
     copied("sums are stored before all are there", "sum_stages", "{{else barrier_sync(...);}}",
            RACE | WRONG | "NaN", "float16-weight-copies", split=1),
     copied("a cluster does not meet", "sum_stages", "{{meet_in_cluster() => barrier_sync(1, threads)}}; else",

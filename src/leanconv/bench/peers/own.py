@@ -18,6 +18,7 @@ from leanconv.call import bind
 from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
 from leanconv.call.gpu_call import Loaded
+from leanconv.call.resolve import resolve
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.images.api import run
 from leanconv.kernels import ALGORITHMS
@@ -186,7 +187,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         call = _call(problem, operands, algorithm, y, limit)
         candidate = _candidate("leanconv", name, loaded, call, layout, y, _notes(algorithm, loaded.choice))
         yield candidate
-        if loaded.plan.prepare:
+        if loaded.plan.prepare and problem.kind == "conv2d":
             given = _call(problem, operands, algorithm, y, limit, prepared=True)
             note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
             candidate = replace(candidate, engine="leanconv:prepared", call=given, note=note)
@@ -215,15 +216,18 @@ def _call(
     if isinstance(algorithm, CpuAlgorithm):
         # filter2d chooses by itself and takes no name
         return lambda: algorithm.run(problem, image, weights)
-    picked = choose(problem, launch.open_device(0).target).algorithm
-    assert algorithm is None or algorithm is picked, "filter2d runs another algorithm"
     requested = filter_options(
         problem.border, problem.anchor, channels_last=problem.channels > 1, mode="valid" if problem.valid else "same",
         per_image=problem.per_image,
     )  # fmt: skip
     if not problem.is_whole:
         requested = requested._replace(window=(problem.kh, problem.kw), reduction=problem.reduction)
-    return lambda: run(requested, image, weights, 0, 0, y)
+    if algorithm is None:
+        return lambda: run(requested, image, weights, 0, 0, y)
+    # filter2d takes no name either
+    named = replace(resolve(requested, image, weights, None, y), algorithm=algorithm.stem, workspace_limit=limit)
+    ready = bind.bind(named)
+    return lambda: ready(image, weights, None, y)
 
 
 def _layer_call(

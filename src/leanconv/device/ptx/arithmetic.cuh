@@ -38,13 +38,6 @@ __device__ __forceinline__ unsigned cvt_rn_bf16x2_f32(float first, float second)
     return bits;
 }
 
-// fma.rn.f16x2: two products and sums at once, each rounded once, to the nearest, of two the even one; subnormals included.
-__device__ __forceinline__ unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) {
-    unsigned sums;
-    asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(sums) : "r"(a), "r"(b), "r"(c));
-    return sums;
-}
-
 // max.NaN.f32: NaN where either is; on sm_80 and later.
 __device__ __forceinline__ float max_nan_f32(float a, float b) {
     float largest;

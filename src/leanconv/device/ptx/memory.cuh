@@ -81,12 +81,6 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bo
                  :: "r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
 }
 
-// The same by those threads alone that are asked to: a predicate, no branch.
-__device__ __forceinline__ void cp_async_16_if(bool asked, void* shared, const void* global) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}\n"
-                 :: "r"(shared_address(shared)), "l"(global), "r"(static_cast<int>(asked)) : "memory");
-}
-
 // cp.async.commit_group: closes the group of this thread's copies issued so far.
 __device__ __forceinline__ void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;\n" ::: "memory");

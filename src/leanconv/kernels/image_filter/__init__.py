@@ -8,7 +8,7 @@ Kernels     register_cache (``filter2d``, ``filter3d`` and what `leanconv.ndimag
 Papers      P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018); M. van Herk,
             A fast algorithm for local minimum and maximum filters (1992)
 Requires    sm_80 or newer; every real type of up to 64 bits
-Memory      borders are computed in the kernel; a workspace for fourier_lines and fourier_tiles alone
+Memory      no workspace: borders are computed in the kernel; fourier's takes one, strip by strip or tile by tile
 Precision   ``ieee``; tensor_filter, separable_tensor, fourier_lines and fourier_tiles ``fp32``
 ``auto``    always: the only kernels for image filters
 """

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <device/ptx/mma.cuh>
+#include <device/ptx/predicated_copy.cuh>
 #include <device/ptx/sync.cuh>
 #include <kernels/image_filter/image_rows.cuh>
 #include <kernels/image_filter/tensor_pixels.cuh>

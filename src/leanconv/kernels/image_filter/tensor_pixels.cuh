@@ -3,6 +3,7 @@
 #pragma once
 
 #include <device/ptx/mma.cuh>
+#include <device/ptx/packed_half.cuh>
 #include <kernels/image_filter/image_rows.cuh>
 
 namespace leanconv {

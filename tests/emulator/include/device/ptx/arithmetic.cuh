@@ -43,16 +43,6 @@ inline unsigned cvt_rn_bf16x2_f32(float first, float second) {
     return cvt_rn_bf16_f32(first) | static_cast<unsigned>(cvt_rn_bf16_f32(second)) << 16;
 }
 
-// NOTE: exact where a float holds the sum, as it does where float16 holds it.
-inline unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) {
-    float sums[2];
-    for (int i = 0; i < 2; ++i) {
-        const auto half = [i](unsigned two) { return cvt_f32_f16(static_cast<unsigned short>(two >> 16 * i)); };
-        sums[i] = half(a) * half(b) + half(c);
-    }
-    return cvt_rn_f16x2_f32(sums[0], sums[1]);
-}
-
 inline float max_nan_f32(float a, float b) { return a != a || b != b ? emulator::bit_cast<float>(0x7fffffffu) : a < b ? b : a; }
 
 inline unsigned cvt_rn_tf32_f32(float value) {

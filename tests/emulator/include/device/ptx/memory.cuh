@@ -37,9 +37,6 @@ inline void cp_async_4(void* shared, const void* global, bool valid, EMULATOR_SI
 inline void cp_async_16(void* shared, const void* global, bool valid, EMULATOR_SITE) {
     emulator::cp_async(shared, global, 16, valid, site);
 }
-inline void cp_async_16_if(bool asked, void* shared, const void* global, EMULATOR_SITE) {
-    if (asked) emulator::cp_async(shared, global, 16, true, site);
-}
 
 inline void cp_async_commit_group() { emulator::cp_async_commit_group(); }
 
