@@ -409,7 +409,7 @@ def test_each_algorithm_of_a_filter_is_called(torch_on_device: HostDevice) -> No
     problem = filter_problem(1, 40, 50, 15, 15, rank=1)
     held = Operands(problem, gpu=False)
     tensors: Any = SimpleNamespace(
-        image=torch.from_numpy(held.image), weights=torch.from_numpy(held.weights), gpu=False,
+        problem=problem, image=torch.from_numpy(held.image), weights=torch.from_numpy(held.weights), gpu=False,
         output=lambda layout: torch.zeros(problem.y_shape),
     )  # fmt: skip
     for name in ("separable", "fourier_lines"):
