@@ -4,8 +4,7 @@
 own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
 ``--write FILE`` only collects, ``--like FILE`` the sample of another one, ``--family NAME`` the code of one family,
 ``--most N`` a smaller sample; ``--files BEFORE AFTER`` only compares. ``--record`` adds the versions of sources whose
-code is equal wherever it was compared to benchmarks/results/same_code.json, and puts the new ones into the shipped
-tables, so that figures and tables hold for the new sources.
+code is equal wherever it was compared to benchmarks/results/same_code.json, so that figures hold for the new sources.
 
 Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
 and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
@@ -182,15 +181,10 @@ def equal_code(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
 
 
 def record(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Add what is equal to the list that pages go by, and carry the shipped tables over."""
+    """Add what is equal to the list that pages go by."""
     found = equal_code(before, after)
     path = ROOT / "benchmarks/results/same_code.json"
     path.write_text(json.dumps([*(json.loads(path.read_text()) if path.is_file() else []), found], indent=1) + "\n")
-    for table in (ROOT / "src/leanconv/perf").glob("*/winners.json"):
-        text = table.read_text()
-        for old, new in found.items():
-            text = text.replace(f'"{old}"', f'"{new}"')
-        table.write_text(text)
     print(f"{path}: {len(found)} versions of sources whose code is equal")
 
 
