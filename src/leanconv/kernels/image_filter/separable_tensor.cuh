@@ -22,6 +22,8 @@
 //            row pass | column pass, outputs | the next step's rows are split and stored.
 // Work       for 128 outputs 3 * (ceil((r + 15) / 16) + ceil((s + 15) / 16)) mma, two thirds of those of the row pass where
 //            pixels are one float16.
+// Measured   figure: filter-separable separable_tensor/cucim mean = 3.38
+//            figure: filter-separable separable_tensor us only=8192-63x63 = 319
 #pragma once
 
 #include <device/ptx/mma.cuh>

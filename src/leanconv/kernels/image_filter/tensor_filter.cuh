@@ -22,6 +22,8 @@
 //            are made again by FMAs in direct order.
 // Registers  4 r sums a tile and channel, 4 r weights for each k16 step unless they lie in shared memory, pixels of two rows.
 // Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21.
+// Measured   figure: filter-types tensor_filter/cvcuda mean = 2.71
+//            figure: filter-types tensor_filter/cvcuda least = 1.36
 #pragma once
 
 #include <device/ptx/mma.cuh>
