@@ -1,4 +1,4 @@
-"""Image filters of dask arrays: lazy, chunk by chunk, equal to those of the whole image."""
+"""Image filters of dask arrays: lazy, chunk by chunk, as those of the whole image."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def filter2d(
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names.
 
-    Sums of whole numbers are bit for bit those of the whole image. All sums are on the GPU; on the CPU, where the order
-    of floating-point sums depends on shapes, they are equal up to rounding.
+    Sums of whole numbers are bit for bit those of the whole image. Others are equal up to rounding: the size of a chunk
+    decides which kernel runs, and on the CPU the order of sums.
 
     >>> import dask.array
     >>> image = dask.array.arange(8, chunks=3, dtype="float32")[None]

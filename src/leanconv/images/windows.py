@@ -49,7 +49,8 @@ def box_blur(
     Args:
         image: as in `filter2d`.
         size: of the box, or (rows, columns). The time of a large one hardly depends on it. On the GPU its rows fit into
-            shared memory: on an H200 408 of float32, 193 of float64.
+            shared memory: on an H200 408, of float64 193; of images of one channel whose results are float32 or
+            float64 there may be thousands.
         border, value, anchor, dtype, channels_last, mode, out, device: as in `filter2d`.
 
     Returns:

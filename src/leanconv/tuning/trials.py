@@ -70,7 +70,7 @@ def independent(problem: Problem, target: Target, candidates: Sequence[Candidate
     """Algorithms in plain float32 whose results others are compared with; two where the first is among candidates, to
     compare it with the other.
 
-    Image filters have one algorithm on the GPU; theirs are compared with the CPU engine.
+    Image filters are compared with the CPU engine.
     """
     found = []
     able = {a.stem: a for a in ALGORITHMS if a.precision == "ieee" and not a.reasons(problem, target)}
