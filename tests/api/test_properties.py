@@ -259,6 +259,12 @@ def suited_filter(algorithm, problem):
     """The problem with a filter of the kind that the algorithm takes: whole, products, or without weights."""
     if algorithm.name == "register_cache":
         return problem
+    if algorithm.name == "tensor_filter":
+        types = {"float64": "float32", "int32": "int16"}
+        dtype, result = (types.get(each, each) for each in (problem.dtype, problem.result))
+        flat = replace(problem, dtype=dtype, out_dtype=result, sum_dtype=None, d=1, kd=1, anchor_z=0)
+        channels = min(problem.channels, 4)
+        return replace(flat, channels=channels)
     plain = replace(problem, filters=1, per_image=False)
     if algorithm.name == "separable":
         return replace(plain, rank=1 + problem.h % 3)

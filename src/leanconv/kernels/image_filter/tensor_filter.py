@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from leanconv.dtypes import item_bytes
@@ -28,9 +28,9 @@ SETUP_ROWS = 6
 
 @dataclass(frozen=True)
 class TensorFilterConfig(Config):
-    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, ``unroll`` of them an iteration, and copies
-    input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in registers. So many blocks of ``warps`` at
-    least, ``min_blocks``, fit on a multiprocessor."""
+    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, or with 0 as many as make whole waves, ``unroll``
+    of them an iteration, and copies input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in registers.
+    So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor."""
 
     rows: int
     tiles: int
@@ -136,6 +136,15 @@ def rows_of_band(problem: FilterProblem, tiles: int, slots: int) -> int:
     return min(of(waves) for waves in (1, 2, 3, 4))[1]
 
 
+def band_rows(problem: FilterProblem, config: TensorFilterConfig, target: Target) -> int:
+    """Rows of a band."""
+    if config.rows:
+        return config.rows
+    room = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
+    blocks = max(1, min(config.min_blocks, room))
+    return rows_of_band(problem, config.tiles, blocks * config.warps * target.multiprocessors)
+
+
 class TensorFilter(TimedAlgorithm):
     """Correlation by mma.sync, in pieces of pixels and weights, sums in float32, every border, no workspace."""
 
@@ -196,13 +205,12 @@ class TensorFilter(TimedAlgorithm):
                 continue
             blocks = target.registers_per_multiprocessor // (32 * warps * ceil_div(min(needs, 255), 8) * 8)
             config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks))
-            shared_size = shared_bytes(problem, config)
-            if shared_size > target.shared_per_block:
+            if shared_bytes(problem, config) > target.shared_per_block:
                 continue
-            fitting = max(1, min(blocks, target.shared_per_multiprocessor // (shared_size + 1024)))
-            fitted = rows_of_band(problem, tiles, fitting * warps * target.multiprocessors)
-            band = min(rows, fitted) if rows else fitted
-            yield TensorFilterConfig(band, tiles, depth, unroll, warps, shared, max(1, blocks))
+            # small images have short bands, of few different heights, since each is compiled
+            fitted = band_rows(problem, config, target)
+            fewer = max(4, 2 ** (fitted.bit_length() - 1))
+            yield replace(config, rows=min(rows, fewer) if rows and fitted < rows else rows)
 
     def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, TensorFilterConfig]]:
         speeds = FilterSpeeds.of(target)
@@ -213,19 +221,18 @@ class TensorFilter(TimedAlgorithm):
         memory = speeds.memory * problem.bytes / target.bytes_per_cycle
         least = overlapped(busy, memory, speeds.lesser)
         found = []
-        for config in self.configurations(problem, target):
-            alone = (config.rows + problem.kh - 1 + SETUP_ROWS) * speeds.latency
+        for config in dict.fromkeys(self.configurations(problem, target)):
+            alone = (band_rows(problem, config, target) + problem.kh - 1 + SETUP_ROWS) * speeds.latency
             # in the order of the shapes where nothing tells them apart
             found.append((max(least, alone), config))
         return sorted(found, key=lambda pair: pair[0])
 
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
         strips = ceil_div(problem.out_w, 128 * config.tiles)
-        bands = ceil_div(problem.out_h, config.rows)
+        rows = band_rows(problem, config, target)
+        bands = ceil_div(problem.out_h, rows)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
-        # one kernel serves all bands
-        tuning = tuple(each for each in config.constants() if each[0] != "rows")
         grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
-        given = (*arguments(problem, strips, bands), Number("int", "band_rows", config.rows))
+        given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows))
         compiled = (*constants(problem, problem.channels, 1), *counts)
-        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config), tuning),))
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))
