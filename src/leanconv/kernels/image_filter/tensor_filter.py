@@ -28,9 +28,9 @@ SETUP_ROWS = 6
 
 @dataclass(frozen=True)
 class TensorFilterConfig(Config):
-    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, or with 0 as many as make whole waves, ``unroll``
-    of them an iteration, and copies input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in registers.
-    So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor."""
+    """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, or with 0 as many as make whole waves,
+    ``unroll`` of them an iteration, and copies input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in
+    registers. So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor."""
 
     rows: int
     tiles: int
