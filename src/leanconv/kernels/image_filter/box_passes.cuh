@@ -6,8 +6,8 @@
 //
 // Requires   results of the type of the sums; one channel; boxes of 33 x 33 and more; a row fits into shared memory.
 // Numerics   as box.cuh, no difference is taken: a sum of n along an axis is off by at most n / 16 + 32 roundings.
-// Groups     A line is cut into groups of 16. Let n - 1 = 16 * whole + rest. The windows of 16 outputs that begin at group a are
-//            an end of group a | `rest` elements and whole - 1 groups, in all of them | a beginning of the 16 elements from
+// Groups     A line is cut into groups of 16. Let n - 1 = 16 * whole + rest. The windows of 16 outputs that begin at group a
+//            are an end of group a | `rest` elements and whole - 1 groups, in all of them | a beginning of the 16 elements from
 //            16 * (a + whole) + rest on, which enter. Of what enters, the sums of all 16 and of the last `rest` are kept in
 //            shared memory: the middle of the windows of later groups consists of these. What leaves is read again.
 // Column     A block marches down a strip of 32 * columns columns. A warp has 16 rows of a step: it loads those that enter and
