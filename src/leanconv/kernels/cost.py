@@ -157,7 +157,7 @@ class Fitted(NamedTuple):
 
 
 def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
-    """What shares a fit, such as ``tensor_gemm NHWC fprop``; empty for image filters, which predict no times.
+    """What shares a fit, such as ``tensor_gemm NHWC fprop``; empty for image filters, whose times are not fitted.
 
     ``op`` takes the place of the problem's operation.
     """
