@@ -165,7 +165,7 @@ def test_speeds_are_compared_with_what_multiplies(algorithm: GpuAlgorithm) -> No
 
 def test_speeds_of_others_are_compared_with_float32_cores() -> None:
     for algorithm in VARIANTS:
-        if algorithm not in KERNELS:
+        if algorithm not in KERNELS and algorithm.solves == "conv2d":
             assert algorithm.arithmetic(cases_tensor.LAYER) == "fp32"
             assert algorithm.arithmetic(replace(cases_tensor.LAYER, precision="tf32")) == "fp32"
 
