@@ -36,7 +36,7 @@ MET = [
         *(() if a.precision == "ieee" else TRANSFORM_CASES),
     )
 ]
-MET += [(a, c) for a in VARIANTS if a.family == "image_filter" for c in TENSOR_FILTER_CASES]
+MET += [(a, c) for a in VARIANTS if a.name in ("register_cache", "tensor_filter") for c in TENSOR_FILTER_CASES]
 MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
