@@ -39,9 +39,9 @@ from leanconv.runtime.timing import Timing, time_cpu, time_gpu, time_gpu_sustain
 #: Explored (H200, d48f601): for some 0.2 s what is timed takes up to 1.3 times as long.
 _REST_S = 0.4
 #: On a CPU every engine is timed in so many rounds, one after the other in each, so that other work of the machine does
-#: not fall on one of them alone; the quickest round counts, and a slowest so much slower is told.
+#: not fall on one of them alone; the quickest round counts, and a slowest so much slower is reported.
 _ROUNDS, _DISTURBED = 3, 1.5
-#: On a GPU the upper quartile of a row's samples over the lower, above which the run is told to be disturbed.
+#: On a GPU the upper quartile of a row's samples over the lower, above which a warning says that the run was disturbed.
 #: Counted in the committed files of an H200 that did nothing else: 17 of 11,416 rows are above.
 _SPREAD = 1.25
 #: Direct operations and bytes of one problem that are still pleasant to wait for without a GPU.

@@ -90,7 +90,7 @@ class Box(StripAlgorithm):
     def cycles(self, problem: FilterProblem, target: Target) -> float:
         return speeds_of(self.stem, problem, target).cycles(problem, problem.kh + problem.kw, target)
 
-    def configs(self, problem: FilterProblem, target: Target) -> Iterator[BoxConfig]:
+    def shapes(self, problem: FilterProblem, target: Target) -> Iterator[BoxConfig]:
         fitting = []
         for warps, rows, least_steps in SHAPES:
             shared = shared_bytes(problem, BoxConfig(warps, rows))

@@ -224,7 +224,7 @@ __device__ __forceinline__ void box_row(T* y, T weight, T delta, T value, int wi
                 cp_async_16(row + Row::place(left + 4 * k), y + 4 * k, true);
         }
     }
-    // What is not copied: all places, or those beside the image.
+    // What is not copied: all places, or those outside the image.
     const int copied = vectors && sizeof(T) == 4 ? width : 0, places = (groups + G::whole + 3) * 16 - copied;
 #pragma unroll 1
     for (int k = threadIdx.x; k < places; k += threads) {

@@ -91,7 +91,7 @@ class BoxPasses(StripAlgorithm):
         both = speeds_of(self.stem, problem, target).cycles(problem, problem.kh + problem.kw, target)
         return both + launch_cycles(target)
 
-    def configs(self, problem: FilterProblem, target: Target) -> Iterator[BoxPassesConfig]:
+    def shapes(self, problem: FilterProblem, target: Target) -> Iterator[BoxPassesConfig]:
         for shape in SHAPES:
             config = BoxPassesConfig(*shape)
             shared = column_bytes(problem, config)

@@ -4,11 +4,12 @@ whole filter is predicted to take."""
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf, log
+from math import log
 from typing import Any
 
-from leanconv.kernels.contract import GpuAlgorithm, ceil_div
+from leanconv.kernels.contract import TimedAlgorithm, ceil_div
 from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.plan import Target
 from leanconv.problem import FilterProblem
@@ -75,13 +76,18 @@ def speeds_of(stem: str, problem: FilterProblem, target: Target) -> MarchSpeeds:
     return MarchSpeeds.of(target, f"{stem} {'float32' if problem.dtype == 'float32' else 'others'}")
 
 
-class StripAlgorithm(GpuAlgorithm):
+class StripAlgorithm(TimedAlgorithm):
     """An algorithm of strips: one time is predicted for all configurations, the first of which is the best guess."""
 
     @abstractmethod
     def cycles(self, problem: Any, target: Target) -> float:
         """The predicted time."""
 
-    def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
+    @abstractmethod
+    def shapes(self, problem: Any, target: Target) -> Iterator[Any]:
+        """The valid configurations, the best guess first."""
+
+    def timed(self, problem: Any, target: Target) -> list[tuple[float, Any]]:
+        """In the order of `shapes`."""
         cycles = self.cycles(problem, target)
-        return [(cycles, config) for config in self.configs(problem, target)]
+        return [(cycles, config) for config in self.shapes(problem, target)]

@@ -120,7 +120,7 @@ class Separable(StripAlgorithm):
         taps = problem.rank * (problem.kh + problem.kw)
         return speeds_of(self.stem, problem, target).cycles(problem, taps, target)
 
-    def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
+    def shapes(self, problem: FilterProblem, target: Target) -> Iterator[SeparableConfig]:
         usable = []
         for warps, outputs, least_steps in SHAPES:
             shared = shared_bytes(problem, SeparableConfig(warps, outputs))

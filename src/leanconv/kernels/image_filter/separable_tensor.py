@@ -152,10 +152,10 @@ class SeparableTensor(StripAlgorithm):
             MOST_WARPS // config.warps,
         )  # fmt: skip
 
-    def configs(self, problem: FilterProblem, target: Target) -> Iterator[SeparableTensorConfig]:
+    def shapes(self, problem: FilterProblem, target: Target) -> Iterator[SeparableTensorConfig]:
         every = [SeparableTensorConfig(*shape) for shape in SHAPES]
         found = [replace(each, min_blocks=n) for each in every if (n := self._fitting(problem, target, each))]
-        # those that make fewest columns beside the image
+        # those with the fewest columns outside the image
         yield from sorted(found, key=lambda each: strips_of(problem, each) * each.width)
 
     def plan(self, problem: FilterProblem, config: SeparableTensorConfig, target: Target) -> Plan:
