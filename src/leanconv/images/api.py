@@ -300,9 +300,11 @@ Part = tuple[FilterOptions, Any]
 
 def _several(requested: FilterOptions, image: Any, kernel: Any, separable: bool | None, out: Any) -> list[Part] | None:
     """Of kernels (f, kh, kw) that are separable, each by itself; None for all else."""
-    arrays = arrays_of(kernel)
     shape = tuple(getattr(kernel, "shape", ()))
-    if len(shape) != 3 or min(shape) < 1 or requested.per_image or arrays is None or arrays_of(image) is None:
+    if len(shape) != 3 or min(shape) < 1 or requested.per_image:
+        return None
+    arrays = arrays_of(kernel)
+    if arrays is None or arrays_of(image) is None:
         return None
     if separable is not True and type(kernel) is not np.ndarray:
         return None  # it may lie on a GPU

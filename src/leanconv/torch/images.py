@@ -164,8 +164,8 @@ def _filter(x: Any, k: Any, border: Any, anchor: Any, valid: bool, value: Any, d
 def _requested(
     border: BorderName, anchor: Any, valid: bool, dtype: torch.dtype, channels_last: bool, per_image: bool
 ) -> FilterOptions:
-    options = FilterOptions(border, tuple(anchor), None, DTYPES[_name(dtype)].name, channels_last, valid, per_image)
-    return options._replace(workspace_limit=env.workspace_limit())
+    given = border, tuple(anchor), None, DTYPES[_name(dtype)].name, channels_last, valid, per_image
+    return FilterOptions(*given, workspace_limit=env.workspace_limit())
 
 
 class _Plane:
