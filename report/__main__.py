@@ -97,11 +97,12 @@ def layers(
     others: Annotated[
         bool, typer.Option("--others", help="Gradients, 16 bits and groups; one candidate each.")
     ] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Of networks of videos; one candidate each.")] = False,
 ) -> None:
     """Tune the layers of torchvision's networks on this machine's GPU, beside PyTorch's own convolution."""
-    from report.layers import measure
+    from report.layers import NAME, OTHERS, VOLUMES, measure
 
-    print(measure(results, seconds, revision, others))
+    print(measure(results, seconds, revision, VOLUMES if volumes else OTHERS if others else NAME))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -24,8 +24,11 @@ from leanconv.bench.suites import format_problem, parse_problem
 from leanconv.call.choose import choose
 from leanconv.options import Layout
 from leanconv.plan import Target
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, Problem
+from leanconv.volumes.images import computed
 from report import records
+from report.networks import NETWORKS as SHAPES
+from report.networks import VIDEOS, memory_format
 
 #: Names for `models.build`, and batches of images of 224 x 224.
 NETWORKS = {
@@ -35,6 +38,8 @@ NETWORKS = {
 #: The results files: of layers that are tuned; of gradients, 16 bits and groups, with the model's choice alone.
 NAME, OTHERS = "torchvision-layers", "other-layers"
 OTHER_NETWORKS = "resnet50 resnext50_32x4d efficientnet_b0 convnext_tiny densenet121 mobilenet_v3_large".split()
+#: The layers of networks of videos, as the others.
+VOLUMES = "volume-layers"
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32"}
 #: Candidates of a layer that are timed at most, and problems that are handed to the tuner together.
 _MOST, _TOGETHER = 7, 24
@@ -62,17 +67,17 @@ def layers(target: Target, networks: Sequence[str] = tuple(NETWORKS)) -> list[La
     return sorted(found.values(), key=lambda layer: -max(layer.shares.values()))
 
 
-def other_layers(target: Target) -> list[Layer]:
-    """Gradients, and layers in 16 bits or of groups, those first that take long, of each kind in turn."""
-    by_kind: dict[Any, dict[ConvProblem, Layer]] = {}
-    for network in OTHER_NETWORKS:
+def other_layers(target: Target, networks: Sequence[str] = OTHER_NETWORKS) -> list[Layer]:
+    """Gradients, and layers in 16 bits, of groups or of volumes, those first that take long, of each kind in turn."""
+    by_kind: dict[Any, dict[Problem, Layer]] = {}
+    for network in networks:
         for dtype, layout in product(("float16", "float32"), LAYOUTS):
             for problem, limit in _of_network(network, layout, dtype, backward=True):
-                if dtype == "float32" and problem.op == "fprop" and problem.groups == 1:
+                if dtype == "float32" and problem.op == "fprop" and problem.groups == 1 and network not in VIDEOS:
                     continue
-                kind = dtype, layout, problem.op, problem.groups > 1
-                layer = by_kind.setdefault(kind, {}).setdefault(problem, Layer(problem, limit))
-                layer.shares[network] = choose(problem, replace(target, model=""), limit=limit).cost
+                kind, images = (dtype, layout, problem.op, problem.groups > 1), computed(problem)
+                layer = by_kind.setdefault(kind, {}).setdefault(images, Layer(problem, limit))
+                layer.shares[network] = choose(images, replace(target, model=""), limit=limit).cost
     ordered = [sorted(each.values(), key=lambda layer: -max(layer.shares.values())) for each in by_kind.values()]
     # of each kind long and short ones in turn, then the kinds in turn
     mixed = _in_turn(*(_in_turn(each[: len(each) // 2], each[len(each) // 2 :]) for each in ordered))
@@ -91,21 +96,22 @@ def _of_network(
     from leanconv.torch.recording import problems_of
     from report import models
 
-    form = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+    shape = SHAPES[network] if network in VIDEOS else (NETWORKS.get(network, 32), 3, 224, 224)
     with torch.device("meta"):
+        x = torch.empty(shape, dtype=getattr(torch, dtype))
+        form = memory_format(x, layout)
         model: Any = models.build(network).train(backward)
-        model = model.to(getattr(torch, dtype), memory_format=form)
-        x = torch.empty((NETWORKS.get(network, 32), 3, 224, 224), dtype=getattr(torch, dtype), memory_format=form)
+        model, x = model.to(x.dtype, memory_format=form), x.contiguous(memory_format=form)
     for limit, problems in problems_of(model, x, backward=backward).items():
         for problem in problems:
             if problem.dtype == dtype and not problem.is_empty:
                 yield problem, limit
 
 
-def measure(results: Path, seconds: float | None = None, revision: str | None = None, others: bool = False) -> Path:
+def measure(results: Path, seconds: float | None = None, revision: str | None = None, name: str = NAME) -> Path:
     """Tune, begin no further layer after ``seconds``; returns the results file. Raises WrongResultError, at the end.
 
-    With ``others`` one candidate of each of `other_layers` is timed.
+    For `OTHERS` and `VOLUMES` one candidate of each of `other_layers` is timed.
     """
     from leanconv.runtime import launch
     from leanconv.tuning.search import WrongResultError, tune
@@ -113,10 +119,9 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
     begun = perf_counter()
     target = launch.open_device(0).target
     about = records.with_torch(revision)
-    name, most = (OTHERS, 1) if others else (NAME, _MOST)
     path = results / machine.slug(about) / f"{name}.json"
     rows = {(row["problem"], row["limit"]): row for row in records.read(path).get("rows", ())}
-    every = other_layers(target) if others else layers(target)
+    every = layers(target) if name == NAME else other_layers(target, VIDEOS if name == VOLUMES else OTHER_NETWORKS)
     shares = {(format_problem(layer.problem), layer.limit): layer.shares for layer in every}
     for key, row in rows.items():
         row["shares"] = shares.get(key, {})
@@ -126,6 +131,7 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
         if left is not None and left <= 0:
             break
         problems = [layer.problem for layer in group]
+        most = _MOST if name == NAME else 1
         timed = partial(tune, problems, workspace_limit=group[0].limit, most=most, peers=True, seconds=left)
         try:
             done = timed()
@@ -134,7 +140,7 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
             wrong.append(str(error))
             done = timed()
         for each in done.problems:
-            layer = next(layer for layer in group if layer.problem == each.problem)
+            layer = next(layer for layer in group if computed(layer.problem) == each.problem)
             key = format_problem(layer.problem), layer.limit
             if each.timed or key not in rows:
                 rows[key] = {

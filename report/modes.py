@@ -1,7 +1,8 @@
 """docs/networks.md: whole networks in each arithmetic that people run, with leanconv's convolutions and without.
 
 ``python -m report modes`` needs a GPU, PyTorch and torchvision, and writes benchmarks/results/<machine>/modes.json: a
-row for each network, mode and kind of pass. Tensors are channels last.
+row for each network, mode and kind of pass. Tensors are channels last; networks of videos run in both layouts, and each
+side is given its better one.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Any
 
 from leanconv.bench.format import size
 from leanconv.bench.peers.torch_peer import arithmetic
+from leanconv.bench.results import PEER_LAYOUTS
 from leanconv.options import Precision
 from report import records
 from report.drawing import bars, finish, legend, panels, refuse_empty
 from report.fields import ratio
-from report.networks import NETWORKS, better, captured
+from report.networks import NETWORKS, VIDEOS, better, captured, memory_format
 
 #: Networks whose training step is measured too.
-TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")
+TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
 #: Rounds in which both sides are timed one after the other, and microseconds of each side in a round.
 _ROUNDS, _ROUND_US = 7, 15000.0
 
@@ -95,7 +97,7 @@ def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
     return {f"{who}_eager_us": round(statistics.median(each), 1) for who, each in samples.items()}
 
 
-def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
+def network(name: str, mode: Mode, training: bool, layout: str = "NHWC") -> tuple[Any, Any]:
     """A network of random weights whose activations are normalised, and an input."""
     import torch
 
@@ -105,9 +107,10 @@ def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
     with torch.device("cuda"):
         model: Any = models.build(name)
         x = torch.randn(NETWORKS[name])
-    model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    form = memory_format(x, layout)
+    model, x = model.to(memory_format=form), x.contiguous(memory_format=form)
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
+        if isinstance(module, (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)):
             module.momentum = 1.0
     with torch.no_grad():
         model.train()(x[:4])
@@ -211,18 +214,32 @@ def measure(
             continue
         if seconds is not None and time.monotonic() - begin > seconds:
             break
-        with arithmetic(mode.tf32):
-            model, x = network(name, mode, kind != "forward")
-            forward = partial(measure_forward, compiled=compiled, tuned=tuned)
-            found = (forward if kind == "forward" else measure_step)(model, x, mode)
-        row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
+        forward = partial(measure_forward, compiled=compiled, tuned=tuned)
+        by_layout = {}
+        for layout in PEER_LAYOUTS if name in VIDEOS else ("NHWC",):
+            with arithmetic(mode.tf32):
+                model, x = network(name, mode, kind != "forward", layout)
+                by_layout[layout] = (forward if kind == "forward" else measure_step)(model, x, mode)
+            del model, x
+            torch.cuda.empty_cache()
+        found = better(by_layout)
+        row = {**mine, "batch": NETWORKS[name][0], **found, "revision": about["git_revision"], "date": about["date"]}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
-        del model, x
-        torch.cuda.empty_cache()
         rows = [row for row in rows if row is not old] + [row]
         rows.sort(key=_place)
         records.write(results, "modes", about, rows)
     return path
+
+
+def better(by_layout: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One row of those in several layouts: each side's times are those of its better layout, which ``layouts`` names;
+    all else is that of leanconv's. The better one is that of the first way that was timed."""
+    if len(by_layout) == 1:
+        return next(iter(by_layout.values()))
+    way = next(key for row in by_layout.values() for key in row if key.startswith("torch_")).removeprefix("torch_")
+    best = {who: min(by_layout, key=lambda of: by_layout[of][f"{who}_{way}"]) for who in ("torch", "leanconv")}
+    theirs = {key: us for key, us in by_layout[best["torch"]].items() if key.startswith("torch_")}
+    return by_layout[best["leanconv"]] | theirs | {"layouts": f"{best['torch']}, {best['leanconv']}"}
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, int, int]:

@@ -17,7 +17,7 @@ from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from report import records
 
-#: Names for `models.build`, and the shape of the input: a batch, channels, height and width.
+#: Names for `models.build`, and the shape of the input: a batch, channels, of videos frames, height and width.
 NETWORKS = {
     "vgg16": (64, 3, 224, 224), "resnet50": (64, 3, 224, 224), "unet": (8, 3, 256, 256), "vae_decoder": (4, 4, 32, 32),
     "edsr": (16, 3, 96, 96), "convnext_tiny": (32, 3, 224, 224), "mobilenet_v3_large": (64, 3, 224, 224),
@@ -25,9 +25,21 @@ NETWORKS = {
     "resnext50_32x4d": (32, 3, 224, 224), "inception_v3": (32, 3, 299, 299), "regnet_y_1_6gf": (32, 3, 224, 224),
     "wide_resnet50_2": (32, 3, 224, 224), "efficientnet_v2_s": (32, 3, 224, 224),
     "shufflenet_v2_x1_0": (64, 3, 224, 224), "squeezenet1_1": (64, 3, 224, 224),
+    "r3d_18": (8, 3, 16, 112, 112), "mc3_18": (8, 3, 16, 112, 112), "r2plus1d_18": (8, 3, 16, 112, 112),
+    "s3d": (8, 3, 16, 224, 224), "mvit_v2_s": (8, 3, 16, 224, 224), "swin3d_t": (4, 3, 16, 224, 224),
 }  # fmt: skip
 #: Who computes the convolutions, by the name of the engine without its layout.
 ENGINES = {"torch-fp32": "PyTorch, strict FP32", "leanconv": "leanconv"}
+#: Those of videos.
+VIDEOS = tuple(name for name, shape in NETWORKS.items() if len(shape) == 5)
+
+
+def memory_format(x: Any, layout: str) -> Any:
+    """What PyTorch calls a layout of images or of videos."""
+    import torch
+
+    last = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+    return last if layout == "NHWC" else torch.contiguous_format
 
 
 def calls_of(model: Any, x: Any) -> list[tuple[Any, Any]]:
@@ -38,7 +50,7 @@ def calls_of(model: Any, x: Any) -> list[tuple[Any, Any]]:
     hooks = [
         module.register_forward_hook(lambda module, inputs, _: found.append((module, inputs[0])))
         for module in model.modules()
-        if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d))
+        if isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d, torch.nn.Conv3d))
     ]
     try:
         model(x)
@@ -107,7 +119,7 @@ def measure_network(network: str, shape: tuple[int, ...]) -> Iterator[dict[str, 
     with torch.no_grad():
         exact = copy.deepcopy(model).double()(x.double())
         for layout in LAYOUTS:
-            order = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+            order = memory_format(x, layout)
             model, x = model.to(memory_format=order), x.contiguous(memory_format=order)
             calls = calls_of(model, x)
             yield _row(network, f"torch-fp32-{layout.lower()}", model, x, exact, calls)

@@ -44,6 +44,21 @@ def test_the_layers_of_a_model_come_by_their_share(monkeypatch: pytest.MonkeyPat
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(2, abs=1e-4)
 
 
+def test_layers_of_videos_are_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def build(name: str) -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Conv3d(3, 8, (1, 7, 7), padding=(0, 3, 3)), torch.nn.Conv3d(8, 16, (3, 1, 1), padding=(1, 0, 0))
+        )
+
+    monkeypatch.setattr("report.models.build", build)
+    found = study.other_layers(TARGETS[0], ("r3d_18",))
+    kinds = {(each.problem.dtype, each.problem.layout, each.problem.op) for each in found}
+    assert len(kinds) == 12 and len(found) == 20, "the gradient of the first layer's input is wanted by nobody"
+    assert all(each.problem.is_volume and each.problem.n == 8 and each.problem.d == 16 for each in found)
+
+
 def test_groups_have_one_limit_and_keep_the_order() -> None:
     every = [layer(8 * i) for i in range(1, 31)]
     every[3].limit = every[29].limit = 1 << 20

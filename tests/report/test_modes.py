@@ -21,12 +21,12 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     about = made_up.ABOUT | {"git_revision": "old"}
     monkeypatch.setattr(records.machine, "describe", lambda *_: about)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
-    monkeypatch.setattr(modes, "network", lambda name, mode, training: (torch.nn.Identity(), torch.empty(4)))
+    monkeypatch.setattr(modes, "network", lambda name, mode, training, layout: (torch.nn.Identity(), layout))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     seen: list[tuple[str, bool]] = []
 
     def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool) -> dict[str, float]:
-        assert tuned and not compiled
+        assert tuned and not compiled and x == "NHWC"
         seen.append((mode.title, torch.backends.cudnn.allow_tf32))
         return {"torch_graph_us": 3000.0, "leanconv_graph_us": 2000.0 if mode.tf32 else 1000.0}
 
@@ -51,6 +51,28 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     assert "| resnet50 | 3.00 | 1.50 | 0.90 | 0.90 |\n| resnet18 | 3.00 | 1.50 | – | – |" in page
     assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False, True) == path
     assert len(seen) == 5, "there was no time left"
+
+
+def test_networks_of_videos_have_the_better_layout_of_each_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records.machine, "describe", lambda *_: made_up.ABOUT)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
+    monkeypatch.setattr(modes, "network", lambda name, mode, training, layout: (torch.nn.Identity(), layout))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    times = {"NCHW": (3000.0, 3100.0, 2000.0), "NHWC": (4000.0, 4100.0, 1000.0)}
+
+    def forward(model: Any, x: Any, mode: modes.Mode, **how: Any) -> dict[str, Any]:
+        eager, graph, ours = times[x]
+        return {"torch_eager_us": eager, "leanconv_eager_us": ours, "torch_graph_us": graph, "leanconv_graph_us": ours,
+                "taken": len(x), "apart": ours}  # fmt: skip
+
+    monkeypatch.setattr(modes, "measure_forward", forward)
+    path = modes.measure(tmp_path, None, ("r3d_18",), ("fp32",), ("forward",), None, False, False)
+    (row,) = records.read(path)["rows"]
+    assert (row["torch_graph_us"], row["leanconv_graph_us"], row["apart"]) == (3100.0, 1000.0, 1000.0)
+    assert row["layouts"] == "NCHW, NHWC" and row["batch"] == 8
+    assert "| r3d_18 | 3.10 / 3.00 |" in modes.section(records.read(path))
 
 
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
