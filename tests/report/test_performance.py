@@ -77,11 +77,6 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     heads = "forward: strict FP32 (graph / eager) | forward: 16 bits (graph) | training: strict FP32 (eager)"
     assert f"| network | {heads} |" in text
     assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 | 1.20 |" in text
-    each = {"network": "a", "batch": 4, "error": 1e-6, "peak_bytes": 10**6}
-    engines = {"torch-fp32-nchw": 30.0, "torch-fp32-nhwc": 40.0, "leanconv-nhwc": 10.0}
-    records.write(tmp_path, "networks", made_up.ABOUT, [each | {"engine": e, "us": us} for e, us in engines.items()])
-    text = made_up.filled(tmp_path, "memory-summary networks")
-    assert "| a | 4 | 3.00 | 1.0e-06 / 1.0e-06 | 1.00 MB / 1.00 MB |" in text
 
 
 def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:

@@ -53,11 +53,10 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
 
 def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
     """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too."""
-    for name in ("torchvision-layers", "other-layers"):
-        for row in columns.read(RESULTS / f"{name}.json")["rows"]:
-            for peer, peer_us in row["peers"].items():
-                if row["model_us"] is not None and not peer.endswith("-unsearched"):
-                    yield parse_problem(row["problem"]), row["limit"], peer, row["model_us"], peer_us
+    for row in columns.read(RESULTS / "layers.json")["rows"]:
+        for peer, peer_us in row["peers"].items():
+            if not peer.endswith("-unsearched"):
+                yield parse_problem(row["problem"]), row["limit"], peer, row["us"], peer_us
 
 
 def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
