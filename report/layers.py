@@ -107,9 +107,10 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
             wrong.append(str(error))
             done = timed()
         for each in done.problems:
-            key = format_problem(each.problem), group[0].limit
+            problem: Any = each.problem
+            key = format_problem(problem), group[0].limit
             rows[key] = {
-                "problem": key[0], "limit": key[1], "layout": each.problem.layout, "us": each.us,
+                "problem": key[0], "limit": key[1], "layout": problem.layout, "us": each.us,
                 "algorithm": each.winner.algorithm.name, "peers": dict(each.peers),
             }  # fmt: skip
         records.write(results, "layers", about, rows.values(), layers=len(every))

@@ -195,7 +195,7 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool, tuned: bool)
 
     with torch.inference_mode():
         exact = copy.deepcopy(model).double()(x[:_EXACT].double())
-        calls = {who: partial(*pair) for who, pair in in_layouts(model, x).items()}
+        calls = {who: partial(net, given) for who, (net, given) in in_layouts(model, x).items()}
         peaks, graphs, results = dict[str, int](), dict[str, Any](), dict[str, Any]()
         for who, call in calls.items():
             call()
@@ -245,7 +245,7 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
     """Times and peaks of memory of a training step, in turn without leanconv and with it."""
     import leanconv.torch
 
-    calls = {who: step(*pair, mode) for who, pair in in_layouts(model, x).items()}
+    calls = {who: step(net, given, mode) for who, (net, given) in in_layouts(model, x).items()}
     run = calls["torch_nhwc"]
     for call in calls.values():
         call()
