@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ from typing import Any
 
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.bench.results import PEER_LAYOUTS
-from leanconv.options import Precision
+from leanconv.options import Layout, Precision
 from report import records
 from report.fields import ratio
 from report.networks import NETWORKS, VIDEOS, captured, memory_format
@@ -211,7 +211,7 @@ def measure(
         if seconds is not None and time.monotonic() - begin > seconds:
             break
         forward = partial(measure_forward, compiled=compiled, tuned=tuned)
-        by_layout = {}
+        by_layout: dict[Layout, dict[str, Any]] = {}
         for layout in PEER_LAYOUTS if name in VIDEOS else ("NHWC",):
             with arithmetic(mode.tf32):
                 model, x = network(name, mode, kind != "forward", layout)
@@ -227,7 +227,7 @@ def measure(
     return path
 
 
-def better(by_layout: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def better(by_layout: Mapping[Layout, dict[str, Any]]) -> dict[str, Any]:
     """One row of those in several layouts: each side's times are those of its better layout, which ``layouts`` names;
     all else is that of leanconv's. The better one is that of the first way that was timed."""
     if len(by_layout) == 1:

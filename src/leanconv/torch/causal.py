@@ -90,6 +90,7 @@ class CausalConv3d(Conv3d):
         super().__init__(
             in_channels, out_channels, taps, steps, (back, 0, *around), apart, groups, bias=bias, **options
         )
+        self._back, self._around = back, around
 
     def reset(self) -> None:
         """Forget the frames of the last call: the next part is the beginning of another video."""
@@ -101,7 +102,7 @@ class CausalConv3d(Conv3d):
         if input.dim() == 4:
             return self.forward(input.unsqueeze(0)).squeeze(0)
         check_axes("input", input.shape, 5)
-        back, step = self.padding[0], self.stride[0]
+        back, step = self._back, self.stride[0]
         before = self._before(input) if back else None
         if before is None and not (back and self.streaming):
             return self._conv_forward(input, self.weight, self.bias)
@@ -116,7 +117,7 @@ class CausalConv3d(Conv3d):
         """The frames before those of a call; None where they are zeros."""
         frames = self._frames if self.streaming else None
         if frames is None:
-            first = input[:, :, :1].expand(-1, -1, self.padding[0], -1, -1)
+            first = input[:, :, :1].expand(-1, -1, self._back, -1, -1)
             return first if self.time_padding == "replicate" else None
         kept, given = ((each.shape[:2], each.shape[3:], each.dtype, each.device) for each in (frames, input))
         if kept != given:
@@ -131,7 +132,7 @@ class CausalConv3d(Conv3d):
         """So many outputs of the frames ``before`` and those of ``x`` together."""
         if before is None:
             return self._conv_forward(x, self.weight, self.bias)
-        (back, _, *around), step, kept = self.padding, self.stride[0], before.shape[2]
+        back, step, kept = self._back, self.stride[0], before.shape[2]
         # outputs whose windows begin among the kept frames
         few = -(-kept // step)
         if 0 < few < outputs and self._lies_as_needed(x, kept):
@@ -140,13 +141,13 @@ class CausalConv3d(Conv3d):
             for frames, place in (edge, y[:, :, :few]), (x[:, :, few * step - kept :], y[:, :, few:]):
                 conv3d(
                     frames, self.weight.detach(), None if self.bias is None else self.bias.detach(), self.stride,
-                    (0, 0, *around), self.dilation, self.groups, precision=self.precision,
+                    (0, 0, *self._around), self.dilation, self.groups, precision=self.precision,
                     batch_invariant=self.batch_invariant, out=place,
                 )  # fmt: skip
             return y
         if not outputs:
             return operators.like(operators.as_autocast([x])[0], self._shape(x, 0))
-        given = self.stride, (0, 0, *around), self.dilation, self.groups
+        given = self.stride, (0, 0, *self._around), self.dilation, self.groups
         return self._compute(_joined(before, x), self.weight, self.bias, *given)
 
     def _lies_as_needed(self, x: torch.Tensor, kept: int) -> bool:
