@@ -22,14 +22,10 @@ _OWN = {
 }  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}
 _CUDNN = {
-    "implicit_gemm": ("cuDNN implicit GEMM", "#c6dbef"),
-    "implicit_precomp_gemm": ("cuDNN precomputed", "#6baed6"),
-    "gemm": ("cuDNN GEMM", "#08519c"),
-    "fft": ("cuDNN FFT", "#009e73"),
-    "fft_tiling": ("cuDNN FFT tiling", "#74c9ad"),
-    "winograd": ("cuDNN Winograd", "#8a4f7d"),
-    "winograd_nonfused": ("cuDNN Winograd non-fused", "#cc79a7"),
-}
+    "implicit_gemm": ("cuDNN implicit GEMM", "#c6dbef"), "implicit_precomp_gemm": ("cuDNN precomputed", "#6baed6"),
+    "gemm": ("cuDNN GEMM", "#08519c"), "fft": ("cuDNN FFT", "#009e73"), "fft_tiling": ("cuDNN FFT tiling", "#74c9ad"),
+    "winograd": ("cuDNN Winograd", "#8a4f7d"), "winograd_nonfused": ("cuDNN Winograd non-fused", "#cc79a7"),
+}  # fmt: skip
 _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
 _DASHED = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 

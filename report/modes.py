@@ -17,12 +17,14 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from leanconv.bench.format import size
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.bench.results import PEER_LAYOUTS
 from leanconv.options import Layout, Precision
 from report import records
+from report.drawing import bars, finish, legend, panels, refuse_empty
 from report.fields import ratio
-from report.networks import NETWORKS, VIDEOS, captured, memory_format
+from report.networks import NETWORKS, VIDEOS, better, captured, memory_format
 
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
@@ -47,6 +49,8 @@ MODES = {
     "16-bit": Mode("16 bits", True, half=True),
 }
 PASSES = ("forward", "training")
+#: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
+_SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
 #: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, eagerly, under torch.compile.
 WAYS = ("graph", "tuned", "eager", "compile")
 
@@ -244,21 +248,60 @@ def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
 
 def section(record: dict[str, Any]) -> str:
     """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
-    of = {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
+    of, lines = _by_key(record), []
     columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
     ways = {
         column: [way for way in WAYS if any(key[1:] == column and f"torch_{way}_us" in row for key, row in of.items())]
         for column in columns
     }
-    lines = []
-    for network in dict.fromkeys(row["network"] for row in record["rows"]):
-        cells = [" / ".join(_ratio(of.get((network, *column)), way) for way in ways[column]) for column in columns]
-        lines.append([network, *(cell if set(cell) - set("– /") else "–" for cell in cells)])
+    for network in dict.fromkeys(key[0] for key in of):
+        lines.append([network, *(_ratios(of.get((network, *column)), *ways[column]) for column in columns)])
     heads = [f"{kind}: {MODES[mode].title} ({' / '.join(ways[kind, mode])})" for kind, mode in columns]
     table = records.table((["network", *heads], lines))
     return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's.\n\n{table}"
 
 
-def _ratio(row: dict[str, Any] | None, way: str) -> str:
-    key = f"torch_{way}_us"
-    return ratio(row[key] / row[f"leanconv_{way}_us"]) if row and key in row else "–"
+def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:
+    """A line for each network: PyTorch's time over leanconv's, forward as a CUDA graph / eagerly, a step; memory."""
+    of, lines = _by_key(record), []
+    for network in networks or dict.fromkeys(key[0] for key in of):
+        forward = [_ratios(of.get((network, "forward", mode)), "graph", "eager") for mode in _SHORT]
+        steps = [_ratios(of.get((network, "training", mode)), "eager") for mode in _SHORT]
+        lines.append([network, *forward, *steps, " / ".join(map(size, record["memory"].get(network, ()))) or "–"])
+    heads = ["network", *_SHORT.values(), *(f"step, {title}" for title in _SHORT.values()), "memory, ours / theirs"]
+    return records.table((heads, lines))
+
+
+def with_memory(path: Path) -> dict[str, Any]:
+    """The record, and as ``memory`` the peaks of networks.json beside it: leanconv's and PyTorch's, by network."""
+    rows = records.checked(path.with_name("networks.json")).get("rows", ())
+    pairs = {name: better([row for row in rows if row["network"] == name]) for name in {row["network"] for row in rows}}
+    memory = {name: [row["peak_bytes"] for row in reversed(pair)] for name, pair in pairs.items()}
+    return records.checked(path) | {"memory": memory}
+
+
+def picture(record: dict[str, Any], path: Path) -> None:
+    """Bars of how many times as fast as PyTorch in the same mode a forward pass is, of networks that all modes have."""
+    of = _by_key(record)
+    names = [name for name in NETWORKS if all("leanconv_graph_us" in of.get((name, "forward", m), {}) for m in _SHORT)]
+    refuse_empty(names)
+    heights: dict[str, list[float | None]] = {"PyTorch": [1.0] * len(names)}
+    for mode, title in _SHORT.items():
+        rows = [of[name, "forward", mode] for name in names]
+        heights[f"leanconv, {title}"] = [row["torch_graph_us"] / row["leanconv_graph_us"] for row in rows]
+    colours = dict(zip(heights, ("#8c8c8c", "#d55e00", "#e69f00", "#f0e442"), strict=True))
+    figure, (axis,) = panels(1, 1, (9.5, 3.4))
+    bars(axis, names, heights, colours)
+    legend(axis, colours)
+    gpu = record["machine"]["gpu"]
+    finish(figure, path, f"Whole networks on one {gpu}, forward: times as fast as PyTorch in the same mode")
+
+
+def _by_key(record: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
+
+
+def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
+    pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
+    cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
+    return " / ".join(cells) if set(cells) - {"–"} else "–"

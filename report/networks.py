@@ -139,9 +139,7 @@ def measure(results: Path, revision: str | None = None, networks: Sequence[str] 
         with arithmetic(tf32=False):
             for row in measure_network(network, NETWORKS[network]):
                 rows.append(row | {"revision": about["git_revision"], "date": about["date"]})
-                text = "{network} {engine}: {us:.0f} µs, convolutions {convolutions_us:.0f}, eager {eager_us:.0f}"
-                left = f", {row['left']} left to PyTorch" if row.get("left") else ""
-                print(text.format(**row), f"error {row['error']:.1e}{left}", flush=True)
+                print(rows[-1], flush=True)
         kept = [row for row in kept if row["network"] != network] + rows
         kept.sort(key=lambda row: list(NETWORKS).index(row["network"]))
         records.write(results, "networks", about, kept)

@@ -120,7 +120,6 @@ MAKERS: dict[str, Maker] = {
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
-    "memory-summary": Maker(performance.memory),
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),
     "cpu": Maker(cpu.section),
@@ -128,6 +127,10 @@ MAKERS: dict[str, Maker] = {
     "layers": Maker(layers.section),
     "others": Maker(layers.others),
     "modes": Maker(modes.section),
+    "short": Maker(modes.short, read=modes.with_memory),
+    "networks-figure": Maker(
+        modes.picture, shows="Bars: how many times as fast as PyTorch whole networks run in three modes"
+    ),
     "networks": Maker(networks.section),
     "training": Maker(training.section),
     "processes": Maker(training.processes),

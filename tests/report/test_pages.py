@@ -130,7 +130,7 @@ def test_blocks_that_are_not_understood_are_named(tmp_path: Path, capsys: Any) -
 def test_committed_documents_hold_the_committed_figures() -> None:
     """``make docs`` has been run after the last results file came."""
     found = 0
-    for page in sorted((ROOT / "docs").glob("**/*.md")):
+    for page in pages.texts(ROOT / "docs"):
         text = page.read_text(encoding="utf-8")
         made = pages.fill(text, page, ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures", draw=False)
         assert made == text, f"{page.relative_to(ROOT)} is not what `make docs` makes"
