@@ -19,8 +19,8 @@ from leanconv.bench import machine
 from leanconv.bench.format import Table
 from report import records
 
-#: Suites of the layers of whole networks.
-NETWORKS = ("resnet-50", "inception-v3")
+#: Suites of the layers of whole networks. Each takes a minute or more, most of it one by one.
+NETWORKS = ("resnet-50",)
 #: Ways to come to a network's kernels, in the order of measuring, and what they are.
 WAYS = {
     "one by one": "each layer's first call compiles its own, with an empty disk cache",

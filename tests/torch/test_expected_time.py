@@ -55,12 +55,11 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
 def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
     """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too; and, once
     measured, those of its networks of videos."""
-    paths = [RESULTS / f"{name}.json" for name in ("torchvision-layers", "other-layers", "volume-layers")]
-    for path in filter(Path.is_file, paths):
+    for path in filter(Path.is_file, (RESULTS / f"{name}.json" for name in ("layers", "volume-layers"))):
         for row in columns.read(path)["rows"]:
             for peer, peer_us in row["peers"].items():
-                if row["model_us"] is not None and not peer.endswith("-unsearched"):
-                    yield parse_problem(row["problem"]), row["limit"], peer, row["model_us"], peer_us
+                if not peer.endswith("-unsearched"):
+                    yield parse_problem(row["problem"]), row["limit"], peer, row["us"], peer_us
 
 
 def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:

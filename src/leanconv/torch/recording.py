@@ -128,6 +128,12 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
         aten, ours = torch.ops.aten, _OURS.get(function)
+        if str(function).startswith(("aten.conv", "aten._conv")) and function is not aten.convolution.default:
+            # in inference mode aten.conv2d arrives, and the convolution that it is made of does not
+            with self:
+                made = function.decompose(*given, **(options or {}))
+            if made is not NotImplemented:
+                return made
         if function is aten.convolution.default:
             x, w, bias, *rest = given
             self._layer(x, w, bias is not None, rest, (True, False, False))
