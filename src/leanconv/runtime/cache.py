@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -118,7 +118,12 @@ def load(name: str) -> Compiled | None:
     try:
         # NOTE: its machine code would run with this user's rights, and anybody can put a file into a folder that
         # everybody may write to. A link could stand for another kernel of ours.
-        return Compiled.from_entry(read_bytes(path, trusted=True))
+        code = Compiled.from_entry(read_bytes(path, trusted=True))
+        with suppress(OSError):  # another user's folder, or a read-only one
+            # each start of hundreds of processes would write as many times
+            if time.time() - path.stat().st_mtime > _USED_S:
+                os.utime(path)
+        return code
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -126,6 +131,8 @@ def load(name: str) -> Compiled | None:
         return None
 
 
+#: An entry that was used so many seconds ago is marked as used again.
+_USED_S = 60
 #: counts what this process stores; the folder's size is looked at after the first kernel, and then after every so many
 _stores = itertools.count()
 _SHRINK_EVERY = 64
@@ -177,18 +184,24 @@ def _from_folder(launch: Launch, arch: str) -> Compiled:
     """From the folder, or else from NVRTC."""
     name, folder = key(launch, arch), directory()
     code = load(name)
-    if code is not None:
-        if folder is not None:
-            with suppress(OSError):  # another user's folder, or a read-only one
-                os.utime(folder / f"{name}{SUFFIX}")
-        return code
+    if code is not None or folder is None:
+        return code or _made(launch, arch, name)
+    path = folder / f"{name}{SUFFIX}"
     # of several processes that start at once, as for several GPUs, one compiles it
-    with nullcontext(False) if folder is None else process_lock(folder.parent / "locks", int(name[:15], 16)) as waited:
-        code = load(name) if waited else None
-        if code is None:
-            code = _compile(launch, arch)
-            made.append(key(launch, arch, ""))
-            store(name, code)
+    with process_lock(folder.parent / "locks", int(name[:15], 16), path.exists) as waited:
+        if waited:
+            with suppress(OSError):
+                # NOTE: a client of a network file system remembers for a while that a file was not there, until it
+                # reads the folder
+                os.listdir(folder)
+            code = load(name)
+        return code or _made(launch, arch, name)
+
+
+def _made(launch: Launch, arch: str, name: str) -> Compiled:
+    code = _compile(launch, arch)
+    made.append(key(launch, arch, ""))
+    store(name, code)
     return code
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from leanconv.arrays.memory import lies_channels_last
 from leanconv.call import lookup
@@ -380,6 +381,17 @@ _FAKES: dict[Op, Callable[..., Any]] = {
 }
 for _name in _SCHEMAS:
     torch.library.register_fake(f"leanconv::{_name}", _FAKES[FUNCTIONS[_name].op], lib=_library)
+
+
+# What they cost, for torch.utils.flop_counter: as many as PyTorch's convolutions, whose gradients multiply as much
+
+_FLOPS: dict[Op, Callable[..., int]] = {
+    "fprop": lambda x, w, *rest, out_shape: conv_flop_count(x, w, out_shape),
+    "dgrad": lambda grad, w, *rest, out_shape: conv_flop_count(out_shape, w, grad),
+    "wgrad": lambda x, grad, *rest, out_shape: conv_flop_count(x, out_shape, grad),
+}
+for _name in _SCHEMAS:
+    register_flop_formula(getattr(_ops, _name))(_FLOPS[FUNCTIONS[_name].op])
 
 
 def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
