@@ -120,8 +120,8 @@ def write_text(path: Path | str, text: str) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-#: Seconds after which a process that keeps a lock is not waited for any longer. It lives, or the system would have freed
-#: the lock; on few cores that many processes share it may compile for a minute.
+#: Seconds after which a process that keeps a lock is not waited for any longer. It lives, or the system would have
+#: freed the lock; on few cores that many processes share it may compile for a minute.
 PATIENCE = 120.0
 #: The same where a file stands for the lock, which stays when its process dies.
 _PATIENCE_WITH_FILES = 30.0

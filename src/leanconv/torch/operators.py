@@ -394,13 +394,13 @@ for _name in _SCHEMAS:
     register_flop_formula(getattr(_ops, _name))(_FLOPS[FUNCTIONS[_name].op])
 
 
-def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
-    """The inputs of an operator with its options as one."""
+def _requested(name: str, inputs: Any, shaped: bool = True) -> tuple[Any, ...]:
+    """The inputs of an operator with its options as one; without the result's shape unless ``shaped``."""
     op = FUNCTIONS[name].op
     if op == "fprop":
         return *inputs[:3], requested_of(name, None, *inputs[3:])
     at = 3 if op == "dgrad" else 2
-    return *inputs[:at], requested_of(name, tuple(inputs[at]), *inputs[at + 1 :])
+    return *inputs[:at], requested_of(name, tuple(inputs[at]) if shaped else None, *inputs[at + 1 :])
 
 
 def _autograd(name: str, backward: Callable[..., Any]) -> None:
@@ -409,7 +409,8 @@ def _autograd(name: str, backward: Callable[..., Any]) -> None:
     more = (None,) * (5 if FUNCTIONS[name].op == "fprop" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _set_up(ctx, _requested(name, inputs), output)
+        # NOTE: a derivative does not need the shape, whose numbers may be symbols of what traces: a check would fix them
+        _set_up(ctx, _requested(name, inputs, shaped=False), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
         return *backward(ctx, grad, _operator), *more
