@@ -36,6 +36,8 @@ from report import records
 
 #: Processes, and layers of a suite whose kernels each of them needs.
 PROCESSES, SUITE, LAYERS = 256, "resnet-50", 3
+#: Processes that write to the table of tuned problems at the same time.
+TUNERS = 16
 #: Ways to start, in the order of measuring, and what they are.
 WAYS = {
     "empty folder": "all share a folder of compiled kernels, with nothing in it",
@@ -147,12 +149,13 @@ def simulate(count: int, layers: Sequence[Any], folder: Path) -> Iterator[dict[s
                 yield _row(way, len(launches), at_once(count, start))
         finally:
             fcntl.lockf = lockf
-    problems = [ConvProblem(n, 4, 9, 9, 4, 3, 3) for n in range(1, count + 1)]
+    problems = [ConvProblem(n, 4, 9, 9, 4, 3, 3) for n in range(1, TUNERS + 1)]
     with _environment(LEANCONV_TUNING_DIR=str(folder / "tables"), LEANCONV_TUNING="on"):
         path = tables.path_of(folder / "tables", NOMINAL.model)
-        written = at_once(count, partial(_tune, problems, path))
-        found = at_once(count, partial(_choose, problems[:: max(1, count // 8)]))
-    yield {"way": "tune", "processes": count, "kept": len(Table.read(path)), "seconds": round(max(written)[0], 2)}
+        writers = min(count, TUNERS)
+        written = at_once(writers, partial(_tune, problems, path))
+        found = at_once(count, partial(_choose, problems[:writers]))
+    yield {"way": "tune", "processes": writers, "kept": len(Table.read(path)), "seconds": round(max(written)[0], 2)}
     most, least = max(found)[0], min(number for _, number in found)
     yield {"way": "read", "processes": count, "kept": least, "seconds": round(most, 2)}
 

@@ -113,8 +113,10 @@ def test_an_exported_program_holds_operators(dynamic: bool) -> None:
 
 
 def test_operations_are_counted_as_pytorch_counts_its_own() -> None:
-    """Forward and backward; a layer whose input wants no gradient computes none. Of gradients of grouped filters PyTorch
-    counts products of all channels, and this those of each group."""
+    """Forward and backward; a layer whose input wants no gradient computes none.
+
+    Of gradients of grouped filters PyTorch counts products of all channels, and this those of each group.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     net, peer, x = _pair(groups=1)

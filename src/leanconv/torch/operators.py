@@ -409,7 +409,7 @@ def _autograd(name: str, backward: Callable[..., Any]) -> None:
     more = (None,) * (5 if FUNCTIONS[name].op == "fprop" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        # NOTE: a derivative does not need the shape, whose numbers may be symbols of what traces: a check would fix them
+        # NOTE: derivatives do not need the shape. Its numbers may be symbols of what traces, which a check would fix
         _set_up(ctx, _requested(name, inputs, shaped=False), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
