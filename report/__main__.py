@@ -41,6 +41,7 @@ def _simple(name: str, module: str, what: str) -> None:
 _simple("numerics", "numerics", "Measure errors against float64 of every algorithm that this machine can run.")
 _simple("first-calls", "first_calls", "Measure how long the first run of a network waits for its kernels, on this GPU.")
 _simple("large", "large", "Measure layers of volumes that are large for a card: memory, time, errors.")
+_simple("at-scale", "at_scale", "Simulate many processes that start at once, on this machine, without a GPU.")
 _simple("cpu", "cpu", "Measure the CPU engine beside other libraries on this machine, and whether its choice is good.")
 
 
