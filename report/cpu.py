@@ -82,8 +82,9 @@ def call_row(about: dict[str, Any], given: dict[str, Any]) -> Row:
     return {"group": about["group"], "problem": given["call"], "us": alternating(made)}, made
 
 
-def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
-    """What computes a layer, by algorithm, and PyTorch. Raises RuntimeError where a result of ours is not right."""
+def _calls(problem: ConvProblem) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """What computes a layer, by algorithm, and PyTorch; and the microseconds of algorithms whose first call took far
+    longer than the quickest's. Raises RuntimeError where a result of ours is not right."""
     import torch
 
     operands = Operands(problem, gpu=False)
@@ -93,17 +94,25 @@ def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
     calls: dict[str, Callable[[], Any]] = {
         name: partial(leanconv.conv2d, x, w, *how, layout=problem.layout, algorithm=name) for name in named
     }
-    check = Check(operands)
+    check, first = Check(operands), {}
     for name, call in calls.items():
-        if not (error := check.error(call(), problem.layout)) <= 1e-5:
+        begin = time.process_time()
+        result = call()
+        first[name] = (time.process_time() - begin) * 1e6
+        if not (error := check.error(result, problem.layout)) <= 1e-5:
             raise RuntimeError(f"{format_problem(problem)} {name}: differs by {error:.3g} from float64")
     theirs = (as_nchw(torch.from_numpy(array), problem.layout) for array in (x, w))
-    return {**calls, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}
+    slow = {name: round(us, 1) for name, us in first.items() if us > 1e4 and us > 3 * FAR * min(first.values())}
+    kept = {name: call for name, call in calls.items() if name not in slow}
+    return {**kept, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}, slow
 
 
 def row(group: str, problem: ConvProblem) -> Row:
-    about, made = {"group": group, "layout": problem.layout, "problem": format_problem(problem)}, _calls(problem)
-    return {**about, "chosen": choose(problem, None).algorithm.name, "us": alternating(made)}, made
+    about, (made, slow) = (
+        {"group": group, "layout": problem.layout, "problem": format_problem(problem)},
+        _calls(problem),
+    )
+    return {**about, "chosen": choose(problem, None).algorithm.name, "us": {**slow, **alternating(made)}}, made
 
 
 def measure(results: Path, revision: str | None = None, seconds: float | None = None) -> Path:

@@ -82,7 +82,7 @@ def test_a_measurement_is_cut_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_committed_record_is_whole_and_the_choice_is_good() -> None:
     rows = records.read(RECORD)["rows"]
-    words = [cpu.format_problem(problem) for _, problem in cpu.every()]
+    words = [format_problem(problem) for _, problem in cpu.every()]
     assert [row["problem"] for row in rows] == words
     within = sum(cpu.excess(row) <= 1.1 for row in rows)
     assert within >= 0.97 * len(rows)
