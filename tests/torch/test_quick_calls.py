@@ -134,6 +134,36 @@ def test_images_anywhere_in_memory(device: HostDevice) -> None:
             close(layer(given), pytorch(given, layer.weight, layer.bias))
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_default_device_is_no_mode_to_a_convolution(
+    left: bool, grad: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `torch.set_default_device`, and ``with torch.device``; other modes see PyTorch's function."""
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6 if left else 1e12)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    expected = layer(x)
+    seen: list[str] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with leanconv.torch.enable() as enabled, torch.set_grad_enabled(grad):
+        with monkeypatch.context() as patched:
+            patched.setattr(registration, "_convolution", lambda *given: pytest.fail("the dispatcher was asked"))
+            for _ in range(3):
+                with torch.device("cpu"):
+                    y = layer(x)
+                close(y, expected)
+                assert y.requires_grad is grad
+        assert enabled.report().lines and len(device.launches) == (0 if left else 3)
+        with torch.device("cpu"), Mode():
+            layer(x)
+    assert "conv2d" in seen
+
+
 def test_a_gradient_is_recorded_after_calls_without(device: HostDevice) -> None:
     """No guard of PyTorch's sees whether gradients are enabled."""
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)

@@ -40,7 +40,7 @@ def types_of(problem: Problem) -> tuple[str, str, str]:
 def roles_of(problem: Problem) -> tuple[str, ...]:
     """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
     first, second, *_, written = problem.operands
-    return first.role, second.role, "bias", written.role, "value", "delta", "workspace", "prepared"
+    return first.role, second.role, "bias", written.role, *problem.scalars, "workspace", "prepared"
 
 
 def writes_bias(problem: Problem) -> bool:
@@ -135,7 +135,7 @@ class GpuCall:
         scratch = (self._prepared_offset or workspace) + prepared
         self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
         self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
-        self._bias_gradient = writes_bias(problem)
+        self._bias_gradient, self._scalars = writes_bias(problem), bool(problem.scalars)
 
     def __call__(
         self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
@@ -173,7 +173,8 @@ class GpuCall:
             y_at = pointer(y)
             if not (x_at and w_at and y_at):
                 refuse_null(self._arrays)
-            self._run(self.stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
+            numbers = (value, delta) if self._scalars else ()
+            self._run(self.stream(), (x_at, w_at, bias_at, y_at, *numbers, workspace_at, prepared_at))
         else:
             y[...] = 0  # it is empty, or the gradient of filters over no image
             if self._bias_gradient:
@@ -184,7 +185,7 @@ class GpuCall:
         return out
 
     def at_addresses(self) -> Callable[[int, int, int, int, int], Any] | None:
-        """This call as a function of addresses, of images, filters, bias and packed filters, and of a stream.
+        """This call of a layer as a function of addresses (images, filters, bias, packed filters) and a stream.
 
         It asks nothing of arrays: the caller knows them to be like those before, and to want no gradient. None where
         more is to be done than to allocate the result and to launch.
@@ -198,7 +199,7 @@ class GpuCall:
             y_at = pointer(y)
             if not y_at:
                 refuse_null(arrays)
-            run(stream, (x_at, w_at, bias_at, y_at, 0, 0, 0, prepared_at))
+            run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at))
             return y
 
         return call

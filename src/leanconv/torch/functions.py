@@ -43,6 +43,7 @@ from leanconv.torch.switches import (
     dispatch_modes,
     function_modes,
     grad_enabled,
+    is_default_device_alone,
     is_lazy,
     left_to_cudnn,
     left_to_pytorch,
@@ -59,6 +60,8 @@ MOST_PACKED = 512 << 20
 #: what autocast casts, and to what: None where it is off
 _CAST = torch.float32, torch.float16, torch.bfloat16
 _TYPES = None, torch.float16, torch.bfloat16
+#: classes of parameters whose functions nobody replaces
+_KINDS = torch.Tensor, torch.nn.Parameter
 #: Layers that one patch knows at most.
 MOST_LAYERS = 4096
 
@@ -319,8 +322,7 @@ class Function:
             return None
         if input.is_neg() or input.is_conj() or is_lazy(weight) or is_lazy(bias):
             return None
-        kinds = torch.Tensor, torch.nn.Parameter
-        if type(weight) not in kinds or (bias is not None and type(bias) not in kinds):
+        if type(weight) not in _KINDS or (bias is not None and type(bias) not in _KINDS):
             return None
         rest = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, more, strict=False))
         numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
@@ -342,8 +344,12 @@ def _convolve(function: Function) -> Callable[[Any, Any, Any, tuple[Any, ...]], 
     """What a function computes while something is active; the modules of `module_forward` call it too."""
     original = function.original
 
-    def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...]) -> Any:
-        if not active or function_modes() or forward_ad._current_level >= 0:
+    def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False) -> Any:
+        if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
+            plain = type(input) is torch.Tensor and type(weight) in _KINDS and (bias is None or type(bias) in _KINDS)
+            if plain and not ignored and active and is_default_device_alone():
+                with torch._C.DisableTorchFunction():
+                    return convolve(input, weight, bias, options, True)
             return original(input, weight, bias, *options)
         at = id(weight)
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 #: whose autocast matters; tests, which have no GPU, patch the CPU's convolutions
 _KIND = "cuda"
@@ -13,6 +14,7 @@ _KIND = "cuda"
 compiling = torch.compiler.is_dynamo_compiling
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _autocast: Callable[[str], bool] = torch.is_autocast_enabled
@@ -35,6 +37,14 @@ capturing: Callable[[], bool] = (
 )
 #: whether a tensor is one for us
 on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+def is_default_device_alone() -> bool:
+    """Whether the one mode that sees functions is that of `torch.set_default_device`, which does nothing here.
+
+    With a mode on, each attribute of a tensor costs a call in Python; so ask under ``torch._C.DisableTorchFunction``.
+    """
+    return function_modes() == 1 and type(_mode_at(0)) is DeviceContext
 
 
 def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
