@@ -82,6 +82,30 @@ def test_the_third_call_is_quick(
         assert bool(device.launches) is (way == "taken")
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_of_what_is_left_the_filters_are_not_asked(
+    bias: bool, device: HostDevice, only_quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's convolution asks them itself: they may change in any way."""
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e-6)
+    alike, asked = decided.alike, []
+    monkeypatch.setattr(decided, "alike", lambda *given: asked.append(given) or alike(*given))
+    layer, x = nn.Conv2d(4, 6, 3, bias=bias), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable():
+        layer(x)
+        assert [len(each) for each in asked] == [1 + bias] and asked[0][0] is x
+        only_quick()
+        for change in (
+            lambda w: w[:, :, :2], lambda w: w.transpose(2, 3), lambda w: torch._neg_view(w), lambda w: w.double(),
+        ):  # fmt: skip
+            layer.weight.data = change(layer.weight.data)
+            if layer.weight.dtype is not x.dtype:
+                with pytest.raises(RuntimeError):
+                    layer(x)
+            else:
+                close(layer(x), pytorch(x, layer.weight.clone(), layer.bias))
+
+
 def test_packed_filters_are_read_by_the_fourth(device: HostDevice, packing: None, only_quick: Any) -> None:
     layer, x = nn.Conv2d(32, 64, 3), torch.randn(1, 32, 6, 5)
     with torch.no_grad(), leanconv.torch.enable() as enabled:

@@ -62,8 +62,8 @@ class Layer:
         #: by the gradients that are wanted, of images and of filters: the lines of all that is left to PyTorch, forward
         #: and backward, if all is; else None
         self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
-        #: whether tensors, and the modes and transforms that PyTorch's dispatcher goes by, are as at the call before;
-        #: None where it cannot be said
+        #: whether tensors, and the modes and transforms that the dispatcher goes by, are as at the call before: of
+        #: images, of filters where the layer is taken, and of a bias; None where it cannot be said
         self.alike: Callable[..., bool] | None = None
         #: what computes a call whose tensors are alike, without a gradient and with one; None: the long way
         self.quick: Quick | None = None
@@ -86,7 +86,9 @@ class Layer:
         self.recorded = self.quick = None
         if self.call is None:
             self.quick = quick_left(self.line, self.options, self.tf32, self.cudnn if bias is None else None)
-        self.alike = alike(input, weight) if bias is None else alike(input, weight, bias)
+        # PyTorch's convolution asks itself what filters are like
+        given = (input,) if self.call is None else (input, weight)
+        self.alike = alike(*given) if bias is None else alike(*given, bias)
 
     def switched_alike(self) -> bool:
         """Whether PyTorch is set as it was: TF32, and the type of autocast."""

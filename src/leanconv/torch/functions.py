@@ -363,13 +363,14 @@ def _convolve(function: Function) -> Callable[[Any, Any, Any, tuple[Any, ...]], 
                 and type(input) is torch.Tensor
                 and not input.is_nested  # of whose sizes TensorGuards would end the process
                 and not dispatch_modes()  # some of which they overlook
-                and (
-                    layer.alike(input, weight, bias)
-                    if layer.bias is not None
-                    else bias is None and layer.alike(input, weight)
-                )
                 and options == layer.given
                 and layer.function is function
+                and (bias is None) is (layer.bias is None)
+                and (
+                    (layer.alike(input) if bias is None else layer.alike(input, bias))
+                    if layer.call is None
+                    else (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
+                )
                 and (not layer.asks or layer.switched_alike())
             )
             if known:
