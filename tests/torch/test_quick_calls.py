@@ -54,6 +54,8 @@ CASES = {
     "conv2d": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 9, 8)),
     "without a bias": (lambda: nn.Conv2d(4, 6, 3, bias=False), (2, 4, 9, 8)),
     "signals": (lambda: nn.Conv1d(4, 6, 3, padding=1), (2, 4, 12)),
+    "volumes": (lambda: nn.Conv3d(4, 6, 3), (2, 4, 5, 6, 4)),
+    "volumes of one slice": (lambda: nn.Conv3d(4, 6, (1, 3, 3)), (2, 4, 1, 6, 4)),
     "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 4)),
     "16 bits": (lambda: nn.Conv2d(8, 8, 3, bias=False).half(), (2, 8, 9, 8)),
 }  # fmt: skip
