@@ -118,6 +118,3 @@ def test_the_page(tmp_path: Path) -> None:
         "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
         in page
     )
-    page = made_up.filled(tmp_path, "processes training")
-    assert "| vgg16-b512-32 | leanconv | adam | 2 | each GPU's own | 25 MB | 30.0 | – | – | – |" in page
-    assert "| vgg16-b1024-32 | leanconv | adam | 2 | of all | 25 MB | 25.0 | 20.0 | 1.60 | 2 % / 3 % |" in page
