@@ -17,7 +17,7 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 from leanconv.bench import columns  # noqa: E402
-from report import records, training  # noqa: E402
+from report import records  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "train_cnn.py"
