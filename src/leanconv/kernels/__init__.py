@@ -7,6 +7,7 @@ from leanconv.kernels.depthwise.depthwise_input import DepthwiseInput
 from leanconv.kernels.depthwise.depthwise_large import DepthwiseLarge
 from leanconv.kernels.depthwise.depthwise_row import DepthwiseRow
 from leanconv.kernels.depthwise.depthwise_weight import DepthwiseWeight
+from leanconv.kernels.depthwise.depthwise_weight_large import DepthwiseWeightLarge
 from leanconv.kernels.depthwise.depthwise_window import DepthwiseWindow
 from leanconv.kernels.direct.direct import Direct
 from leanconv.kernels.direct.direct_tiled import DirectTiled
@@ -60,6 +61,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     ImplicitGemmDp4a(),
     DepthwiseInput(),
     DepthwiseWeight(),
+    DepthwiseWeightLarge(),
     TensorWeight(),
     TensorWeightImages(),
     NativeWeightNchw(),

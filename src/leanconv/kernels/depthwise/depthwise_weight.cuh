@@ -231,27 +231,33 @@ __device__ __forceinline__ void store_filters(ElementsOut<Problem> dw, const flo
     }
 }
 
-// The Tuning::split blocks of a cluster share one tile of filters. With split-K so do Tuning::split_k blocks, and `dw` is the
-// workspace: each block's partial sums, which split_k.cuh adds in the order of the blocks. That is for NHWC: 8 channels are
-// the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels keeps 32
-// multiprocessors busy at most where 8 blocks share a filter.
+// Stores the sums of the block's filters: with split-K, where Tuning::split_k blocks share a tile of filters, to its place in
+// the workspace `dw`, whose partial sums split_k.cuh adds in the order of the blocks.
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void store_share(Result* __restrict__ dw, const float* shared, int first_k, int rank) {
+    static_assert(Tuning::split == 1 || Tuning::split_k == 1, "blocks share a filter through a cluster, or a workspace");
+    if constexpr (Tuning::split_k == 1) {
+        store_filters<Problem, Tuning>(dw, shared, first_k, rank);
+    } else {
+        constexpr int taps = filter_taps<Problem>, sums = Tuning::channels * taps;
+        float* const to = dw + (static_cast<int64>(rank) * Problem::k + first_k) * taps;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < sums && at < (Problem::k - first_k) * taps; at += Tuning::threads) to[at] = shared[at];
+    }
+}
+
+// The Tuning::split blocks of a cluster, or Tuning::split_k blocks, share one tile of filters. The latter is for NHWC: 8
+// channels are the least that a block can read without waste, and 32 are a line of memory, so that a layer of 32 channels
+// keeps 32 multiprocessors busy at most where 8 blocks share a filter.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void depthwise_weight(ElementsIn<Problem> x, ElementsIn<Problem> dy, Result* __restrict__ dw,
                                                  long long batch, int rows) {
-    constexpr int taps = Problem::r * Problem::s, shares = Tuning::split * Tuning::split_k;
-    static_assert(Tuning::split == 1 || Tuning::split_k == 1, "blocks share a filter through a cluster, or a workspace");
+    constexpr int shares = Tuning::split * Tuning::split_k;
     const int first_k = static_cast<int>(blockIdx.x) / shares * Tuning::channels;
     const int rank = static_cast<int>(blockIdx.x) % shares;
     float* const shared = reinterpret_cast<float*>(shared_memory());
     sum_block<Problem, Tuning>(shared, x, dy, first_k, rank, batch, rows);
-    if constexpr (Tuning::split_k == 1) {
-        store_filters<Problem, Tuning>(dw, shared, first_k, rank);
-    } else {
-        float* const to = dw + (static_cast<int64>(rank) * Problem::k + first_k) * taps;
-        constexpr int sums = Tuning::channels * taps;
-#pragma unroll 1
-        for (int at = threadIdx.x; at < sums && at < (Problem::k - first_k) * taps; at += Tuning::threads) to[at] = shared[at];
-    }
+    store_share<Problem, Tuning>(dw, shared, first_k, rank);
 }
 
 }  // namespace leanconv
