@@ -13,7 +13,7 @@ from leanconv.kernels.common.layers import conv_constants, gradient_arguments
 from leanconv.kernels.contract import Config, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, blocks_that_fit, busy_cycles, clusters_at_once, launch_cycles, overlapped
 from leanconv.kernels.depthwise.depthwise_large import odd_vectors, tile_rows
-from leanconv.kernels.depthwise.depthwise_weight import BLOCKS, SUM_WARPS, most_that_share
+from leanconv.kernels.depthwise.depthwise_weight import BLOCKS, MOST_IN_CLUSTER, SUM_WARPS
 from leanconv.kernels.depthwise.strategy import PAPER, depthwise_limits
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
@@ -29,12 +29,15 @@ REGISTERS = 128
 MOST_CHANNELS = 8
 #: A tile of dy has all rows, or a half, a fourth or an eighth; so do its columns, where that is more than so many.
 PARTS, LEAST_COLUMNS = (1, 2, 4, 8), 64
+#: Rows of a band, at least.
+LEAST_ROWS = 7
 
 
 @dataclass(frozen=True)
 class LargeWeightConfig(Config):
     """A block keeps in shared memory ``tile_p`` x ``tile_q`` pixels of dy, of ``images`` images and ``channels``
-    filters, and ``tile_h`` rows of x; ``workers`` threads share the strips of a tile of taps and of a plane.
+    filters, and ``tile_h`` rows of x. ``bands`` times ``workers`` threads have the same taps of the same plane: they
+    share its rows and its strips.
 
     A cluster of ``split`` blocks shares the images, or with split-K ``split_k`` blocks, whose partial sums a second
     launch adds.
@@ -45,6 +48,7 @@ class LargeWeightConfig(Config):
     tile_p: int
     tile_q: int
     tile_h: int
+    bands: int
     workers: int
     threads: int
     min_blocks: int
@@ -63,6 +67,8 @@ class LargeWeightSpeeds(Speeds):
     #: the share of the peak at which instructions are issued; those of a row besides its multiply-adds
     issue: float
     beside: float
+    #: and those of a strip
+    strip: float
     #: warps that hide half of the latency
     few_warps: float
     #: cycles of a multiprocessor to copy 32 elements in, as vectors or one by one
@@ -134,21 +140,23 @@ class DepthwiseWeightLarge(split_k.SplitK):
         most_sums = split_k.most_partial_sums(problem, workspace)
         for shape in shapes(problem, target):
             tiles = ceil_div(problem.k, shape.channels)
-            shared = shared_by(problem, shape, most_that_share(tiles, shape.min_blocks, target))
-            found.append((predicted_cycles(problem, shared, target), shared))
+            for most in (1, 2, 4, MOST_IN_CLUSTER) if target.clusters else (1,):
+                shared = shared_by(problem, shape, most)
+                found.append((predicted_cycles(problem, shared, target), shared))
             busy = min(most_sums, BLOCKS // tiles, target.multiprocessors * shape.min_blocks // tiles)
             slices = shared_by(problem, shape, int(busy)).split if busy >= 2 else 1
             if slices > shared.split:
                 config = variant(shape, split_k=slices)
                 found.append((predicted_cycles(problem, config, target) + launch_cycles(target), config))
-        return by_time(found)
+        return by_time((time, config) for config, time in {config: time for time, config in found}.items())
 
     def plan(self, problem: ConvProblem, config: LargeWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
         arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
         names = ("x_pitch", "x_plane", "dy_pitch", "dy_plane")
         constants = (
-            *conv_constants(problem), ("tap_rows", tap_tiles(problem)[0]), ("totals", totals_at(problem, config)),
+            *conv_constants(problem), ("tap_rows", tap_tiles(problem)[0]), ("unrolled", UNROLLED),
+            ("totals", totals_at(problem, config)),
             *zip(names, pitches(problem, config), strict=True),
         )  # fmt: skip
         grid = ceil_div(problem.k, config.channels) * config.split * config.split_k
@@ -166,14 +174,11 @@ def shapes(problem: ConvProblem, target: Target) -> Iterator[LargeWeightConfig]:
             continue
         images, channels = _split(problem, planes)
         for tile_q in sorted(widths, reverse=True):
-            strips = tile_q // COLUMNS
-            known = {min(strips, threads // (planes * of_plane)) for threads in THREADS}
-            counts = sorted({ceil_div(strips, ceil_div(strips, workers)) for workers in known if workers})
             for tile_p in sorted({ceil_div(problem.p, part) for part in PARTS}, reverse=True):
                 tile_h = tile_rows(problem, tile_p)
-                for workers in counts:
-                    threads = ceil_div(planes * of_plane * workers, 32) * 32
-                    config = LargeWeightConfig(images, channels, tile_p, tile_q, tile_h, workers, threads, 1)
+                for bands, workers in _shares(tile_p, tile_q // COLUMNS, planes * of_plane):
+                    threads = ceil_div(planes * of_plane * bands * workers, 32) * 32
+                    config = LargeWeightConfig(images, channels, tile_p, tile_q, tile_h, bands, workers, threads, 1)
                     shared = shared_bytes(problem, config)
                     if shared > target.shared_per_block:
                         continue
@@ -181,6 +186,18 @@ def shapes(problem: ConvProblem, target: Target) -> Iterator[LargeWeightConfig]:
                     by_shared = target.shared_per_multiprocessor // (shared + 1024)
                     fitting = min(by_shared, blocks_that_fit(REGISTERS, threads, target))
                     yield variant(config, min_blocks=max(1, fitting))
+
+
+def _shares(rows: int, strips: int, taken: int) -> Iterator[tuple[int, int]]:
+    """Bands and workers by which a block of ``taken`` threads becomes one of any of `THREADS`: as many bands as leave
+    each some rows, then workers."""
+    found = set()
+    for threads in THREADS:
+        for bands in {1, min(threads // taken, max(1, rows // LEAST_ROWS))}:
+            workers = min(strips, threads // (taken * max(1, bands)))
+            if bands and workers:
+                found.add((bands, ceil_div(strips, ceil_div(strips, workers))))
+    yield from sorted(found)
 
 
 def _split(problem: ConvProblem, planes: int) -> tuple[int, int]:
@@ -224,16 +241,17 @@ def predicted_cycles(problem: ConvProblem, config: LargeWeightConfig, target: Ta
     rows, tiles_r, tiles_s = tap_tiles(problem)
     warps, share = config.threads // 32, config.split * config.split_k
     each = ceil_div(max(1, tiles_of(problem, config)), share)
-    neighbours = max(1, min(tiles_r, 32 // (config.planes * tiles_s)))
+    neighbours = max(1, min(tiles_r, 32 // (config.planes * config.bands * config.workers * tiles_s)))
     step = rows * WIDE * COLUMNS + speed.beside + (rows - 1) * COLUMNS / UNROLLED
     strips = ceil_div(config.tile_q // COLUMNS, config.workers)
-    instructions = strips * (_rows_of_x(problem, config.tile_p, neighbours) + 2) * step + 3 * rows * WIDE
-    pixels = config.planes * (config.tile_h * x_width(problem, config) + config.tile_p * config.tile_q) / 32
-    vectors = problem.layout == "NCHW" and problem.w % 4 == 0
-    copies = pixels * (speed.copy if vectors else speed.scatter)
+    of_band = ceil_div(int(_rows_of_x(problem, config.tile_p, neighbours) + 0.5), config.bands)
+    instructions = strips * (of_band * step + speed.strip) + 3 * rows * WIDE
+    x_pixels = config.tile_h * (problem.w if config.tile_q >= problem.q else x_width(problem, config))
+    pixels = config.planes * (x_pixels + config.tile_p * min(config.tile_q, problem.q)) / 32
+    copies = pixels * (speed.copy if problem.layout == "NCHW" else speed.scatter)
 
     def resident(blocks: int) -> float:
-        rounds = max(ceil_div(blocks * warps, 4), 1) * 128 / target.fma_lanes
+        rounds = ceil_div(blocks * warps, 4) * 128 / target.fma_lanes
         issue = rounds * instructions / speed.issue * (1 + speed.few_warps / (blocks * warps))
         return each * (issue + copies * blocks) + speed.start
 
