@@ -26,8 +26,14 @@ def _only(algorithm: GpuAlgorithm, split: bool) -> GpuAlgorithm:
 
 
 #: Those that have split-K as a number of their configurations.
-SPLIT_K = ("implicit_gemm_weight", "tensor_weight", "native_weight_nhwc", "native_weight_nchw", "depthwise_weight",
-           "depthwise_weight_large")
+SPLIT_K = (
+    "implicit_gemm_weight",
+    "tensor_weight",
+    "native_weight_nhwc",
+    "native_weight_nchw",
+    "depthwise_weight",
+    "depthwise_weight_large",
+)
 VARIANTS: tuple[GpuAlgorithm, ...] = tuple(
     each
     for algorithm in ALGORITHMS

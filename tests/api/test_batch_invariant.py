@@ -100,7 +100,7 @@ def test_an_image_has_the_same_bits_in_every_batch(algorithm: GpuAlgorithm, case
 def test_every_algorithm_of_images_is_among_them() -> None:
     names = "tensor_weight", "native_weight", "implicit_gemm_weight"
     of_filters = {a.stem for a in VARIANTS if a.stem.startswith(names)}
-    others = {"depthwise_weight", "depthwise_weight_split_k", "direct_weight"}
+    others = {a.stem for a in VARIANTS if a.name == "depthwise_weight"} | {"direct_weight"}
     others |= {a.stem for a in VARIANTS if a.solves == "filter2d"}
     assert {algorithm.stem for algorithm, _ in SOME} == {a.stem for a in VARIANTS} - of_filters - others
 

@@ -131,7 +131,8 @@ __device__ __forceinline__ void add_tiles(float (&sum)[Tiles::taps], const float
     constexpr int columns = Tiles::columns, wide = Tiles::wide, rows = Tiles::rows, window = columns + wide - 1;
     constexpr int unrolled = Problem::unrolled;  // rows of x of an iteration
     const int begin = max(0, first), count = max(0, min(rows_x, first + tap_rows - 1 + rows_dy) - begin);
-    const int low = begin + count * band / Tuning::bands, high = begin + count * (band + 1) / Tuning::bands;
+    // rows of dy that the first row of taps meets, in the band: some lie above or below the tile's
+    const int low = begin - first + count * band / Tuning::bands, high = begin - first + count * (band + 1) / Tuning::bands;
 #pragma unroll 1
     for (int strip = worker; strip < Tiles::strips; strip += Tuning::workers) {
         const int at = column + strip * columns;
@@ -140,11 +141,11 @@ __device__ __forceinline__ void add_tiles(float (&sum)[Tiles::taps], const float
             return static_cast<unsigned>(row) < static_cast<unsigned>(rows_dy) ? grads + row * Problem::dy_pitch + strip * columns
                                                                                : zeros;
         };
-        // rows of dy, of which row t + slot of x meets `rows`
+        // rows of dy that the row of x in hand meets, the last of them with the first row of taps
         float passed[rows - 1 + unrolled][columns];
 #pragma unroll
-        for (int i = 0; i < rows - 1; ++i) load_vector(passed[i], row_of_dy(low - first - (rows - 1) + i));
-        const float* from = pixels + low * Problem::x_pitch + strip * columns;
+        for (int i = 0; i < rows - 1; ++i) load_vector(passed[i], row_of_dy(low - (rows - 1) + i));
+        const float* from = pixels + (low + first) * Problem::x_pitch + strip * columns;
 #pragma unroll 1
         for (int t = low; t < high; t += unrolled) {
 #pragma unroll
@@ -158,7 +159,7 @@ __device__ __forceinline__ void add_tiles(float (&sum)[Tiles::taps], const float
 #pragma unroll
                     for (int i = 0; i < 4; ++i) pixel[v + i] = four[i];
                 }
-                load_vector(passed[rows - 1 + slot], row_of_dy(t + slot - first));
+                load_vector(passed[rows - 1 + slot], row_of_dy(t + slot));
 #pragma unroll
                 for (int r = rows - 1; r >= 0; --r)
 #pragma unroll
@@ -209,11 +210,12 @@ __device__ __forceinline__ void depthwise_weight_large(ElementsIn<Problem> x, El
 #pragma unroll 1
     for (int i = threadIdx.x; i < Tiles::zeros + 4; i += Tuning::threads) shared[i] = 0.0f;
 
-    const int64 tiles = ((batch + Tuning::images - 1) / Tuning::images) * (Tiles::tiles_p * Tiles::tiles_q);
+    constexpr int of_image = Tiles::tiles_p * Tiles::tiles_q;
+    const int tiles = static_cast<int>((batch + Tuning::images - 1) / Tuning::images) * of_image;
 #pragma unroll 1
-    for (int64 tile = rank; tile < tiles; tile += shares) {
-        const int64 n = tile / (Tiles::tiles_p * Tiles::tiles_q) * Tuning::images;
-        const int in_image = static_cast<int>(tile % (Tiles::tiles_p * Tiles::tiles_q));
+    for (int tile = rank; tile < tiles; tile += shares) {
+        const int64 n = tile / of_image * Tuning::images;
+        const int in_image = tile % of_image;
         const int first_p = in_image / Tiles::tiles_q * Tuning::tile_p, first_q = in_image % Tiles::tiles_q * Tuning::tile_q;
         const int rows_dy = min(Tuning::tile_p, Problem::p - first_p);
         const int above = first_p - Problem::pad_top, first_i = max(0, above);

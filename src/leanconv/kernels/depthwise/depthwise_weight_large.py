@@ -29,6 +29,8 @@ REGISTERS = 128
 MOST_CHANNELS = 8
 #: A tile of dy has all rows, or a half, a fourth or an eighth; so do its columns, where that is more than so many.
 PARTS, LEAST_COLUMNS = (1, 2, 4, 8), 64
+#: Images whose tiles 32 bits count.
+MOST_IMAGES = 1 << 24
 #: Rows of a band, at least.
 LEAST_ROWS = 7
 
@@ -118,6 +120,8 @@ class DepthwiseWeightLarge(split_k.SplitK):
         reasons = depthwise_limits(problem, "wgrad")
         if problem.stride != (1, 1) or problem.dilation != (1, 1):
             reasons.append(f"stride={problem.stride} and dilation={problem.dilation}: both are (1, 1) here")
+        if problem.n > MOST_IMAGES:
+            reasons.append(f"a batch of {problem.n} images is one of more than {MOST_IMAGES}")
         if reasons:
             return reasons
         _, rows, columns = tap_tiles(problem)
@@ -170,7 +174,7 @@ def shapes(problem: ConvProblem, target: Target) -> Iterator[LargeWeightConfig]:
     of_plane, whole = rows * columns, COLUMNS * ceil_div(problem.q, COLUMNS)
     widths = {COLUMNS * ceil_div(whole // COLUMNS, part) for part in PARTS if part == 1 or whole > LEAST_COLUMNS}
     for planes in PLANES:
-        if planes > 2 * problem.n * problem.k or planes * of_plane > THREADS[-1]:
+        if planes > max(1, 2 * problem.n * problem.k) or planes * of_plane > THREADS[-1]:
             continue
         images, channels = _split(problem, planes)
         for tile_q in sorted(widths, reverse=True):
