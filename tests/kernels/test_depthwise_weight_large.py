@@ -1,4 +1,4 @@
-"""Gradient of large depthwise filters: layers that its tiles, bands and copies tell apart, its banks, and its limits."""
+"""Gradient of large depthwise filters: layers that tiles, bands and copies tell apart, banks, and limits."""
 
 from __future__ import annotations
 

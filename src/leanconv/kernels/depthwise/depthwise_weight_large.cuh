@@ -74,7 +74,7 @@ __device__ __forceinline__ void copy_planes(float* tile, ElementsIn<Problem> fro
     constexpr int across = Problem::nhwc ? Tuning::channels / unit : pixels / unit;
     constexpr int count = across * Tuning::images * (Problem::nhwc ? pixels : Tuning::channels);
     // loads that a thread has in flight where pixels pass registers
-    constexpr int at_once = copied ? 1 : 4;
+    constexpr int at_once = copied ? 1 : 8;
 #pragma unroll 1
     for (int number = threadIdx.x; number < count; number += at_once * Tuning::threads) {
         float values[at_once][unit];
