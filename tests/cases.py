@@ -247,6 +247,7 @@ def _weight_cases() -> list[Case]:
     add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, thorough=USUAL, **same)
     add("depthwise-stride", 2, 9, 13, 16, 9, 5, 3, groups=9, stride=(2, 3), padding=(2, 1, 0, 2))
     add("depthwise-large", 3, 3, 12, 14, 6, 11, 13, groups=3, padding=(5, 4, 7, 5))
+    add("depthwise-large-fours", 2, 3, 9, 16, 3, 9, 11, groups=3, padding=(4, 4, 5, 5))
     add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=ALL, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
     add("depthwise-dilation", 2, 3, 17, 15, 3, 3, 3, groups=3, dilation=(3, 2), padding=(3, 2, 1, 2))
     add("accumulate", 2, 6, 6, 8, 6, 3, 3, layouts=ALL, groups=6, accumulate=True, **same)

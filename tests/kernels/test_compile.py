@@ -59,7 +59,14 @@ USUAL["gradient-float16"] = replace(USUAL["strided-bfloat16"], dtype="float16", 
 # Gradients of depthwise layers, small filters and large ones.
 DEEP = ConvProblem(32, 96, 56, 56, 96, 7, 7, padding=(3, 3, 3, 3), groups=96)
 for layout in ("NCHW", "NHWC"):
-    for op, layer in (("wgrad", USUAL["depthwise"]), ("wgrad", DEEP), ("dgrad", replace(DEEP, stride=(2, 2)))):
+    large = replace(USUAL["depthwise-large"], dtype="float32" if layout == "NCHW" else "float16")
+    gradients = (
+        ("wgrad", USUAL["depthwise"]),
+        ("wgrad", DEEP),
+        ("wgrad", large),
+        ("dgrad", replace(DEEP, stride=(2, 2))),
+    )
+    for op, layer in gradients:
         name = f"depthwise-{op}-{layer.r}x{layer.s}-{layout.lower()}"
         USUAL[name] = replace(layer, op=op, layout=layout)
 # And of dense ones.

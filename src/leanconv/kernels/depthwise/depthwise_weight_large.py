@@ -13,7 +13,7 @@ from leanconv.kernels.contract import Config, ceil_div, variant
 from leanconv.kernels.cost import Speeds, blocks_that_fit, clusters_at_once, launch_cycles, overlapped
 from leanconv.kernels.depthwise.depthwise_large import odd_vectors, tile_rows
 from leanconv.kernels.depthwise.depthwise_weight import BLOCKS, MOST_IN_CLUSTER, SUM_WARPS
-from leanconv.kernels.depthwise.strategy import PAPER, depthwise_limits
+from leanconv.kernels.depthwise.strategy import MOST_TAPS, PAPER, depthwise_limits
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -123,6 +123,8 @@ class DepthwiseWeightLarge(split_k.PredictedSplitK):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = depthwise_limits(problem, "wgrad")
+        if problem.r * problem.s <= MOST_TAPS:
+            reasons.append(f"the filter has {problem.r}x{problem.s} taps, and one of {MOST_TAPS} is whole in a thread")
         if problem.stride != (1, 1) or problem.dilation != (1, 1):
             reasons.append(f"stride={problem.stride} and dilation={problem.dilation}: both are (1, 1) here")
         if problem.n > MOST_IMAGES:
@@ -154,10 +156,12 @@ class DepthwiseWeightLarge(split_k.PredictedSplitK):
                 known.add(split := _shares(tiles, most))
             for split in sorted(known):
                 yield time(split, 1), shape, split, 1
+            if most_sums < 2:
+                continue
             blocks = ceil_div(problem.k, shape.channels)
             busy = int(min(most_sums, BLOCKS // blocks, target.multiprocessors * shape.min_blocks // blocks))
-            if busy > 1 and (slices := _shares(tiles, busy)) > max(known):
-                yield time(1, slices) + launch_cycles(target), shape, 1, slices
+            slices = max(2, _shares(tiles, max(2, busy)))
+            yield time(1, slices) + launch_cycles(target), shape, 1, slices
 
     def plan(self, problem: ConvProblem, config: LargeWeightConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
