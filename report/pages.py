@@ -30,6 +30,7 @@ from leanconv.dtypes import GPU_LAYERS
 from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
 from report import (
+    at_scale,
     comparisons,
     cpu,
     figures,
@@ -123,6 +124,7 @@ MAKERS: dict[str, Maker] = {
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),
+    "starts": Maker(at_scale.section),
     "cpu": Maker(cpu.section),
     "cpu-calls": Maker(cpu.calls_section),
     "layers": Maker(layers.section),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from leanconv import words
 from leanconv.arrays import Arrays
 from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.call.choose import Candidate
@@ -19,6 +20,7 @@ from leanconv.call.weights import preparation_of, refuse_null
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import Problem
+from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.launch import Device, Executable
 
 
@@ -73,7 +75,12 @@ class Loaded:
         # would compile one after the other
         made = self._made.get(name)
         if made is None:
-            made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+            try:
+                made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+            except CudaUnavailableError as error:
+                raise CudaUnavailableError(
+                    f"{words.format_problem(self.problem)} cannot be compiled: {error}"
+                ) from error
         return made
 
     def prepares(self, resolved: Resolved) -> bool:

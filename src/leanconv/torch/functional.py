@@ -303,7 +303,18 @@ def _word_sides(word: str, window: Any, stride: tuple[int, ...], dilation: tuple
     return sides_for(padding_word(word), tuple(taps), stride, dilation)
 
 
+def _becomes_onnx() -> bool:
+    """Whether a call is recorded for a file of ONNX: it is PyTorch's own there, which becomes Conv."""
+    return (_tracing() is not None or _is_compiling()) and torch.onnx.is_in_onnx_export()
+
+
 def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
+    if _becomes_onnx():
+        stride, sides, *rest = options[:4]
+        if len(sides) == 2 * len(stride):  # two for each axis, the first axis first
+            around = [side for at in range(len(sides) - 2, -1, -2) for side in sides[at : at + 2]]
+            x, sides = torch.nn.functional.pad(x, around), 0
+        return getattr(torch.nn.functional, f"conv{len(stride)}d")(x, w, bias, stride, sides, *rest)
     return (_prepared if isinstance(w, PreparedWeights) else operators.conv2d)(x, w, bias, *options)
 
 
@@ -319,6 +330,9 @@ def _transposed(
 ) -> torch.Tensor:
     if type(groups) is not int or groups < 1:
         groups = rules.integer("groups", groups, 1)
+    if _becomes_onnx():
+        function = getattr(torch.nn.functional, f"conv_transpose{len(stride)}d")
+        return function(x, w, bias, stride, padding, more, groups, dilation)
     if _tracing() is not None:  # sizes are tensors then, which no operator takes for numbers
         operator = torch.ops.leanconv.conv_transpose2d if x.dim() == 4 else torch.ops.leanconv.conv_transpose3d
         return operator(x, w, bias, stride, padding, more, groups, dilation, *options)

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from leanconv.arrays.memory import lies_channels_last
 from leanconv.call import lookup
@@ -386,13 +387,24 @@ for _name in _SCHEMAS:
     torch.library.register_fake(f"leanconv::{_name}", _FAKES[FUNCTIONS[_name].op], lib=_library)
 
 
-def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
-    """The inputs of an operator with its options as one."""
+# What they cost, for torch.utils.flop_counter: as many as PyTorch's convolutions, whose gradients multiply as much
+
+_FLOPS: dict[Op, Callable[..., int]] = {
+    "fprop": lambda x, w, *rest, out_shape: conv_flop_count(x, w, out_shape),
+    "dgrad": lambda grad, w, *rest, out_shape: conv_flop_count(out_shape, w, grad),
+    "wgrad": lambda x, grad, *rest, out_shape: conv_flop_count(x, out_shape, grad),
+}
+for _name in _SCHEMAS:
+    register_flop_formula(getattr(_ops, _name))(_FLOPS[FUNCTIONS[_name].op])
+
+
+def _requested(name: str, inputs: Any, shaped: bool = True) -> tuple[Any, ...]:
+    """The inputs of an operator with its options as one; without the result's shape unless ``shaped``."""
     op = FUNCTIONS[name].op
     if op == "fprop":
         return *inputs[:3], requested_of(name, None, *inputs[3:])
     at = 3 if op == "dgrad" else 2
-    return *inputs[:at], requested_of(name, tuple(inputs[at]), *inputs[at + 1 :])
+    return *inputs[:at], requested_of(name, tuple(inputs[at]) if shaped else None, *inputs[at + 1 :])
 
 
 def _autograd(name: str, backward: Callable[..., Any]) -> None:
@@ -401,7 +413,8 @@ def _autograd(name: str, backward: Callable[..., Any]) -> None:
     more = (None,) * (5 if FUNCTIONS[name].op == "fprop" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _set_up(ctx, _requested(name, inputs), output)
+        # NOTE: derivatives do not need the shape. Its numbers may be symbols of what traces, which a check would fix
+        _set_up(ctx, _requested(name, inputs, shaped=False), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
         return *backward(ctx, grad, _operator), *more
