@@ -6,6 +6,9 @@ Numbers are small integers, so that every order of sums has the same bits: a vid
 from __future__ import annotations
 
 import copy
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
@@ -153,3 +156,16 @@ def test_mistakes_are_named(torch_on_device: HostDevice) -> None:
         layer.reset()
         layer(torch.ones(2, 1, 2, 4, 4))
     assert causal.CausalConv3d._frames is None
+
+
+@pytest.mark.parametrize("part", ["1", "4"])
+def test_the_example_decodes_parts_as_the_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "decode_video.py"
+    options = ["--latents", "5", "--size", "4", "--channels", "8", "--part", part]
+    monkeypatch.setattr(sys, "argv", [str(script), *options])
+    runpy.run_path(str(script), run_name="__main__")
+    whole, parts, difference = capsys.readouterr().out.splitlines()
+    assert "(1, 3, 10, 16, 16)" in whole and f"parts of {part}: (1, 3, 10, 16, 16)" in parts
+    assert float(difference.split()[-1]) < 1e-5
