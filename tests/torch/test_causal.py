@@ -116,6 +116,11 @@ def test_it_is_a_module_of_pytorch(torch_on_device: HostDevice) -> None:
     model, x = torch.nn.Sequential(layer_of("3x3x3"), torch.nn.ReLU()), whole_numbers(1, 4, 3, 5, 6)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), model(x))
+    layer, x = layer_of("3x3x3", streaming=True), whole_numbers(1, 4, 12, 5, 6)
+    compiled, parts = torch.compile(layer, fullgraph=True, backend="aot_eager"), x.split(4, 2)
+    with torch.no_grad():
+        found = [compiled(part) for part in parts]
+        assert torch.equal(torch.cat(found, 2), expected(layer, x))
     layer, x = layer_of("stride", streaming=True), whole_numbers(1, 4, 20, 5, 6, form=FORMS[1])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         parts = [layer(part) for part in x.split((1, 1, 18), 2)]
