@@ -51,7 +51,8 @@ class HostOnGpuCall(_HostCall):
                 bias[...] = 0
         else:
             w = plain(w).astype(self._w_dtype, copy=False)
-            values = (plain(x), w, None if bias is None else plain(bias), y, value, delta)
+            numbers = (value, delta) if self._problem.scalars else ()
+            values = (plain(x), w, None if bias is None else plain(bias), y, *numbers)
             launch.run_on_host_arrays(
                 self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
                 run=self._run, upload_outputs=False,
