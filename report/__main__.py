@@ -40,7 +40,18 @@ def _simple(name: str, module: str, what: str) -> None:
 
 _simple("numerics", "numerics", "Measure errors against float64 of every algorithm that this machine can run.")
 _simple("first-calls", "first_calls", "Measure how long the first run of a network waits for its kernels, on this GPU.")
-_simple("cpu", "cpu", "Measure the CPU engine beside other libraries on this machine, and whether its choice is good.")
+_simple("large", "large", "Measure layers of volumes that are large for a card: memory, time, errors.")
+_simple("at-scale", "at_scale", "Simulate many processes that start at once, on this machine, without a GPU.")
+
+
+@app.command()
+def cpu(
+    results: Records = RESULTS, seconds: command_line.Seconds = None, revision: command_line.Revision = None
+) -> None:
+    """Measure the CPU engine beside other libraries on this machine, and its choice; rows of this revision stay."""
+    from report.cpu import measure
+
+    print(measure(results, revision, seconds))
 
 
 @app.command()

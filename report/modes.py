@@ -177,7 +177,7 @@ def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
     for module in model.modules():
         if isinstance(module, (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)):
             module.momentum = 1.0
-    with torch.no_grad():
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False):
         model.train()(x[:4])
     if mode.half and not training:
         model, x = model.half(), x.half()

@@ -30,10 +30,12 @@ from leanconv.dtypes import GPU_LAYERS
 from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
 from report import (
+    at_scale,
     comparisons,
     cpu,
     figures,
     first_calls,
+    large,
     layers,
     modes,
     numerics,
@@ -117,10 +119,12 @@ MAKERS: dict[str, Maker] = {
     },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
+    "large": Maker(large.section),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),
+    "starts": Maker(at_scale.section),
     "cpu": Maker(cpu.section),
     "cpu-calls": Maker(cpu.calls_section),
     "layers": Maker(layers.section),
@@ -131,7 +135,6 @@ MAKERS: dict[str, Maker] = {
         modes.picture, shows="Bars: how many times as fast as PyTorch whole networks run in three modes"
     ),
     "training": Maker(training.section),
-    "processes": Maker(training.processes),
     # computed from the timed candidates, which say themselves of which kernels they are
     "tuning": Maker(refit.section, read=records.read),
 }

@@ -195,8 +195,9 @@ def test_networks_of_volumes(form: Any, monkeypatch: pytest.MonkeyPatch) -> None
         graph.replay()
         with torch.no_grad():
             packed = [net(x) for _ in range(3)][2]
-    print(taken.report())
-    assert len(taken.report().taken) >= 8 and taken.report().packed_bytes
+        report = taken.report()
+    print(report)
+    assert len(report.taken) >= 8 and report.packed_bytes
     for one, two, other in zip(got, replayed, expected, strict=True):
         assert off(one, other.double()) < 1e-5 and torch.equal(one, two)
     assert off(packed, net(x).double()) < 1e-5

@@ -88,6 +88,19 @@ What = Annotated[
     str,
     typer.Argument(metavar="SUITE|PROBLEM", help="A suite's name, or conv:… or filter:….", autocompletion=suites_like),
 ]
+_WORK = typer.Argument(
+    metavar="SUITE|PROBLEM|MODEL.py:NAME",
+    help="A suite's name, conv:… or filter:…, or a module of a file, or a function there that returns one.",
+    autocompletion=suites_like,
+)
+Work = Annotated[str, _WORK]
+SomeWork = Annotated[str | None, _WORK]
+Inputs = Annotated[
+    list[str] | None, typer.Option("--input", help="What a model is called with: 8x3x224x224; again for more.")
+]
+Backward = Annotated[
+    bool | None, typer.Option("--backward/--no-backward", help="A model's gradients too; by default as it trains.")
+]
 Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
 Precision = Annotated[
     str | None,

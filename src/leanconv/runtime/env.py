@@ -48,6 +48,11 @@ def _folder(own: str, base: str, usual: str) -> Path:
     return (Path(root) if root else Path.home() / usual) / "leanconv"
 
 
+def bundles() -> list[Path]:
+    """The files that LEANCONV_BUNDLE names, between colons as in PATH (semicolons on Windows)."""
+    return [Path(each).expanduser() for each in os.environ.get("LEANCONV_BUNDLE", "").split(os.pathsep) if each]
+
+
 def cache_disabled() -> bool:
     """Whether LEANCONV_NO_CACHE is set to anything but an empty string or 0."""
     return os.environ.get("LEANCONV_NO_CACHE", "0") not in ("", "0")

@@ -20,6 +20,7 @@ import torch
 from leanconv.arrays import arrays_of
 from leanconv.call import bind
 from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.gpu_call import GpuCall
 from leanconv.call.resolve import layer_problem, of_problem
 from leanconv.dtypes import DTYPES
 from leanconv.kernels import cost
@@ -282,9 +283,12 @@ class Patch:
             warnings.warn(f"leanconv leaves {problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
+        ready = call if isinstance(call, GpuCall) else None
         if op.signals:
-            return Choice(lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem)
-        return Choice(lambda a, b, c: call(a, b, c, None), line, problem)
+            return Choice(
+                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, ready
+            )
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, ready)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""
