@@ -48,19 +48,20 @@ def interpreter(version: str) -> Path | None:
 
 
 def floors(text: str) -> list[str]:
-    """What users install of a pyproject.toml, pinned to the lowest version that it states; of two floors the higher.
+    """What users install of a pyproject.toml, pinned to the lowest version that it states or to a repair of it; of two
+    floors the higher.
 
     What tests need, which stands last, is taken as new as there is.
 
     >>> floors('a = ["x>=1.2,<2", "y>=3"]; b = ["x>=1.10", "z[w]>=4"]')
-    ['x==1.10', 'y==3', 'z==4']
+    ['x==1.10.*', 'y==3.0.*', 'z==4.0.*']
     """
     lowest: dict[str, str] = {}
     text = text.partition("\ntest-host = ")[0].partition("\ndependencies = ")[2] or text
     for name, version in re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)[^"]*"', text):
         numbers = [[int(part) for part in each.split(".")] for each in (version, lowest.get(name, "0"))]
         lowest[name] = version if numbers[0] > numbers[1] else lowest[name]
-    return [f"{name}=={version}" for name, version in lowest.items()]
+    return [f"{name}=={version}{'.0' * ('.' not in version)}.*" for name, version in lowest.items()]
 
 
 def run(*command: object, **more: object) -> int:
