@@ -55,6 +55,8 @@ docs: $(VENV)/.test
 	$(MAKE) site
 
 # The site, in build/site: warnings and links that lead nowhere are errors. What builds it is pinned.
+# Examples are executed on one thread: two that wait for a core that others hold spin for seconds.
+site: export OMP_NUM_THREADS ?= 1
 site: $(VENV)/.docs
 	$(BIN)/python scripts/make_site.py
 

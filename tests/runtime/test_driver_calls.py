@@ -138,7 +138,7 @@ def test_launches_run_in_the_gpus_context(before: list[int], gpus: FakeDriver, d
 def test_the_context_is_restored_when_a_call_fails(
     before: list[int], gpus: FakeDriver, device: launch.CudaDevice
 ) -> None:
-    gpus.failing = {"cuLaunchKernel": 719, "cuStreamSynchronize": 719}
+    gpus.failing = {"cuLaunchKernelEx": 719, "cuStreamSynchronize": 719}
     run = device.executable(Plan((kernel("f", shared_bytes=8),)), ("x", "y"))
     for _ in range(2):  # the first call of a thread takes another way than later ones
         with says(

@@ -7,7 +7,7 @@ launch. `lookup` finds it by the arrays' signatures and the options.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -42,7 +42,7 @@ def types_of(problem: Problem) -> tuple[str, str, str]:
 def roles_of(problem: Problem) -> tuple[str, ...]:
     """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
     first, second, *_, written = problem.operands
-    return first.role, second.role, "bias", written.role, "value", "delta", "workspace", "prepared"
+    return first.role, second.role, "bias", written.role, *problem.scalars, "workspace", "prepared"
 
 
 def writes_bias(problem: Problem) -> bool:
@@ -125,7 +125,7 @@ class GpuCall:
         self._order, self._w_order, self.types = operands.order, operands.w_order, types_of(problem)
         # filters of images are converted to the type of the sums
         self._cast = operands.w_dtype if problem.kind == "filter2d" and copy_w else None
-        self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
+        self._pointer, self.stream = arrays.fast_pointer(), arrays.fast_stream(device)
         self._allocate = arrays.allocator(resolved.shape, operands.result, device, operands.out_order)
         self._copies = copy_x, copy_w and prepares, copy_bias
         self._copy_any, self._out_direct = any(self._copies), resolved.operands.out_direct
@@ -142,7 +142,7 @@ class GpuCall:
         scratch = (self._prepared_offset or workspace) + prepared
         self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
         self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
-        self._bias_gradient = writes_bias(problem)
+        self._bias_gradient, self._scalars = writes_bias(problem), bool(problem.scalars)
 
     def __call__(
         self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
@@ -180,7 +180,8 @@ class GpuCall:
             y_at = pointer(y)
             if not (x_at and w_at and y_at):
                 refuse_null(self._arrays)
-            self._run(self._stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
+            numbers = (value, delta) if self._scalars else ()
+            self._run(self.stream(), (x_at, w_at, bias_at, y_at, *numbers, workspace_at, prepared_at))
         else:
             y[...] = 0  # it is empty, or the gradient of filters over no image
             if self._bias_gradient:
@@ -189,6 +190,26 @@ class GpuCall:
             return y
         self._arrays.assign(out, y)
         return out
+
+    def at_addresses(self) -> Callable[[int, int, int, int, int], Any] | None:
+        """This call of a layer as a function of addresses (images, filters, bias, packed filters) and a stream.
+
+        It asks nothing of arrays: the caller knows them to be like those before, and to want no gradient. None where
+        more is to be done than to allocate the result and to launch.
+        """
+        run, allocate, pointer, arrays = self._run, self._allocate, self._pointer, self._arrays
+        if run is None or self._copy_any or self._allocate_scratch is not None:
+            return None
+
+        def call(x_at: int, w_at: int, bias_at: int, prepared_at: int, stream: int) -> Any:
+            y = allocate()
+            y_at = pointer(y)
+            if not y_at:
+                refuse_null(arrays)
+            run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at))
+            return y
+
+        return call
 
     def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
         copy_x, copy_w, copy_bias = self._copies
@@ -215,23 +236,27 @@ class PreparedCall:
         assert resolved.device is not None
         self._arrays = resolved.operands.arrays
         self._gradient = self._arrays.requires_gradient(resolved.operands.w)
-        self._preparation = preparation_of(
+        self.preparation = preparation_of(
             loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
         self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
-        self.types = self._whole.types
+        self.types, self.stream = self._whole.types, self._whole.stream
         w = resolved.operands.w
-        copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self._preparation.copy else 0
+        copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self.preparation.copy else 0
         #: bytes that filters keep for it
-        self.kept_bytes = self._preparation.plan.prepared_bytes + copied
+        self.kept_bytes = self.preparation.plan.prepared_bytes + copied
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         if self._gradient:
             self._arrays.refuse_gradient(w.array)
-        prepared = w.prepared_by(self._preparation, self._arrays)
+        prepared = w.prepared_by(self.preparation, self._arrays)
         if prepared is None:
             return self._whole(x, w.array, bias, out)
         return self._rest(x, prepared.w, bias, out, prepared_at=prepared.address)
+
+    def at_addresses(self) -> Callable[[int, int, int, int, int], Any] | None:
+        """As `GpuCall.at_addresses`, with filters that `PreparedWeights.kept_for` has."""
+        return None if self.preparation.copy else self._rest.at_addresses()
 
 
 class BiasGradientCall:

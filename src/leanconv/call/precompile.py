@@ -23,7 +23,7 @@ from leanconv.runtime.compile import Compiled, cuda_version
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.threads import cores, side_by_side
-from leanconv.volumes.images import as_images
+from leanconv.volumes.images import computed
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def precompile(
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
-    different = list(dict.fromkeys(checked_problems(problems)))
+    different = list(dict.fromkeys(map(computed, checked_problems(problems))))
     if bundle is None:
         on = _device(index)
         target, plans = on.target, [bind.load(each, index, algorithm, limit).plan for each in different]
@@ -152,7 +152,7 @@ def bundle_of_folder(path: Path) -> bundles.Bundle:
 
 
 def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Problem]:
-    """The problems that ``function`` is given; of layers of volumes that are layers of images, these.
+    """The problems that ``function`` is given.
 
     Raises TypeError for something else, ValueError for one that breaks a rule.
     """
@@ -166,4 +166,4 @@ def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Pr
             kind = type(problem).__name__
             raise TypeError(f"problems[{i}] is of type {kind}; it must be a ConvProblem or a FilterProblem")
         check_problem(problem)
-        yield as_images(problem) if problem.kind == "conv2d" else problem
+        yield problem

@@ -6,17 +6,19 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from leanconv.arrays import arrays_of
-from leanconv.call.weights import PreparedWeights
+from leanconv.call.weights import FilterPreparation, PreparedFilters, PreparedWeights
 from leanconv.runtime import launch
 
 
 class Reads(Protocol):
-    """A layer that reads kept filters: see `leanconv.torch.functions.Layer`."""
+    """A layer that reads kept filters: see `leanconv.torch.decided.Layer`."""
 
     packed: Any
+    quick: Any
 
 
 def signature(tensor: Any) -> tuple[Any, ...]:
@@ -58,6 +60,10 @@ class PackedFilters:
         """
         return self._weights, bias
 
+    def prepared_for(self, preparation: FilterPreparation) -> Callable[[Any, int], PreparedFilters | None]:
+        """A function of how often the filters have changed, and of a stream: what is kept for a call with both."""
+        return partial(self._weights.kept_for, preparation)
+
     def refresh(self) -> None:
         """Drop what is kept."""
         self._weights.refresh()
@@ -66,7 +72,7 @@ class PackedFilters:
     def release(self) -> None:
         """Let their layers keep them, and the memory of the filters, no longer."""
         for layer in self.layers:
-            layer.packed = None
+            layer.packed = layer.quick = None
         self.layers.clear()
 
 
@@ -177,4 +183,4 @@ def version_of(weight: Any, bias: Any, dtype: Any) -> Any:
 
 
 def _prepared(weight: Any, axes: int) -> PreparedWeights:
-    return PreparedWeights(weight if axes == 2 else weight.unsqueeze(-2))
+    return PreparedWeights(weight.unsqueeze(-2) if axes == 1 else weight)
