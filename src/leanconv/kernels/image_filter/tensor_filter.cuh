@@ -40,10 +40,19 @@ struct TensorStrip {
     using In = typename Problem::element;
     using Out = typename Problem::result;
     using Pixels = TensorPixels<In>;
-    static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels;
+    static constexpr int r = Problem::r, s = Problem::s;
+    // Of several channels a row is a line of elements, whose taps lie `apart`, where a window of that fits into one step.
+    static constexpr int of_line = round_up(Problem::anchor_x * Problem::channels, 4) - Problem::anchor_x * Problem::channels;
+    static constexpr bool line = of_line + 8 + (s - 1) * Problem::channels <= 16;
+    static constexpr int channels = line ? 1 : Problem::channels, apart = line ? Problem::channels : 1;
     static constexpr int width = 128 * Tuning::tiles, tiles = Tuning::tiles * channels;  // of one channel each
-    static constexpr int pad = round_up(Problem::anchor_x, 4), lead = pad - Problem::anchor_x;
-    static constexpr int steps = ceil_div(lead + 8 + s - 1, 16);  // of k16, in a window
+    // Of float16 and bfloat16 a lane has two pairs of a window, as operand A has them by rule; of others four neighbours.
+    static constexpr bool pairs = half_type<In> && channels == 1;
+    static constexpr int before = Problem::anchor_x * apart, pad = round_up(before, pairs ? 2 : 4), lead = pad - before;
+    static constexpr int steps = ceil_div(lead + 8 + (s - 1) * apart, 16);  // of k16, in a window
+    // The first of a lane's elements in a window, from the window's first on, and element e from there.
+    static __device__ __forceinline__ constexpr int first_of(int lane) { return (pairs ? 2 : 4) * (lane % 4); }
+    static __device__ __forceinline__ constexpr int element(int e) { return pairs ? e % 2 + e / 2 * 8 : e; }
     static constexpr int pieces = same_type<In, bfloat16> ? 3 : 2;  // of a weight
     // A row of inputs in shared memory, in elements: whole vectors of 16 bytes, which begin at multiples of as many in the
     // image's row.
@@ -75,14 +84,14 @@ struct TensorWeights {
 
     // Weight (u, position of the window, column of the output in its block), scaled.
     __device__ __forceinline__ float banded(const float* w, int u, int position, int n) const {
-        const int v = position - Strip::lead - n;
-        return v >= 0 && v < Strip::s ? w[u * Strip::s + v] * scale : 0.0f;
+        const int at = position - Strip::lead - n, v = at / Strip::apart;
+        return at >= 0 && v < Strip::s && at % Strip::apart == 0 ? w[u * Strip::s + v] * scale : 0.0f;
     }
 
     __device__ __forceinline__ void make(unsigned (&to)[pieces][2], const float* w, int u, int step, int lane) const {
         float rest[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) rest[e] = banded(w, u, 16 * step + 4 * (lane % 4) + e, lane / 4);
+        for (int e = 0; e < 4; ++e) rest[e] = banded(w, u, 16 * step + Strip::first_of(lane) + Strip::element(e), lane / 4);
 #pragma unroll
         for (int p = 0; p < pieces; ++p) cut_piece<Strip::Pixels::is_bfloat16>(to[p], rest);
     }
@@ -177,7 +186,7 @@ struct TensorRows {
         if (whole()) return;
 #pragma unroll 1
         for (int k = lane; k < Strip::row; k += 32)
-            column[k] = border_element<Border, Strip::channels>(first + k, image.width);
+            column[k] = border_element<Border, Problem::channels>(first + k, image.width);
         __syncwarp();
     }
 
@@ -190,6 +199,15 @@ struct TensorRows {
 
     // Issues the copies of row n, the one after the last, and closes their group. Behind the end the last row comes again. Of
     // the edges, which `plain` rows have not, the first element of each lane is left in `one`.
+    template <bool plain>
+    __device__ __forceinline__ void start(int inputs) {
+#pragma unroll
+        for (int n = 0; n < depth; ++n) {
+            In* const to = ring + n * Strip::row;
+            copy<plain>(to, n, inputs);
+            if constexpr (!plain) store_one(to);
+        }
+    }
     template <bool plain>
     __device__ __forceinline__ void copy(In* to, int n, int inputs) {
         if constexpr (plain) {
@@ -235,13 +253,21 @@ struct TensorRows {
     // The windows of this lane's blocks.
     __device__ __forceinline__ void read(Row& to, const In* row) const {
         constexpr int channels = Strip::channels;
-        row += Strip::left + (8 * (lane / 4) + 4 * (lane % 4) - Strip::pad) * channels;
+        row += Strip::left + (8 * (lane / 4) + Strip::first_of(lane) - Strip::pad) * channels;
 #pragma unroll
         for (int k = 0; k < 2 * Strip::steps * Tuning::tiles; ++k) {
             const int tile = k / 2 / Strip::steps, step = k / 2 % Strip::steps;
 #pragma unroll
-            for (int c = 0; c < channels; ++c)
-                to[tile][step][k % 2][c].load(row + (128 * tile + 16 * step + 64 * (k % 2)) * channels + 4 * c);
+            for (int c = 0; c < channels; ++c) {
+                const In* const from = row + (128 * tile + 16 * step + 64 * (k % 2)) * channels + 4 * c;
+                if constexpr (Strip::pairs) {
+#pragma unroll
+                    for (int e = 0; e < 4; e += 2)
+                        to[tile][step][k % 2][c].words[e / 2] = *reinterpret_cast<const unsigned*>(from + Strip::element(e));
+                } else {
+                    to[tile][step][k % 2][c].load(from);
+                }
+            }
         }
     }
 };
@@ -357,12 +383,6 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
         for (int i = 0; i < tiles * steps; ++i)
             pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
     };
-#pragma unroll
-    for (int n = 0; n < depth; ++n) {
-        In* const to = rows.ring + n * Strip::row;
-        rows.template copy<plain>(to, n, inputs);
-        if constexpr (!plain) rows.store_one(to);
-    }
     cp_async_wait_group<depth - 1>();
     __syncwarp();
     Pixels pixels[tiles][steps];  // of a row
@@ -426,18 +446,14 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
     const int j = number % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // j in elements
     const int out_height = Problem::valid ? height - (r - 1) : height;
-    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Strip::channels;
+    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
     const bool idle = number >= strips * bands;
     if constexpr (!Tuning::shared) {
         if (idle) return;
     }
     unsigned char* const shared = shared_memory();
-    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
-    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
-    if (Tuning::shared && idle) return;
-
     const typename Rows::View view{
-        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Strip::channels,
+        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Problem::channels,
         out_height, out_width, x_pitch, y_pitch, value};
     const int count = min(band_rows, out_height - top), inputs = count + r - 1;
     using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes>;
@@ -445,9 +461,16 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
     Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
     Writer writer(view, top, j, lane, mine);
+    const bool plain = rows.plain(inputs) && writer.whole();
+    // The first rows are on their way while the weights are made.
+    if (!idle && plain) rows.template start<true>(inputs);
+    else if (!idle) rows.template start<false>(inputs);
+    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
+    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
+    if (Tuning::shared && idle) return;
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
-        if (!rows.plain(inputs) || !writer.whole()) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
+        if (!plain) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
         else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
         else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
     }

@@ -74,9 +74,27 @@ OTHERS: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
+def layout_of(problem: FilterProblem) -> tuple[int, int]:
+    """Channels that are filtered apart, and how far the taps of a row lie from each other: of several channels a row is a
+    line of elements where a window of that fits into one product."""
+    channels = problem.channels
+    line = -problem.anchor[1] * channels % 4 + 8 + (problem.kw - 1) * channels <= 16
+    return (1, channels) if line else (channels, 1)
+
+
+def window_of(problem: FilterProblem) -> tuple[int, int]:
+    """Elements before an output that its window begins with, and products of k16 that the window of 8 outputs takes."""
+    channels, apart = layout_of(problem)
+    before, even = problem.anchor[1] * apart, 2 if item_bytes(problem.dtype) == 2 and channels == 1 else 4
+    if problem.dtype in ("uint16", "int16"):
+        even = 4
+    pad = ceil_div(before, even) * even
+    return pad, ceil_div(pad - before + 8 + (problem.kw - 1) * apart, 16)
+
+
 def steps_of(problem: FilterProblem) -> int:
     """Products of k16 that the window of 8 outputs takes."""
-    return ceil_div(-problem.anchor[1] % 4 + 8 + problem.kw - 1, 16)
+    return window_of(problem)[1]
 
 
 def pieces_of(problem: FilterProblem) -> tuple[int, int]:
@@ -95,20 +113,19 @@ def products_of(problem: FilterProblem) -> int:
 def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     """Shared memory of a block: weights, and for each warp a ring of rows, the columns of a strip at an edge, and of
     several channels a row of outputs."""
-    channels, size = problem.channels, item_bytes(problem.dtype)
-    pad, in_vector = ceil_div(problem.anchor[1], 4) * 4, 16 // size
+    (channels, _), (pad, steps), size = layout_of(problem), window_of(problem), item_bytes(problem.dtype)
+    in_vector, width = 16 // size, 128 * config.tiles
     left = ceil_div(pad * channels, in_vector) * in_vector
-    width = 128 * config.tiles
-    row = ceil_div(left + (width - pad - 8 + 16 * steps_of(problem)) * channels, in_vector) * in_vector
+    row = ceil_div(left + (width - pad - 8 + 16 * steps) * channels, in_vector) * in_vector
     staging = width * channels * item_bytes(problem.result) if channels > 1 else 0
-    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps_of(problem) if config.shared else 0
+    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps if config.shared else 0
     return weights + config.warps * (row * (config.depth * size + 4) + staging)
 
 
 def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
     """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows."""
     (pixel, weight), steps = pieces_of(problem), steps_of(problem)
-    columns = tiles * problem.channels
+    columns = tiles * layout_of(problem)[0]
     sums = 4 * problem.kh * columns + (16 if pixel == 2 else 0)
     weights = 16 if shared else 2 * weight * problem.kh * steps
     return sums + weights + columns * steps * (8 * pixel + 2 * item_bytes(problem.dtype)) + ADDRESSES
@@ -116,12 +133,16 @@ def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
 
 def most_registers(problem: FilterProblem) -> int:
     """What `registers_needed` may say: of several channels more are needed at a time."""
-    return REGISTERS - 12 * (problem.channels - 1)
+    return REGISTERS - 12 * (layout_of(problem)[0] - 1)
 
 
 def strips_of(problem: FilterProblem, tiles: int) -> int:
     """Strips of all images, one for each filter."""
-    return ceil_div(problem.out_w, 128 * tiles) * problem.batch * problem.filters
+    return strips_of_image(problem, tiles) * problem.batch * problem.filters
+
+
+def strips_of_image(problem: FilterProblem, tiles: int) -> int:
+    return ceil_div(problem.out_w * layout_of(problem)[1], 128 * tiles)
 
 
 def rows_of_band(problem: FilterProblem, tiles: int, slots: int) -> int:
@@ -189,7 +210,7 @@ class TensorFilter(TimedAlgorithm):
         return reasons
 
     def shapes(self, problem: FilterProblem) -> Iterator[Shape]:
-        if problem.channels > 1:
+        if layout_of(problem)[0] > 1:
             yield CHANNELED
         elif steps_of(problem) == 1:
             yield from (SMALL, MEDIUM) if problem.kh <= 7 and item_bytes(problem.dtype) < 4 else (MEDIUM, SMALL)
@@ -228,7 +249,7 @@ class TensorFilter(TimedAlgorithm):
         return sorted(found, key=lambda pair: pair[0])
 
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
-        strips = ceil_div(problem.out_w, 128 * config.tiles)
+        strips = strips_of_image(problem, config.tiles)
         rows = band_rows(problem, config, target)
         bands = ceil_div(problem.out_h, rows)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)

@@ -156,18 +156,22 @@ struct TensorWriter {
     const unsigned pitch;  // in bytes
     const int lane, count;  // so many columns of the strip, in elements, lie inside the image
     const bool vectors;     // those are aligned
+    // Of 8 bits two lanes exchange pairs, such that each stores four neighbours: where these are aligned.
+    static constexpr bool exchanges = channels == 1 && size == 1;
+    const bool fours;
     unsigned to;            // this lane's first sum in the next row: bytes from the image's first on
 
     template <class In>
     __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& view, int i, int j, int lane_, unsigned char* shared)
         : image(view.y), staging(reinterpret_cast<Out*>(shared)), pitch(static_cast<unsigned>(view.y_pitch) * size),
           lane(lane_), count(view.out_width - j),
-          vectors(view.y_pitch % vector == 0 && reinterpret_cast<unsigned long long>(view.y) % (vector * size) == 0) {
+          vectors(view.y_pitch % vector == 0 && reinterpret_cast<unsigned long long>(view.y) % (vector * size) == 0),
+          fours(!exchanges || (view.y_pitch % 4 == 0 && reinterpret_cast<unsigned long long>(view.y) % 4 == 0)) {
         go_to(i, j);
     }
 
     // Whether all outputs are in vectors inside the image.
-    __device__ __forceinline__ bool whole() const { return vectors && count >= row; }
+    __device__ __forceinline__ bool whole() const { return vectors && fours && count >= row; }
 
     __device__ __forceinline__ void go_to(int i, int j) { to = static_cast<unsigned>(i) * pitch + (j + column(0)) * size; }
     __device__ __forceinline__ void go_on() { to += pitch; }
@@ -190,6 +194,22 @@ struct TensorWriter {
 #pragma unroll
             for (int k = 0; k < sums; ++k) store_one(finished(done[k / 4][k % 4], inverse, delta), k);
             go_on();
+            return;
+        }
+        if constexpr (plain && exchanges) {
+            const bool odd = lane % 2 != 0;
+#pragma unroll
+            for (int k = 0; k < sums; k += 4) {
+                float four[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) four[e] = finished(done[k / 4][e], inverse, delta);
+                // A lane's pairs lie 64 columns apart: the first ones of two lanes are for the first of these, the others
+                // for the second.
+                const unsigned mine = pack_four<Out>(four), other = __shfl_xor_sync(0xffffffffu, mine, 1);
+                const unsigned both = __byte_perm(mine, other, odd ? 0x3276 : 0x5410);
+                if (wanted) __stcs(reinterpret_cast<unsigned*>(at(128 * (k / 4)) + (odd ? 62 : 0)), both);
+            }
+            if (wanted) go_on();
             return;
         }
 #pragma unroll
