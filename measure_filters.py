@@ -42,7 +42,41 @@ def tensor(problem, shapes, bands):
 
 S4 = [(2, 4, 4, 4, False, 0), (2, 8, 4, 4, False, 0), (1, 8, 4, 4, False, 0), (2, 8, 4, 2, False, 0), (2, 8, 8, 4, False, 0)]
 B = [32, 64, "w1", "w2", "w3"]
+def boxes():
+    from leanconv.kernels.image_filter.box_scans import shared_bytes as scans_bytes
+    def scans(p):
+        found = []
+        for c in by_stem["box_scans"].shapes(p, target):
+            for warps in (8, 16, 4):
+                for more in (0, 1, 2):
+                    each = replace(c, warps=warps, min_blocks=c.min_blocks * 8 // warps + more)
+                    room = target.shared_per_multiprocessor // (scans_bytes(p, each) + 1024)
+                    if 32 * warps >= 32 * c.columns and 1 <= each.min_blocks <= min(room, 48 // warps) and not (warps == 4 and c.columns > 3):
+                        found.append(("box_scans", each, "-"))
+        return found
+    for k in (255, 127, 63, 101, 40, 191):
+        p = words.parse_problem(f"filter:8192x8192,{k}x{k},box,replicate")
+        found = scans(p)[:16]
+        for stem in ("box", "box_passes"):
+            if k < 200 or stem == "box_passes":
+                found += [(stem, c, "-") for c in list(by_stem[stem].shapes(p, target))[:2]]
+        yield p, found
+    for k in (31, 15, 5):
+        p = words.parse_problem(f"filter:8192x8192,{k}x{k},box,replicate")
+        yield p, [("box", c, "-") for c in list(by_stem["box"].shapes(p, target))[:6]]
+    for n in (8192, 4096):
+        for k in (191, 161, 129, 101, 251):
+            p = words.parse_problem(f"filter:{n}x{n},{k}x{k},separable,replicate")
+            found = [("separable_tensor", c, "-") for c in list(by_stem["separable_tensor"].configs(p, target))[:1]] if not by_stem["separable_tensor"].reasons(p, target) else []
+            lengths = {}
+            for cycles, c in by_stem["fourier_lines"].within(p, target):
+                lengths.setdefault(c.length, c)
+            yield p, found + [("fourier_lines", c, "-") for c in list(lengths.values())[:3]]
+
 def jobs():
+    if "--boxes" in sys.argv:
+        yield from boxes()
+        return
     for k in ("3x3", "5x5", "7x7"):
         p = words.parse_problem(f"filter:8192x8192,{k},replicate,uint8")
         s = S4 + ([(4, 4, 4, 4, False, 0), (4, 8, 4, 2, False, 0), (2, 8, 4, 4, False, 1)] if k != "7x7" else [(1, 4, 4, 4, False, 1), (2, 8, 4, 4, False, 1)])
@@ -69,6 +103,8 @@ def jobs():
 
 def plan_of(p, stem, config):
     plan = by_stem[stem].plan(p, config, target)
+    if stem != "tensor_filter":
+        return plan
     def plain(launch):
         if stem != "tensor_filter":
             return launch
@@ -84,6 +120,7 @@ def main():
             for stem, c, band in configs:
                 launch = plan_of(p, stem, c).launches[0]
                 if source(launch) not in seen:
+                    if stem != "tensor_filter" and not stem.startswith("box_scans"): continue
                     compiled = compile_launch(launch, "sm_90a")
                     seen[source(launch)] = compiled
                     print(words.format_problem(p), c, "registers", compiled.registers, "spill", compiled.spill_bytes, flush=True)
@@ -112,6 +149,10 @@ def main():
         device.upload(px, host)
         kernel = np.random.default_rng(1).uniform(-1, 1, (p.kh, p.kw)).astype(np.float32)
         kernel = (kernel / np.abs(kernel).sum() * 1.5).astype(np.float32) if p.reduction is None else np.array([1.0 / (p.kh * p.kw)], np.float32)
+        if p.rank:
+            kernel = np.random.default_rng(1).uniform(0.5, 1, (1, p.kh + p.kw)).astype(np.float32)
+            kernel[0, : p.kh] /= kernel[0, : p.kh].sum()
+            kernel[0, p.kh :] /= kernel[0, p.kh :].sum()
         device.upload(pw, np.ascontiguousarray(kernel).reshape(-1).view(np.uint8))
         bf = p.dtype == "bfloat16"
         image = host.view(element(p.dtype)).reshape(p.h, p.w * p.channels)
@@ -124,7 +165,9 @@ def main():
                 part = (part.astype(np.uint32) << 16).view(np.float32)
             part = part.reshape(hi - lo, p.w, p.channels) if p.channels > 1 else part
             kw = dict(border=p.border, channels_last=p.channels > 1)
-            if p.reduction is None:
+            if p.rank:
+                ref = leanconv.sep_filter2d(part, kernel[0, p.kh :], kernel[0, : p.kh], **kw)
+            elif p.reduction is None:
                 ref = leanconv.filter2d(part, kernel, anchor=p.anchor, **kw)
             else:
                 ref = leanconv.box_blur(part, (p.kh, p.kw), **kw)
@@ -140,7 +183,11 @@ def main():
                 comp = futures[tuple(source(each) for each in plan.launches)].result()
                 run = device.executable(plan, roles_of(p))
                 values = {x_op.role: px, w_op.role: pw, y_op.role: py, "value": 0.0, "delta": 0.0}
-                if plan.workspace_bytes: raise RuntimeError("workspace")
+                scratch = []
+                for role, count in (("workspace", plan.workspace_bytes), ("prepared", plan.prepared_bytes)):
+                    if count:
+                        scratch.append(device.allocate(count))
+                        values[role] = scratch[-1]
                 values = tuple(values.get(role, 0) for role in roles_of(p))
                 for a, b in spans:
                     device.upload(py + a * out_row, poison[: (b - a) * out_row])
@@ -155,6 +202,8 @@ def main():
                     worst = max(worst, float(np.nan_to_num(diff, nan=np.inf).max())); bad += float((diff > 0).mean()) / 3
                 timing = time_gpu(lambda: run(0, values), cold=True, budget_s=0.05, max_runs=25)
                 us = timing.median_us
+                for pointer in scratch:
+                    device.free(pointer)
             except Exception as error:
                 print(f"{words.format_problem(p)} {c} FAILED {str(error)[:200]}", flush=True)
                 continue
@@ -166,7 +215,7 @@ def main():
         for pointer in (px, pw, py):
             device.free(pointer)
         print(f"== {words.format_problem(p)} best {best} at {time.perf_counter() - BEGUN:.0f} s", flush=True)
-        with open(os.path.join(OUT, "filters.json"), "w") as file:
+        with open(os.path.join(OUT, "boxes.json" if "--boxes" in sys.argv else "filters.json"), "w") as file:
             json.dump(results, file)
     print(f"elapsed {time.perf_counter() - BEGUN:.1f} s", flush=True)
 main()

@@ -22,6 +22,7 @@ from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.image_filter.box import Box
 from leanconv.kernels.image_filter.box_passes import BoxPasses
+from leanconv.kernels.image_filter.box_scans import BoxScans
 from leanconv.kernels.image_filter.fourier_lines import FourierLines
 from leanconv.kernels.image_filter.fourier_tiles import FourierTiles
 from leanconv.kernels.image_filter.median import Median
@@ -77,5 +78,6 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     FourierTiles(),
     Box(),
     BoxPasses(),
+    BoxScans(),
     Median(),
 )

@@ -91,14 +91,15 @@ class FourierLines(TimedAlgorithm):
         rows = problem.rank * config.images * problem.h
         return rows * pitch_of(problem, config.columns) * item_bytes(problem.sums)
 
-    def prepared_bytes(self, problem: FilterProblem) -> int:
-        """Of the longest transforms."""
-        most = self._choices(problem)
-        return max((self._prepared(problem, config) for config in most), default=0)
-
-    def _prepared(self, problem: FilterProblem, config: FourierLinesConfig) -> int:
+    def prepared_bytes(self, problem: FilterProblem, config: FourierLinesConfig | None = None) -> int:
+        if config is None:
+            return min((self.prepared_bytes(problem, each) for each in self._choices(problem)), default=0)
         parts = sum(parts_of(taps, config.length) for taps in (problem.kh, problem.kw))
         return 2 * item_bytes(problem.sums) * (table_places(config) + problem.rank * parts * config.length)
+
+    def counted_bytes(self, problem: FilterProblem, config: FourierLinesConfig) -> int:
+        more = self.prepared_bytes(problem, config) - self.prepared_bytes(problem)
+        return self.workspace_bytes(problem, config) + more
 
     def _choices(self, problem: FilterProblem) -> list[FourierLinesConfig]:
         elements = elements_of(problem)
@@ -127,11 +128,12 @@ class FourierLines(TimedAlgorithm):
 
     def _cycles(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> float:
         speeds, length = TransformSpeeds.of(target), config.length
+        of_work, of_memory, start = speeds.lines
         strips = ceil_div(max(1, problem.out_w), config.columns)
         launches = strips * ceil_div(max(1, problem.batch), config.images)
         lines = problem.batch * problem.channels
         sums = problem.rank * lines * problem.h * problem.out_w * item_bytes(problem.sums)
-        total = float(launch_cycles(target) + speeds.start)
+        total = float(launch_cycles(target) + start)
         for taps, count, extent, times, products, beside in (
             (problem.kw, lines * problem.h * problem.rank, config.columns, strips, 1, problem.operands[0]),
             (problem.kh, lines * problem.out_w, problem.out_h, 1, problem.rank, problem.operands[-1]),
@@ -140,7 +142,7 @@ class FourierLines(TimedAlgorithm):
             segments = times * ceil_div(max(1, extent), outputs_of(taps, length, parts))
             work = speeds.cycles(length, ceil_div(count, 2) * segments * (products * parts + 1), target)
             memory = (sums + prod(beside.shape) * item_bytes(beside.dtype)) / target.bytes_per_cycle
-            total += max(work, memory) + launches * speeds.start
+            total += of_work * work + of_memory * memory + launches * start
         return total
 
     def plan(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> Plan:
@@ -191,4 +193,5 @@ class FourierLines(TimedAlgorithm):
                     *numbers(outputs=column_outputs, segments=segments, groups=groups),
                 )  # fmt: skip
                 launches.append(launch("columns", config.lines, down, images * groups * segments))
-        return Plan(tuple(launches), self.workspace_bytes(problem, config), (prepare,), self._prepared(problem, config))
+        memory = self.workspace_bytes(problem, config), self.prepared_bytes(problem, config)
+        return Plan(tuple(launches), memory[0], (prepare,), memory[1])

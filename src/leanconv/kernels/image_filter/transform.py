@@ -34,6 +34,8 @@ class TransformSpeeds(Speeds):
     places: tuple[float, ...]
     #: clock cycles of a launch beside that, until its first blocks have their pixels, and after the last
     start: int
+    #: of lines of separable filters: the share of `places` and of the memory's time, which add, and cycles of a launch
+    lines: tuple[float, float, int]
 
     def cycles(self, length: int, transforms: float, target: Target) -> float:
         """Of so many lines that are transformed once."""
