@@ -73,7 +73,25 @@ def boxes():
                 lengths.setdefault(c.length, c)
             yield p, found + [("fourier_lines", c, "-") for c in list(lengths.values())[:3]]
 
+def more():
+    rows = [16, 20, 24, 28, 32, 40]
+    for k in ("3x3", "5x5", "7x7"):
+        p = words.parse_problem(f"filter:8192x8192,{k},replicate,uint8")
+        s = [(2, 8, 8, 4, False, 0), (2, 8, 8, 2, False, 0), (2, 8, 8, 8, False, 0), (2, 8, 8, 1, False, 0), (2, 4, 2, 4, False, 0), (2, 4, 1, 4, False, 0), (1, 4, 4, 2, False, 0), (2, 3, 3, 4, False, 0)]
+        yield p, tensor(p, s, rows)
+    for k in ("7x7", "5x5", "3x3"):
+        p = words.parse_problem(f"filter:8192x8192,{k},replicate,float16")
+        yield p, tensor(p, [(2, 8, 4, 2, False, 0), (2, 4, 4, 2, False, 0), (1, 4, 4, 4, False, 1), (2, 8, 8, 2, False, 0), (2, 4, 4, 1, False, 0)], rows)
+    for k in ("5x5", "7x7"):
+        p = words.parse_problem(f"filter:8192x8192,{k},channels3,replicate,uint8")
+        yield p, tensor(p, [(1, 4, 4, 4, False, 0), (1, 8, 4, 2, False, 0), (1, 4, 4, 2, False, 0), (1, 8, 8, 2, False, 0), (1, 4, 4, 1, False, 0)], [16, 24, 32, 48, 64])
+    p = words.parse_problem("filter:8192x8192,9x9,replicate")
+    yield p, tensor(p, [(1, 4, 4, 4, True, 0), (1, 4, 4, 8, True, 0), (1, 4, 4, 2, True, 0), (1, 8, 8, 4, True, 0), (1, 4, 4, 4, False, 0)], [48, 64, 83, 100, 128])
+
 def jobs():
+    if "--more" in sys.argv:
+        yield from more()
+        return
     if "--boxes" in sys.argv:
         yield from boxes()
         return
@@ -215,7 +233,7 @@ def main():
         for pointer in (px, pw, py):
             device.free(pointer)
         print(f"== {words.format_problem(p)} best {best} at {time.perf_counter() - BEGUN:.0f} s", flush=True)
-        with open(os.path.join(OUT, "boxes.json" if "--boxes" in sys.argv else "filters.json"), "w") as file:
+        with open(os.path.join(OUT, "boxes.json" if "--boxes" in sys.argv else "more.json" if "--more" in sys.argv else "filters.json"), "w") as file:
             json.dump(results, file)
     print(f"elapsed {time.perf_counter() - BEGUN:.1f} s", flush=True)
 main()
