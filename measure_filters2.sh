@@ -1,7 +1,7 @@
-# stage 2: boxes and transforms, more bands, then what warps wait for
+# stage 3: two rows of outputs at a time, more bands, then what warps wait for
 export PYTHONPATH=$PWD/src:$PWD PYTHONUNBUFFERED=1
-BUDGET=45 python3 measure_filters.py --boxes 2>&1 | tee $OUT/boxes.log
-BUDGET=40 python3 measure_filters.py --more > $OUT/more.log 2>&1; tail -3 $OUT/more.log
+BUDGET=50 python3 measure_filters.py --two > $OUT/two.log 2>&1; tail -1 $OUT/two.log; grep best $OUT/two.log
+BUDGET=30 python3 measure_filters.py --more > $OUT/more.log 2>&1; tail -1 $OUT/more.log; grep best $OUT/more.log
 N=0
 profile() {
     timeout 40 ncu --clock-control none --set full --import-source no -k regex:"$1" -s 1 -c 1 -f -o /tmp/prof$N python3 profile_filters.py "${@:2}" > /tmp/prof$N.log 2>&1 || tail -5 /tmp/prof$N.log
@@ -10,9 +10,8 @@ profile() {
     N=$((N+1)); echo "profiled ${*:2} at $SECONDS s"
 }
 profile tensor_filter filter:8192x8192,3x3,replicate,uint8 tensor_filter
-profile box_scans filter:8192x8192,255x255,box,replicate box_scans
+profile tensor_filter filter:8192x8192,3x3,replicate,uint8 tensor_filter two_rows=True depth=8 min_blocks=4
 profile tensor_filter filter:8192x8192,7x7,replicate,uint8 tensor_filter
-profile tensor_filter filter:8192x8192,7x7,replicate,float16 tensor_filter
-profile box_scans filter:8192x8192,127x127,box,replicate box_scans
+profile box_scans filter:8192x8192,255x255,box,replicate box_scans warps=16 columns=5
 gzip -f $OUT/ncu-source.csv
 echo "elapsed $SECONDS s"

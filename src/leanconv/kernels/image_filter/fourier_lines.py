@@ -13,7 +13,7 @@ from leanconv.kernels.cost import launch_cycles
 from leanconv.kernels.image_filter.register_cache import EXTENT
 from leanconv.kernels.image_filter.transform import (
     LENGTHS,
-    TransformSpeeds,
+    LineSpeeds,
     chunks,
     distances,
     elements_of,
@@ -127,13 +127,12 @@ class FourierLines(TimedAlgorithm):
         return by_time((self._cycles(problem, config, target), config) for config in self._choices(problem))
 
     def _cycles(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> float:
-        speeds, length = TransformSpeeds.of(target), config.length
-        of_work, of_memory, start = speeds.lines
+        speeds, length = LineSpeeds.of(target, "lines"), config.length
         strips = ceil_div(max(1, problem.out_w), config.columns)
         launches = strips * ceil_div(max(1, problem.batch), config.images)
         lines = problem.batch * problem.channels
         sums = problem.rank * lines * problem.h * problem.out_w * item_bytes(problem.sums)
-        total = float(launch_cycles(target) + start)
+        total = float(launch_cycles(target) + speeds.start)
         for taps, count, extent, times, products, beside in (
             (problem.kw, lines * problem.h * problem.rank, config.columns, strips, 1, problem.operands[0]),
             (problem.kh, lines * problem.out_w, problem.out_h, 1, problem.rank, problem.operands[-1]),
@@ -142,7 +141,7 @@ class FourierLines(TimedAlgorithm):
             segments = times * ceil_div(max(1, extent), outputs_of(taps, length, parts))
             work = speeds.cycles(length, ceil_div(count, 2) * segments * (products * parts + 1), target)
             memory = (sums + prod(beside.shape) * item_bytes(beside.dtype)) / target.bytes_per_cycle
-            total += of_work * work + of_memory * memory + launches * start
+            total += work + speeds.memory * memory + launches * speeds.start
         return total
 
     def plan(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> Plan:

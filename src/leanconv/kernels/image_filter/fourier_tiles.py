@@ -115,7 +115,7 @@ class FourierTiles(GpuAlgorithm):
         yield from (config for _, config in by_time(timed))
 
     def _cycles(self, problem: FilterProblem, config: FourierTilesConfig, target: Target) -> float:
-        speeds, n = TransformSpeeds.of(target), config.length
+        speeds, n = TransformSpeeds.of(target, "tiles"), config.length
         pairs = pairs_of(problem, n)
         rounds = ceil_div(max(1, pairs), config.pairs)
         lines = n * (pairs * (1 + 3 * problem.filters) + 2 * problem.filters)

@@ -39,6 +39,7 @@ class TensorFilterConfig(Config):
     warps: int
     shared: bool
     min_blocks: int = 1
+    two_rows: bool = False
 
     @property
     def threads(self) -> int:
@@ -110,22 +111,37 @@ def products_of(problem: FilterProblem) -> int:
     return problem.kh * steps_of(problem) * (pixel + weight - 1)
 
 
+def takes_two_rows(problem: FilterProblem) -> bool:
+    """Whether two rows of outputs can be made at a time: pixels of one piece, windows of 8 columns, and results that are
+    rounded to fewer digits than sums have."""
+    channels, apart = layout_of(problem)
+    one_piece = problem.dtype in ("uint8", "int8") or (channels == 1 and problem.dtype in ("float16", "bfloat16"))
+    rounded = problem.result in ("uint8", "int8", "float16", "bfloat16")
+    return one_piece and rounded and 4 + (problem.kw - 1) * apart <= 8
+
+
 def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     """Shared memory of a block: weights, and for each warp a ring of rows, the columns of a strip at an edge, and of
     several channels a row of outputs."""
     (channels, _), (pad, steps), size = layout_of(problem), window_of(problem), item_bytes(problem.dtype)
     in_vector, width = 16 // size, 128 * config.tiles
     left = ceil_div(pad * channels, in_vector) * in_vector
-    row = ceil_div(left + (width - pad - 8 + 16 * steps) * channels, in_vector) * in_vector
-    staging = width * channels * item_bytes(problem.result) if channels > 1 else 0
-    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps if config.shared else 0
+    last = width + 8 if config.two_rows else width - pad - 8 + 16 * steps
+    row = ceil_div(left + last * channels, in_vector) * in_vector
+    staging = (1 + config.two_rows) * width * channels * item_bytes(problem.result) if channels > 1 else 0
+    fragments = problem.kh // 2 + 1 if config.two_rows else problem.kh * steps
+    weights = 8 * 32 * pieces_of(problem)[1] * fragments if config.shared else 0
     return weights + config.warps * (row * (config.depth * size + 4) + staging)
 
 
-def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
-    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows."""
+def registers_needed(problem: FilterProblem, tiles: int, shared: bool, two_rows: bool = False) -> int:
+    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows; of two rows of outputs the
+    pixels of all of a window, and sums of these and of those before."""
     (pixel, weight), steps = pieces_of(problem), steps_of(problem)
     columns = tiles * layout_of(problem)[0]
+    if two_rows:
+        pairs = problem.kh // 2 + 1
+        return 2 * columns * (4 * pairs + 8 + 4 * item_bytes(problem.dtype)) + 2 * weight * pairs + ADDRESSES
     sums = 4 * problem.kh * columns + (16 if pixel == 2 else 0)
     weights = 16 if shared else 2 * weight * problem.kh * steps
     return sums + weights + columns * steps * (8 * pixel + 2 * item_bytes(problem.dtype)) + ADDRESSES

@@ -34,12 +34,18 @@ class TransformSpeeds(Speeds):
     places: tuple[float, ...]
     #: clock cycles of a launch beside that, until its first blocks have their pixels, and after the last
     start: int
-    #: of lines of separable filters: the share of `places` and of the memory's time, which add, and cycles of a launch
-    lines: tuple[float, float, int]
 
     def cycles(self, length: int, transforms: float, target: Target) -> float:
         """Of so many lines that are transformed once."""
         return transforms / 2 * length * self.places[LENGTHS.index(length)] / target.multiprocessors
+
+
+@dataclass(frozen=True)
+class LineSpeeds(TransformSpeeds):
+    """Of transforms of lines, in which the memory's time adds to the work."""
+
+    #: the time of memory relative to what the target's bandwidth says
+    memory: float
 
 
 def elements_of(problem: FilterProblem) -> int:
