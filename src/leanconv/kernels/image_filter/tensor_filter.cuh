@@ -390,7 +390,7 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
 }
 
 // Stores row i of outputs, if it is one.
-template <class Strip, bool plain, class Writer>
+template <class Strip, bool whole, class Writer>
 __device__ __forceinline__ void store_row(Writer& writer, const float (&done)[Strip::tiles][4], int i, float inverse, float delta,
                                       int (&doubtful)[2]) {
     if constexpr (!small_integer<typename Strip::In>) {
@@ -402,18 +402,18 @@ __device__ __forceinline__ void store_row(Writer& writer, const float (&done)[St
             doubtful[1] = Strip::two ? i + 1 : i;
         }
     }
-    writer.template store<plain>(done, i, inverse, delta);
+    writer.template store<whole>(done, i, inverse, delta);
 }
 
-// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges, and all outputs lie inside
-// the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
-template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
+// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges. `whole`: all outputs lie
+// inside the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
+template <class Strip, bool plain, bool whole, bool several, class Rows, class Weights, class Writer>
 __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer& writer, int inputs, float delta,
                                       int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
     using In = typename Strip::In;
     constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels;
-    constexpr int depth = Rows::depth, unroll = plain ? Rows::unroll : 1;
+    constexpr int depth = Rows::depth, unroll = whole ? Rows::unroll : 1;
     const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
     // NOTE: the zeros keep the compiler from making four registers of one before each product.
     float begin[4];
@@ -460,7 +460,7 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
 #pragma unroll
             for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
             add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
-            store_row<Strip, plain>(writer, done, n - r, weights.inverse, delta, doubtful);
+            store_row<Strip, whole>(writer, done, n - r, weights.inverse, delta, doubtful);
 
 #pragma unroll
             for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps] = next[i / steps][i % steps];
@@ -473,12 +473,12 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
     float done[tiles][4];
 #pragma unroll
     for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
-    store_row<Strip, plain>(writer, done, inputs - r, weights.inverse, delta, doubtful);
+    store_row<Strip, whole>(writer, done, inputs - r, weights.inverse, delta, doubtful);
 }
 
 // The same, two rows of outputs at a time: a product has two rows of a window, which stay in registers until the last window
 // has them.
-template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
+template <class Strip, bool plain, bool whole, bool several, class Rows, class Weights, class Writer>
 __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, Writer& writer, int inputs, int count,
                                             float delta, int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
@@ -539,7 +539,7 @@ __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, 
                     for (int m = 0; m < tiles; ++m)
                         Pixels::multiply(sums[m], pixels[(k + p) % pairs][m].pieces[0], filter);
                 }
-            if (i > 0) store_row<Strip, plain>(writer, done, i - 2, weights.inverse, delta, doubtful);
+            if (i > 0) store_row<Strip, whole>(writer, done, i - 2, weights.inverse, delta, doubtful);
 #pragma unroll
             for (int e = 0; e < 4 * tiles; ++e) done[e / 4][e % 4] = sums[e / 4][e % 4];
             Rows::ready(pixels[k], raw, weights.pixel_scale);
@@ -547,7 +547,7 @@ __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, 
     }
     cp_async_wait_group<0>();
     __syncwarp();
-    store_row<Strip, plain>(writer, done, (count - 1) / 2 * 2, weights.inverse, delta, doubtful);
+    store_row<Strip, whole>(writer, done, (count - 1) / 2 * 2, weights.inverse, delta, doubtful);
 }
 
 template <class Problem, class Tuning>
@@ -564,7 +564,8 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     // Blocks have one filter and one image each. Strips of a band lie side by side.
     const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
     const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
-    const int j = number % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // j in elements
+    // The first strip and the last one, which have edges, are neighbours, and so in one block.
+    const int j = (number + 1) % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // in elements
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
     const bool idle = number >= strips * bands;
@@ -581,7 +582,7 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
     Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
     Writer writer(view, top, count, j, lane, mine);
-    const bool plain = rows.plain(inputs) && writer.whole() && (!Strip::two || count % 2 == 0);
+    const bool whole = writer.whole() && (!Strip::two || count % 2 == 0), plain = whole && rows.plain(inputs);
     // The first rows are on their way while the weights are made.
     if (!idle && plain) rows.template start<true>(inputs);
     else if (!idle) rows.template start<false>(inputs);
@@ -591,13 +592,15 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
         if constexpr (Strip::two) {
-            if (!plain) march_pairs<Strip, false, true>(rows, weights, writer, inputs, count, delta, doubtful);
-            else if (weights.several) march_pairs<Strip, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
-            else march_pairs<Strip, true, false>(rows, weights, writer, inputs, count, delta, doubtful);
+            if (!whole) march_pairs<Strip, false, false, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else if (!plain) march_pairs<Strip, false, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else if (weights.several) march_pairs<Strip, true, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else march_pairs<Strip, true, true, false>(rows, weights, writer, inputs, count, delta, doubtful);
         } else {
-            if (!plain) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
-            else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
-            else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
+            if (!whole) march<Strip, false, false, true>(rows, weights, writer, inputs, delta, doubtful);
+            else if (!plain) march<Strip, false, true, true>(rows, weights, writer, inputs, delta, doubtful);
+            else if (weights.several) march<Strip, true, true, true>(rows, weights, writer, inputs, delta, doubtful);
+            else march<Strip, true, true, false>(rows, weights, writer, inputs, delta, doubtful);
         }
     }
     writer.go_to(top + doubtful[0], j);
