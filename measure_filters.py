@@ -42,102 +42,42 @@ def tensor(problem, shapes, bands):
 
 S4 = [(2, 4, 4, 4, False, 0), (2, 8, 4, 4, False, 0), (1, 8, 4, 4, False, 0), (2, 8, 4, 2, False, 0), (2, 8, 8, 4, False, 0)]
 B = [32, 64, "w1", "w2", "w3"]
-def boxes():
-    from leanconv.kernels.image_filter.box_scans import shared_bytes as scans_bytes
-    def scans(p):
-        found = []
-        for c in by_stem["box_scans"].shapes(p, target):
-            for warps in (8, 16, 4):
-                for more in (0, 1, 2):
-                    each = replace(c, warps=warps, min_blocks=c.min_blocks * 8 // warps + more)
-                    room = target.shared_per_multiprocessor // (scans_bytes(p, each) + 1024)
-                    if 32 * warps >= 32 * c.columns and 1 <= each.min_blocks <= min(room, 48 // warps) and not (warps == 4 and c.columns > 3):
-                        found.append(("box_scans", each, "-"))
-        return found
-    for k in (255, 127, 63, 101, 40, 191):
-        p = words.parse_problem(f"filter:8192x8192,{k}x{k},box,replicate")
-        found = scans(p)[:16]
-        for stem in ("box", "box_passes"):
-            if k < 200 or stem == "box_passes":
-                found += [(stem, c, "-") for c in list(by_stem[stem].shapes(p, target))[:2]]
-        yield p, found
-    for k in (31, 15, 5):
-        p = words.parse_problem(f"filter:8192x8192,{k}x{k},box,replicate")
-        yield p, [("box", c, "-") for c in list(by_stem["box"].shapes(p, target))[:6]]
-    for n in (8192, 4096):
-        for k in (191, 161, 129, 101, 251):
-            p = words.parse_problem(f"filter:{n}x{n},{k}x{k},separable,replicate")
-            found = [("separable_tensor", c, "-") for c in list(by_stem["separable_tensor"].configs(p, target))[:1]] if not by_stem["separable_tensor"].reasons(p, target) else []
-            lengths = {}
-            for cycles, c in by_stem["fourier_lines"].within(p, target):
-                lengths.setdefault(c.length, c)
-            yield p, found + [("fourier_lines", c, "-") for c in list(lengths.values())[:3]]
-
-def more():
-    rows = [16, 20, 24, 28, 32, 40]
-    for k in ("3x3", "5x5", "7x7"):
-        p = words.parse_problem(f"filter:8192x8192,{k},replicate,uint8")
-        s = [(2, 8, 8, 4, False, 0), (2, 8, 8, 2, False, 0), (2, 8, 8, 8, False, 0), (2, 8, 8, 1, False, 0), (2, 4, 2, 4, False, 0), (2, 4, 1, 4, False, 0), (1, 4, 4, 2, False, 0), (2, 3, 3, 4, False, 0)]
-        yield p, tensor(p, s, rows)
-    for k in ("7x7", "5x5", "3x3"):
-        p = words.parse_problem(f"filter:8192x8192,{k},replicate,float16")
-        yield p, tensor(p, [(2, 8, 4, 2, False, 0), (2, 4, 4, 2, False, 0), (1, 4, 4, 4, False, 1), (2, 8, 8, 2, False, 0), (2, 4, 4, 1, False, 0)], rows)
-    for k in ("5x5", "7x7"):
-        p = words.parse_problem(f"filter:8192x8192,{k},channels3,replicate,uint8")
-        yield p, tensor(p, [(1, 4, 4, 4, False, 0), (1, 8, 4, 2, False, 0), (1, 4, 4, 2, False, 0), (1, 8, 8, 2, False, 0), (1, 4, 4, 1, False, 0)], [16, 24, 32, 48, 64])
-    p = words.parse_problem("filter:8192x8192,9x9,replicate")
-    yield p, tensor(p, [(1, 4, 4, 4, True, 0), (1, 4, 4, 8, True, 0), (1, 4, 4, 2, True, 0), (1, 8, 8, 4, True, 0), (1, 4, 4, 4, False, 0)], [48, 64, 83, 100, 128])
-
-def two():
-    rows = [16, 24, 32, 48, 64, 96]
-    for words_of in ("3x3,replicate,uint8", "5x5,replicate,uint8", "5x5,replicate,float16", "3x3,replicate,float16", "5x5,replicate,bfloat16", "3x3,channels3,replicate,uint8"):
-        p = words.parse_problem(f"filter:8192x8192,{words_of}")
-        found = []
-        if "3x3,channels3" in words_of:  # taps side by side, to be compared with
-            yield p, tensor(p, [(2, 8, 4, 4, False, 0), (2, 4, 4, 4, False, 0)], [24, 32, 48])
-            continue
-        for tiles, warps, depth in ((2, 4, 8), (1, 4, 8), (2, 2, 8), (1, 2, 8), (2, 4, 12), (2, 8, 8)):
-            needs = tf.registers_needed(p, tiles, False, True)
-            best = target.registers_per_multiprocessor // (32 * warps * -(-min(needs, 255) // 8) * 8)
-            for more in ((0, 1, 2) if depth == 8 else (0, 1)):
-                base = tf.TensorFilterConfig(0, tiles, depth, 4, warps, False, max(1, best + more * 4 // warps), True)
-                for band in rows:
-                    found.append(("tensor_filter", replace(base, rows=band), band))
-        yield p, found
+def both(p, shapes, bands, pairs=()):
+    found = tensor(p, shapes, bands)
+    for tiles, warps, depth, blocks in pairs:
+        base = tf.TensorFilterConfig(0, tiles, depth, 4, warps, False, blocks, True)
+        found += [("tensor_filter", replace(base, rows=band), band) for band in bands]
+    return found
 
 def jobs():
-    if "--two" in sys.argv:
-        yield from two()
-        return
-    if "--more" in sys.argv:
-        yield from more()
-        return
-    if "--boxes" in sys.argv:
-        yield from boxes()
-        return
-    for k in ("3x3", "5x5", "7x7"):
-        p = words.parse_problem(f"filter:8192x8192,{k},replicate,uint8")
-        s = S4 + ([(4, 4, 4, 4, False, 0), (4, 8, 4, 2, False, 0), (2, 8, 4, 4, False, 1)] if k != "7x7" else [(1, 4, 4, 4, False, 1), (2, 8, 4, 4, False, 1)])
-        yield p, tensor(p, s, B)
-    for k in ("7x7", "5x5", "3x3"):
-        p = words.parse_problem(f"filter:8192x8192,{k},replicate,float16")
-        yield p, tensor(p, S4[:4], [32, "w1", "w2"])
-    p = words.parse_problem("filter:8192x8192,3x3,channels3,replicate,uint8")
-    yield p, tensor(p, S4[:3], [32, "w1", "w2", "w3"])
+    many = [24, 32, 48, 64, 96]
+    p = lambda text: words.parse_problem(f"filter:8192x8192,{text}")
+    q = p("3x3,replicate,uint8")
+    yield q, both(q, [(2, 4, 4, 4, False, 0), (2, 8, 4, 4, False, 0), (2, 8, 8, 4, False, 0), (2, 8, 4, 2, False, 0)], many, [(2, 4, 8, 4), (1, 4, 8, 6), (1, 4, 8, 5), (1, 2, 8, 11), (1, 8, 8, 3)])
+    q = p("5x5,replicate,uint8")
+    yield q, both(q, [(2, 4, 4, 4, False, 0), (2, 8, 4, 4, False, 0), (2, 8, 4, 2, False, 0)], many, [(2, 4, 8, 4), (1, 4, 8, 5), (1, 2, 8, 10), (1, 8, 8, 3), (1, 4, 8, 6)])
+    q = p("7x7,replicate,uint8")
+    yield q, both(q, [(2, 4, 4, 4, False, 0), (2, 8, 4, 4, False, 0), (2, 8, 8, 4, False, 0), (1, 4, 4, 4, False, 1), (1, 4, 4, 4, False, 0), (2, 8, 4, 2, False, 0)], many)
     for k in ("5x5", "7x7"):
-        p = words.parse_problem(f"filter:8192x8192,{k},channels3,replicate,uint8")
-        s = [(1, 4, 1, 4, False, 0), (1, 4, 4, 4, False, 0), (1, 4, 4, 4, False, 1), (1, 4, 2, 4, False, 0), (1, 4, 4, 4, True, 0), (1, 8, 4, 2, False, 0)]
-        yield p, tensor(p, s, [64, "w1", "w2"])
-    p = words.parse_problem("filter:8192x8192,9x9,replicate")
-    yield p, tensor(p, [(1, 4, 1, 4, True, 0), (1, 8, 4, 4, False, 0), (1, 4, 4, 4, True, 0), (1, 8, 4, 4, True, 0), (2, 4, 4, 4, True, 0), (1, 4, 4, 4, True, 1)], [32, "w1", "w2", "w3"])
-    p = words.parse_problem("filter:8192x8192,7x7,replicate")
-    yield p, tensor(p, [(1, 8, 4, 4, False, 0), (1, 8, 4, 4, True, 0), (2, 8, 4, 4, True, 0)], ["w1", "w2"]) + [("register_cache", c, "-") for c in list(by_stem["register_cache"].shapes(p, target))[:9] if hasattr(c, "columns")]
-    for t in ("uint16",):
-        for k in ("3x3", "5x5", "7x7"):
-            p = words.parse_problem(f"filter:8192x8192,{k},replicate,{t}")
-            yield p, tensor(p, S4[:3] + [(1, 4, 4, 4, False, 0)], [32, "w1", "w2"])
-    p = words.parse_problem("filter:8192x8192,7x7,replicate,bfloat16")
-    yield p, tensor(p, S4[:3] + [(1, 4, 4, 4, False, 0)], [32, "w1", "w2"])
+        q = p(f"{k},channels3,replicate,uint8")
+        yield q, both(q, [(1, 4, 4, 4, False, 0), (1, 8, 4, 2, False, 0), (1, 4, 4, 2, False, 0), (1, 4, 1, 4, False, 0)], [24, 32, 48, 64, 96], [(1, 4, 8, 2), (1, 2, 8, 5)] if k == "5x5" else [])
+    q = p("3x3,channels3,replicate,uint8")
+    yield q, both(q, [(2, 8, 4, 4, False, 0), (2, 4, 4, 4, False, 0)], [24, 32, 48, 64])
+    for k in ("7x7", "5x5", "3x3"):
+        q = p(f"{k},replicate,float16")
+        yield q, both(q, [(2, 4, 4, 4, False, 0), (2, 8, 4, 4, False, 0), (2, 8, 4, 2, False, 0)], [24, 32, 48, 64], [(2, 4, 8, 4), (1, 4, 8, 5), (1, 2, 8, 10)] if k != "7x7" else [])
+    q = p("9x9,replicate")
+    yield q, both(q, [(1, 4, 4, 4, True, 0), (1, 8, 4, 4, True, 0), (1, 4, 4, 2, True, 0)], [48, 64, 83, "w1", "w2", "w3"])
+    q = p("7x7,replicate,bfloat16")
+    yield q, both(q, [(2, 4, 4, 4, False, 0), (2, 8, 4, 2, False, 0)], [24, 32, 48, 64])
+    for k in ("5x5", "3x3"):
+        q = p(f"{k},replicate,bfloat16")
+        yield q, both(q, [(2, 4, 4, 4, False, 0)], [32, 48], [(2, 4, 8, 4), (1, 4, 8, 5)])
+    for k in ("7x7", "5x5", "3x3"):
+        q = p(f"{k},replicate,uint16")
+        yield q, both(q, [(2, 4, 4, 4, False, 0), (1, 4, 4, 4, False, 0)], [32, 48, 64])
+    q = p("7x7,replicate,uint8,int16")
+    yield q, both(q, [(2, 4, 4, 4, False, 0), (1, 4, 4, 4, False, 0)], [32, 48, 64])
 
 def plan_of(p, stem, config):
     plan = by_stem[stem].plan(p, config, target)
@@ -158,7 +98,7 @@ def main():
             for stem, c, band in configs:
                 launch = plan_of(p, stem, c).launches[0]
                 if source(launch) not in seen:
-                    if stem != "tensor_filter" and not stem.startswith("box_scans"): continue
+                    if stem != "tensor_filter" : continue
                     compiled = compile_launch(launch, "sm_90a")
                     seen[source(launch)] = compiled
                     print(words.format_problem(p), c, "registers", compiled.registers, "spill", compiled.spill_bytes, flush=True)
@@ -238,7 +178,7 @@ def main():
                     if bf: got = (got.astype(np.uint32) << 16).view(np.float32)
                     diff = np.abs(got.reshape(b - a, -1).astype(np.float64) - ref)
                     worst = max(worst, float(np.nan_to_num(diff, nan=np.inf).max())); bad += float((diff > 0).mean()) / 3
-                timing = time_gpu(lambda: run(0, values), cold=True, budget_s=0.05, max_runs=25)
+                timing = time_gpu(lambda: run(0, values), cold=True, budget_s=0.03, max_runs=15)
                 us = timing.median_us
                 for pointer in scratch:
                     device.free(pointer)
@@ -253,7 +193,7 @@ def main():
         for pointer in (px, pw, py):
             device.free(pointer)
         print(f"== {words.format_problem(p)} best {best} at {time.perf_counter() - BEGUN:.0f} s", flush=True)
-        with open(os.path.join(OUT, "boxes.json" if "--boxes" in sys.argv else "more.json" if "--more" in sys.argv else "two.json" if "--two" in sys.argv else "filters.json"), "w") as file:
+        with open(os.path.join(OUT, "filters4.json"), "w") as file:
             json.dump(results, file)
     print(f"elapsed {time.perf_counter() - BEGUN:.1f} s", flush=True)
 main()

@@ -22,7 +22,6 @@ from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.image_filter.box import Box
 from leanconv.kernels.image_filter.box_passes import BoxPasses
-from leanconv.kernels.image_filter.box_scans import BoxScans
 from leanconv.kernels.image_filter.fourier_lines import FourierLines
 from leanconv.kernels.image_filter.fourier_tiles import FourierTiles
 from leanconv.kernels.image_filter.median import Median
@@ -78,6 +77,5 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     FourierTiles(),
     Box(),
     BoxPasses(),
-    BoxScans(),
     Median(),
 )
