@@ -582,7 +582,7 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
     Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
     Writer writer(view, top, count, j, lane, mine);
-    const bool whole = writer.whole() && (!Strip::two || count % 2 == 0), plain = whole && rows.plain(inputs);
+    const bool whole = writer.whole(), plain = whole && rows.plain(inputs);
     // The first rows are on their way while the weights are made.
     if (!idle && plain) rows.template start<true>(inputs);
     else if (!idle) rows.template start<false>(inputs);

@@ -235,7 +235,7 @@ struct TensorWriter {
     template <bool plain>
     __device__ __forceinline__ void store(const float (&done)[rows * tiles * channels][4], int i, float inverse, float delta) {
         // Of rows that come one by one the first ones belong to no output.
-        const bool wanted = two ? plain || i + row_of_lane() < height : i >= 0;
+        const bool wanted = two ? i + row_of_lane() < height : i >= 0;
         if (!two && (!plain || channels > 1) && !wanted) return;
         if (!plain && !vectors) {
 #pragma unroll
@@ -283,7 +283,7 @@ struct TensorWriter {
             __syncwarp();
 #pragma unroll
             for (int n = 0; n < rows; ++n) {
-                if (two && !plain && i + n >= height) continue;
+                if (two && i + n >= height) continue;
                 const Out* const from = staging + n * row;
                 // from the lane's place to the first of row n
                 Out* const out = two ? reinterpret_cast<Out*>(reinterpret_cast<char*>(at(-column(0))) +
