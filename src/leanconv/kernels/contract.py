@@ -153,8 +153,8 @@ class GpuAlgorithm(Algorithm):
         )  # fmt: skip
 
     def counted_bytes(self, problem: Any, config: Any) -> int:
-        """What of a configuration a limit counts beside the `prepared_bytes` that all take: its scratch memory, and more
-        packed weights than others have."""
+        """What of a configuration a limit counts beside the `prepared_bytes` that all take: its scratch memory, and
+        more packed weights than others have."""
         return self.workspace_bytes(problem, config)
 
     def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:

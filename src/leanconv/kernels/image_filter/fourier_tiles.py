@@ -176,4 +176,5 @@ class FourierTiles(GpuAlgorithm):
                     *numbers(first_pair=first, filters=problem.filters, filter=filter_, **shape),
                 )  # fmt: skip
                 launches.append(launch("results", 1, results, pairs * shape["out_rows"]))
-        return Plan(tuple(launches), self.workspace_bytes(problem, config), prepare, self.prepared_bytes(problem, config))
+        prepared = self.prepared_bytes(problem, config)
+        return Plan(tuple(launches), self.workspace_bytes(problem, config), prepare, prepared)

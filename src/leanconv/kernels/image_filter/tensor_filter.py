@@ -16,6 +16,10 @@ from leanconv.problem import FilterProblem
 
 #: Channels that lie side by side.
 CHANNELS = 4
+#: Elements that become float16 by one multiply-add.
+BYTES_OF_PIXELS = "uint8", "int8"
+#: Elements that are taken as they are, in pairs.
+HALVES = "float16", "bfloat16"
 #: Bytes of an image, and of a result: offsets are of 32 bits.
 BYTES = 2**32
 #: Registers that a thread may need by `registers_needed`: some more than there are, since not all are needed at a time.
@@ -30,7 +34,8 @@ SETUP_ROWS = 6
 class TensorFilterConfig(Config):
     """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, or with 0 as many as make whole waves,
     ``unroll`` of them an iteration, and copies input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in
-    registers. So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor."""
+    registers. So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor. With ``two_rows`` two rows
+    of outputs are made at a time."""
 
     rows: int
     tiles: int
@@ -76,8 +81,8 @@ OTHERS: tuple[Shape, ...] = (
 
 
 def layout_of(problem: FilterProblem) -> tuple[int, int]:
-    """Channels that are filtered apart, and how far the taps of a row lie from each other: of several channels a row is a
-    line of elements where a window of that fits into one product."""
+    """Channels that are filtered apart, and how far the taps of a row lie from each other: of several channels a row
+    is a line of elements where a window of that fits into one product."""
     channels = problem.channels
     line = -problem.anchor[1] * channels % 4 + 8 + (problem.kw - 1) * channels <= 16
     return (1, channels) if line else (channels, 1)
@@ -86,9 +91,7 @@ def layout_of(problem: FilterProblem) -> tuple[int, int]:
 def window_of(problem: FilterProblem) -> tuple[int, int]:
     """Elements before an output that its window begins with, and products of k16 that the window of 8 outputs takes."""
     channels, apart = layout_of(problem)
-    before, even = problem.anchor[1] * apart, 2 if item_bytes(problem.dtype) == 2 and channels == 1 else 4
-    if problem.dtype in ("uint16", "int16"):
-        even = 4
+    before, even = problem.anchor[1] * apart, 2 if problem.dtype in HALVES and channels == 1 else 4
     pad = ceil_div(before, even) * even
     return pad, ceil_div(pad - before + 8 + (problem.kw - 1) * apart, 16)
 
@@ -102,7 +105,7 @@ def pieces_of(problem: FilterProblem) -> tuple[int, int]:
     """Pieces of an element and of a weight."""
     if problem.dtype == "bfloat16":
         return 1, 3
-    return 1 if problem.dtype in ("uint8", "int8", "float16") else 2, 2
+    return 1 if problem.dtype in (*BYTES_OF_PIXELS, "float16") else 2, 2
 
 
 def products_of(problem: FilterProblem) -> int:
@@ -112,11 +115,11 @@ def products_of(problem: FilterProblem) -> int:
 
 
 def takes_two_rows(problem: FilterProblem) -> bool:
-    """Whether two rows of outputs can be made at a time: pixels of one piece, windows of 8 columns, and results that are
-    rounded to fewer digits than sums have."""
+    """Whether two rows of outputs can be made at a time: pixels of one piece, windows of 8 columns, and results that
+    are rounded to fewer digits than sums have."""
     channels, apart = layout_of(problem)
-    one_piece = problem.dtype in ("uint8", "int8") or (channels == 1 and problem.dtype in ("float16", "bfloat16"))
-    rounded = problem.result in ("uint8", "int8", "float16", "bfloat16")
+    one_piece = problem.dtype in BYTES_OF_PIXELS or (channels == 1 and problem.dtype in HALVES)
+    rounded = problem.result in (*BYTES_OF_PIXELS, *HALVES)
     return one_piece and rounded and 4 + (problem.kw - 1) * apart <= 8
 
 
@@ -135,8 +138,8 @@ def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
 
 
 def registers_needed(problem: FilterProblem, tiles: int, shared: bool, two_rows: bool = False) -> int:
-    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows; of two rows of outputs the
-    pixels of all of a window, and sums of these and of those before."""
+    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows; where two rows of
+    outputs are made at a time the pixels of a whole window, and sums of these rows and of those before."""
     (pixel, weight), steps = pieces_of(problem), steps_of(problem)
     columns = tiles * layout_of(problem)[0]
     if two_rows:
