@@ -413,7 +413,9 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
     using Pixels = typename Strip::Pixels;
     using In = typename Strip::In;
     constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels;
-    constexpr int depth = Rows::depth, unroll = whole ? Rows::unroll : 1;
+    constexpr int depth = Rows::depth;
+    // NOTE: of float32 the code of edges would take registers from the other one.
+    constexpr int unroll = plain || (whole && !Pixels::scaled) ? Rows::unroll : 1;
     const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
     // NOTE: the zeros keep the compiler from making four registers of one before each product.
     float begin[4];
@@ -449,9 +451,12 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             cp_async_wait_group<depth - 2>();
             __syncwarp();  // all lanes' copies of the next row have landed, and this one has been read
             typename Rows::Row raw;
-            rows.read(raw, rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row);
+            const In* const next_row = rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row;
+            if constexpr (plain) rows.read(raw, next_row);
             if constexpr (!plain) rows.store_one(rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row);
             rows.template copy<plain>(rows.ring + at * Strip::row, n + depth, inputs);
+            // NOTE: copies of edges need registers, which these would take.
+            if constexpr (!plain) rows.read(raw, next_row);
             Pixels next[tiles][steps];
             float next_down = 1.0f;
             convert(next, next_down, raw);
@@ -497,7 +502,7 @@ __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, 
     const auto bring = [&](typename Rows::Pair& raw, int n) {
         cp_async_wait_group<depth - 4>();
         __syncwarp();  // all lanes' copies of this pair have landed, and the one before has been read
-        rows.read_pair(raw, rows.ring + slot * Strip::row);
+        if constexpr (plain) rows.read_pair(raw, rows.ring + slot * Strip::row);
         if (n > 0) {
             if constexpr (!plain) {
                 if (n > 1) {
@@ -509,6 +514,8 @@ __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, 
             for (int k = 0; k < 2; ++k)
                 rows.template copy<plain>(rows.ring + (before(2) + k) * Strip::row, 2 * (n - 1) + depth + k, inputs, k);
         }
+        // NOTE: copies of edges need registers, which these would take.
+        if constexpr (!plain) rows.read_pair(raw, rows.ring + slot * Strip::row);
         slot = slot + 2 == depth ? 0 : slot + 2;
     };
 #pragma unroll

@@ -66,17 +66,22 @@ class FilterSpeeds(Speeds):
     lesser: float
 
 
-#: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared.
-Shape = tuple[int, int, int, int, int, bool]
-#: The fastest on an H200 at 8192²: of elements of up to 16 bits and filters of up to 7 rows, of other filters of one
-#: step, of larger ones, and of several channels; and what else is worth timing.
-SMALL: Shape = (32, 2, 4, 4, 4, False)
-MEDIUM: Shape = (64, 1, 8, 4, 4, False)
-LARGE: Shape = (0, 1, 4, 1, 4, True)
-CHANNELED: Shape = (64, 1, 4, 1, 4, False)
+#: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared, two_rows.
+Shape = tuple[int, int, int, int, int, bool, bool]
+#: The fastest on an H200 at 8192²: of two rows at a time, of bytes and of float16; of elements of up to 16 bits and
+#: filters of up to 7 rows, of float16 with 6 or 7 of these, of other filters of one step, of larger ones, and of several
+#: channels; and what else is worth timing.
+PAIRS: Shape = (48, 2, 8, 1, 4, False, True)
+NARROW_PAIRS: Shape = (32, 1, 8, 1, 4, False, True)
+SMALL: Shape = (48, 2, 4, 4, 4, False, False)
+LOW: Shape = (32, 2, 4, 4, 4, False, False)
+HALF: Shape = (32, 2, 8, 4, 2, False, False)
+MEDIUM: Shape = (80, 1, 4, 4, 4, True, False)
+LARGE: Shape = (0, 1, 4, 1, 4, True, False)
+CHANNELED: Shape = (64, 1, 4, 4, 4, False, False)
 OTHERS: tuple[Shape, ...] = (
-    (0, 1, 4, 1, 8, True), (0, 2, 4, 1, 4, True), (0, 2, 4, 1, 4, False), (0, 1, 4, 1, 2, True),
-    (32, 1, 8, 4, 4, False),
+    (0, 1, 4, 1, 8, True, False), (0, 2, 4, 1, 4, True, False), (0, 2, 4, 1, 4, False, False),
+    (0, 1, 4, 1, 2, True, False), (32, 1, 8, 4, 4, False, False), (64, 1, 4, 1, 4, False, False),
 )  # fmt: skip
 
 
@@ -111,7 +116,8 @@ def pieces_of(problem: FilterProblem) -> tuple[int, int]:
 def products_of(problem: FilterProblem) -> int:
     """Products for 128 outputs: of all pieces but the two smallest."""
     pixel, weight = pieces_of(problem)
-    return problem.kh * steps_of(problem) * (pixel + weight - 1)
+    rows = problem.kh // 2 + 1 if takes_two_rows(problem) else problem.kh * steps_of(problem)
+    return rows * (pixel + weight - 1)
 
 
 def takes_two_rows(problem: FilterProblem) -> bool:
@@ -143,8 +149,9 @@ def registers_needed(problem: FilterProblem, tiles: int, shared: bool, two_rows:
     (pixel, weight), steps = pieces_of(problem), steps_of(problem)
     columns = tiles * layout_of(problem)[0]
     if two_rows:
-        pairs = problem.kh // 2 + 1
-        return 2 * columns * (4 * pairs + 8 + 4 * item_bytes(problem.dtype)) + 2 * weight * pairs + ADDRESSES
+        pairs, halves = problem.kh // 2 + 1, problem.dtype in HALVES
+        raw = 8 if halves and problem.anchor[1] % 2 else 4
+        return 2 * columns * (4 * pairs + 8 + raw) + 2 * weight * pairs + (28 if halves else 20)
     sums = 4 * problem.kh * columns + (16 if pixel == 2 else 0)
     weights = 16 if shared else 2 * weight * problem.kh * steps
     return sums + weights + columns * steps * (8 * pixel + 2 * item_bytes(problem.dtype)) + ADDRESSES
@@ -229,28 +236,30 @@ class TensorFilter(TimedAlgorithm):
         return reasons
 
     def shapes(self, problem: FilterProblem) -> Iterator[Shape]:
+        if takes_two_rows(problem):
+            yield NARROW_PAIRS if problem.dtype in HALVES or layout_of(problem)[0] > 1 else PAIRS
         if layout_of(problem)[0] > 1:
             yield CHANNELED
         elif steps_of(problem) == 1:
-            yield from (SMALL, MEDIUM) if problem.kh <= 7 and item_bytes(problem.dtype) < 4 else (MEDIUM, SMALL)
+            narrow = problem.kh <= 7 and item_bytes(problem.dtype) < 4
+            small = LOW if problem.kh <= 4 else HALF if problem.dtype == "float16" else SMALL
+            yield from (small, MEDIUM) if narrow else (MEDIUM, small)
         yield LARGE
         yield from OTHERS
 
     def configurations(self, problem: FilterProblem, target: Target) -> Iterator[TensorFilterConfig]:
         """The valid ones, the best guess first."""
-        for rows, tiles, depth, unroll, warps, shared in dict.fromkeys(self.shapes(problem)):
-            needs = registers_needed(problem, tiles, shared)
+        for rows, tiles, depth, unroll, warps, shared, two_rows in dict.fromkeys(self.shapes(problem)):
+            needs = registers_needed(problem, tiles, shared, two_rows)
             # the shape that needs least is for all filters
             if needs > (most_registers(problem) if shared and tiles == 1 else 232):
                 continue
             blocks = target.registers_per_multiprocessor // (32 * warps * ceil_div(min(needs, 255), 8) * 8)
-            config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks))
+            config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks), two_rows)
             if shared_bytes(problem, config) > target.shared_per_block:
                 continue
-            # small images have short bands, of few different heights, since each is compiled
-            fitted = band_rows(problem, config, target)
-            fewer = max(4, 2 ** (fitted.bit_length() - 1))
-            yield replace(config, rows=min(rows, fewer) if rows and fitted < rows else rows)
+            # small images have short bands
+            yield replace(config, rows=min(rows, max(4, band_rows(problem, config, target))))
 
     def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, TensorFilterConfig]]:
         speeds = FilterSpeeds.of(target)
@@ -275,4 +284,6 @@ class TensorFilter(TimedAlgorithm):
         grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
         given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows))
         compiled = (*constants(problem, problem.channels, 1), *counts)
-        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))
+        # NOTE: the height of a band is an argument, so that images of all sizes share kernels
+        tuning = tuple(each for each in config.constants() if each[0] != "rows")
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config), tuning),))
