@@ -237,7 +237,7 @@ BREAKS = (
     pairs("a window's pairs of rows are not in turn", "march_pairs", "_[{{(_ + _1) % pairs => _1}}][_]", WRONG,
           "uint8"),
     pairs("edges of pairs are stored an iteration late", "march_pairs",
-          "_.store_one(_.ring + before({{4 => 2}}) * Strip::row, 0)", WRONG, "uint8"),
+          "_.store_one(_.ring + before({{4 => 2}}) * Strip::row, 0)", WRONG, "int8"),
     pairs("both rows of outputs have the first one's weights", "TensorWeights::of_pair",
           "_ / 2 : _ / 2) {{- _ / 4}}", WRONG, "uint8"),
     pairs("bytes begin one too early", "TensorPixels::of_words", "0x1111 * {{shifted => (shifted - 1)}}", WRONG,
