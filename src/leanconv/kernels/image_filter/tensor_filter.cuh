@@ -5,7 +5,10 @@
 // Transform  a row of 128 outputs is 16 blocks of 8. With one row of the filter they are the product of
 //              A  16 x 16 k  row m has the window of block m: 16 k elements of the image's row from 8 m - pad on
 //              B  16 k x 8   column n has the filter's row from n + pad - anchor_x on, zeros above and below (a band)
-//            The order of the window's elements is free. Lane t of four has four neighbours of it, one load.
+//            The order of the window's elements is free. Lane t of four has four neighbours of it, one load; of float16 and
+//            bfloat16 two pairs, which need no moves. Taps of several channels that fit into a window stay where they lie.
+// Two rows   results that are rounded, and filters of up to five columns: blocks are 2 x 4 outputs, a window is r + 1 rows of 8
+//            columns, and a product has two rows of it. Pairs of rows stay in registers until the last window has them.
 // Requires   tensor cores of sm_80 or newer; filters of at most 32x32; up to four channels side by side; float32 sums.
 // Numerics   operands are float16 (bfloat16 where the image is), sums float32. Weights, scaled by one power of two, are
 //            sums of two float16, or of three bfloat16; those after the first are left out where they are zero everywhere.
@@ -21,7 +24,8 @@
 // Inf, NaN   zeros of the band times infinity would reach other outputs: rows of outputs with sums that are not finite
 //            are made again by FMAs in direct order.
 // Registers  4 r sums a tile and channel, 4 r weights for each k16 step unless they lie in shared memory, pixels of two rows.
-// Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21.
+// Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21. Of two rows r / 2 + 1 in
+//            place of r: 5x5 of uint8 6 where rows alone take 10.
 // Measured   figure: filter-types tensor_filter/cvcuda mean = 2.71
 //            figure: filter-types tensor_filter/cvcuda least = 1.36
 #pragma once
