@@ -229,7 +229,7 @@ class NativeGemm16bit(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:

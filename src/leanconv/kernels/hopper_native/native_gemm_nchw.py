@@ -297,7 +297,7 @@ class NativeGemmNchw(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         phases = _distinct(problem)
         return max(
             sum(phase.times * _filter_bytes(phase.problem, tile[2]) for phase in phases) for tile in _tiles_for(problem)
