@@ -34,6 +34,11 @@ _LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "slices-strided": ((2, 8, 6, 7, 12, 1, 1), dict(d=6, t=3, stride=(2, 2), stride_d=2, padding_d=(1, 1))),
     "many-taps": ((1, 2, 12, 13, 3, 11, 2), dict(d=12, t=11, padding=(5, 5, 0, 1), padding_d=(5, 5))),
     "two-slices": ((2, 4, 4, 4, 8, 2, 2), dict(d=2, t=2, stride_d=2, stride=(2, 2))),
+    "patches": ((2, 3, 8, 12, 10, 4, 4), dict(d=4, t=2, stride_d=2, stride=(4, 4), bias=True)),
+    "apart": (
+        (1, 2, 9, 13, 7, 2, 2),
+        dict(d=7, t=2, stride_d=4, stride=(2, 5), dilation=(1, 3), padding=(1, 0, 2, 1), padding_d=(1, 1)),
+    ),
     "padding-alone": ((1, 3, 5, 6, 4, 3, 3), dict(d=1, t=1, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
     "empty": ((0, 4, 5, 5, 6, 3, 3), dict(d=4, t=3)),
     "tensor": ((1, 32, 5, 6, 24, 3, 3), dict(d=4, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
