@@ -196,7 +196,7 @@ BREAKS = (
     weights(
         "every slice of dy meets the first of x",
         "walk_strips",
-        "{{, _ += _ * D::stride}}",
+        "{{_ * D::stride}} - D::pad",
         WRONG,
         "wgrad-nhwc",
     ),

@@ -92,22 +92,21 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
 #pragma unroll 1
     for (int64 walk = worker; walk < walks; walk += workers) {
         const int64 n = walk / of_image;
-        int in_image = static_cast<int>(walk - n * of_image), first_d = -D::pad;
-        int64 first_row = 0, first_of_dy = 0;  // of the slices of x and dy, in rows
-        if constexpr (D::volume) {
-            const int z = in_image / of_slice;
-            in_image -= z * of_slice, first_d += z * D::stride;
-            first_row = static_cast<int64>(first_d) * Problem::h, first_of_dy = static_cast<int64>(z) * Problem::p;
-        }
+        int in_image = static_cast<int>(walk - n * of_image), z = 0;
+        if constexpr (D::volume) z = in_image / of_slice, in_image -= z * of_slice;
+        const int first_d = z * D::stride - D::pad;
         const int first_q = in_image % Window::strips * columns, first_p = in_image / Window::strips * most_rows;
         const int column = first_q * Problem::stride_w - Problem::pad_left;
         const int first_i = first_p * stride - Problem::pad_top;
         const int rows = min(most_rows, Problem::p - first_p), steps = rows + span;
         constexpr int x_rows = D::d * Problem::h, dy_rows = output_rows<Problem>;
-        const T* const image =
-            x + (Problem::nhwc ? n * x_rows * x_row + c : (n * Problem::c + c) * x_rows * x_row) + first_row * x_row;
-        const T* const grad = dy + (first_of_dy + first_p) * dy_row +
+        const T* image = x + (Problem::nhwc ? n * x_rows * x_row + c : (n * Problem::c + c) * x_rows * x_row);
+        const T* grad = dy + static_cast<int64>(first_p) * dy_row +
             (Problem::nhwc ? n * dy_rows * dy_row + k : (n * Problem::k + k) * dy_rows * dy_row);
+        if constexpr (D::volume) {
+            image += static_cast<int64>(first_d) * Problem::h * x_row;
+            grad += static_cast<int64>(z) * Problem::p * dy_row;
+        }
         // Row `at` of x from the first that the band reads.
         const auto inside = [&](int at) { return static_cast<unsigned>(first_i + at) < static_cast<unsigned>(Problem::h); };
         const auto row_of_x = [&](int at) { return image + static_cast<int64>(first_i + at) * x_row; };
@@ -116,6 +115,7 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
         };
         // Its window in each slice.
         const auto load = [&](WindowPixels<Window, T>(&to)[D::t], int at) {
+            if constexpr (!D::volume) return load_window(to[0], row_of_x(at), column, inside(at));
 #pragma unroll
             for (int tap = 0; tap < D::t; ++tap)
                 load_window(to[tap], row_of_x(at) + static_cast<int64>(tap * D::dilation) * Problem::h * x_row, column,
