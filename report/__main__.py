@@ -53,18 +53,6 @@ def refit(results: Records = RESULTS) -> None:
 
 
 @app.command()
-def networks(
-    names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
-    results: Records = RESULTS,
-    revision: command_line.Revision = None,
-) -> None:
-    """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
-    from report.networks import NETWORKS, measure
-
-    print(measure(results, revision, _known("network", names, NETWORKS)))
-
-
-@app.command()
 def modes(
     names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
     mode: Annotated[list[str] | None, typer.Option(help="fp32, tf32-fp32, tf32 or 16-bit; by default all.")] = None,
@@ -76,8 +64,7 @@ def modes(
     revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
-    from report.modes import MODES, PASSES, measure
-    from report.networks import NETWORKS
+    from report.modes import MODES, NETWORKS, PASSES, measure
 
     chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
     print(measure(results, revision, *chosen, seconds, compiled, tuned))
@@ -94,14 +81,12 @@ def layers(
     results: Records = RESULTS,
     seconds: command_line.Seconds = None,
     revision: command_line.Revision = None,
-    others: Annotated[
-        bool, typer.Option("--others", help="Gradients, 16 bits and groups; one candidate each.")
-    ] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Those of networks of videos.")] = False,
 ) -> None:
-    """Tune the layers of torchvision's networks on this machine's GPU, beside PyTorch's own convolution."""
+    """Time what is chosen for the layers of torchvision's networks on this machine's GPU, beside PyTorch's."""
     from report.layers import measure
 
-    print(measure(results, seconds, revision, others))
+    print(measure(results, seconds, revision, volumes))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

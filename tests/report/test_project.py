@@ -64,7 +64,7 @@ def test_the_commands_of_the_pages() -> None:
     named = set(re.findall(r"^\| `leanconv (\w+)", pages, re.MULTILINE))
     assert named == {"doctor", "filter", "explain", "precompile", "tune", "cache", "bench", "demo"}
     commands = re.findall(r"^leanconv (.*)$", pages, re.MULTILINE)
-    assert len(commands) == 7
+    assert len(commands) > 20
     for command in commands:
         with pytest.raises(SystemExit) as stopped:
             main([*shlex.split(command, comments=True), "--help"])

@@ -17,7 +17,7 @@ from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.volumes.images import as_images
+from leanconv.volumes.images import computed
 
 #: The GPU that `explain` assumes where none can be opened: an H200.
 NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024, model="NVIDIA H200")
@@ -104,7 +104,7 @@ def explain_problem(
 ) -> Explanation:
     """What would run for a problem that a caller has written; on the CPU unless ``device`` names a GPU."""
     check_problem(problem)
-    problem = as_images(problem) if problem.kind == "conv2d" else problem
+    problem = computed(problem)
     limit = options.limit_of(limit)
     if device is None or str(device) == "cpu":
         return _on_cpu(problem, algorithm, limit)

@@ -16,7 +16,7 @@ from leanconv.runtime import cache, launch
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.threads import cores, side_by_side
-from leanconv.volumes.images import as_images
+from leanconv.volumes.images import computed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def precompile(
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
-    different = list(dict.fromkeys(checked_problems(problems)))
+    different = list(dict.fromkeys(map(computed, checked_problems(problems))))
     on = _device(index)
     chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
     needed = [each for loaded in chosen for each in loaded.plan.all_launches if each.grid]
@@ -92,7 +92,7 @@ def _device(index: int) -> launch.Device:
 
 
 def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Problem]:
-    """The problems that ``function`` is given; of layers of volumes that are layers of images, these.
+    """The problems that ``function`` is given.
 
     Raises TypeError for something else, ValueError for one that breaks a rule.
     """
@@ -106,4 +106,4 @@ def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Pr
             kind = type(problem).__name__
             raise TypeError(f"problems[{i}] is of type {kind}; it must be a ConvProblem or a FilterProblem")
         check_problem(problem)
-        yield as_images(problem) if problem.kind == "conv2d" else problem
+        yield problem

@@ -1,4 +1,4 @@
-"""Every environment variable that leanconv reads, at each use, not at import; README.md has their table."""
+"""Every environment variable that leanconv reads, at each use, not at import; docs/command-line.md has their table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The functions of torch.nn.functional while `enable` lasts: layers are decided before PyTorch's dispatcher is asked.
 
-A kernel in Python below the dispatcher costs several µs, whatever it does. So `conv1d`, `conv2d` and their transposed
-look a layer up first, by its filters, its options and the shape of its images:
+A kernel in Python below the dispatcher costs several µs, whatever it does. So `conv1d`, `conv2d`, `conv3d` and their
+transposed look a layer up first, by its filters, its options and the shape of its images:
 
 - What is left to PyTorch goes to aten::_convolution, which is what PyTorch's own kernel of aten::convolution calls. The
   gradient is recorded as before, where it is left to PyTorch too.
@@ -280,7 +280,7 @@ class Layers:
             layer.problem = problem if room >= 0 else None
             return
         weights, added = current
-        x = x.detach() if function.axes == 2 else x.detach().unsqueeze(-2)
+        x = x.detach().unsqueeze(-2) if function.axes == 1 else x.detach()
         added = None if added is None else added.detach()
         call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
         if isinstance(call, PreparedCall):
@@ -464,8 +464,10 @@ _FUNCTIONS = [
     for name, axes, transposed in (
         ("conv1d", 1, False),
         ("conv2d", 2, False),
+        ("conv3d", 3, False),
         ("conv_transpose1d", 1, True),
         ("conv_transpose2d", 2, True),
+        ("conv_transpose3d", 3, True),
     )
 ]
 

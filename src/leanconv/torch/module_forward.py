@@ -1,4 +1,4 @@
-"""``torch.nn.Conv1d.forward`` and ``torch.nn.Conv2d.forward`` while `enable` lasts: PyTorch's, with fewer look-ups.
+"""``forward`` of ``torch.nn.Conv1d``, ``Conv2d`` and ``Conv3d`` while `enable` lasts: PyTorch's, with fewer look-ups.
 
 A module keeps its parameters in a dictionary. PyTorch's forward reads ``self.weight`` and ``self.bias``, which Python
 finds only after it has failed to. Explored (PyTorch 2.13, one core, 2026-11-24, 25db771): that is 0.5 of the 0.56 µs of
@@ -47,7 +47,7 @@ def _forward(kind: Any, name: str) -> Callable[..., Any]:
 
 _FORWARDS: list[tuple[Any, Any, Any]] = [
     (kind, kind.forward, _forward(kind, name))
-    for kind, name in ((torch.nn.Conv1d, "conv1d"), (torch.nn.Conv2d, "conv2d"))
+    for kind, name in ((torch.nn.Conv1d, "conv1d"), (torch.nn.Conv2d, "conv2d"), (torch.nn.Conv3d, "conv3d"))
 ]
 
 

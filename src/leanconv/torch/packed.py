@@ -177,4 +177,4 @@ def version_of(weight: Any, bias: Any, dtype: Any) -> Any:
 
 
 def _prepared(weight: Any, axes: int) -> PreparedWeights:
-    return PreparedWeights(weight if axes == 2 else weight.unsqueeze(-2))
+    return PreparedWeights(weight.unsqueeze(-2) if axes == 1 else weight)

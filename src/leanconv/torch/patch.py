@@ -38,7 +38,6 @@ from leanconv.torch.layers import (
     Options,
     Selection,
     Weights,
-    both,
     operations,
     options_of,
     selected,
@@ -46,8 +45,10 @@ from leanconv.torch.layers import (
     tf32_allowed,
     weights_of,
     why_never,
+    with_rows,
 )
 from leanconv.torch.report import Line, Report
+from leanconv.volumes.images import as_images
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
 MARSHAL_VERSION = 2
@@ -290,8 +291,9 @@ class Patch:
         name = str(dtype).removeprefix("torch.")
         precision = self._precision if tf32_allowed() and name == "float32" else stricter(self._precision, "fp32")
         requested = layer_options(
-            FUNCTION_OF[op.op], both(options.stride, 1), both(options.padding, 0), both(options.dilation, 1),
-            options.groups, precision=precision, batch_invariant=self._batch_invariant and op.op != "wgrad",
+            FUNCTION_OF[op.op, len(op.x_shape) - 2], with_rows(options.stride, 1), with_rows(options.padding, 0),
+            with_rows(options.dilation, 1), options.groups, precision=precision,
+            batch_invariant=self._batch_invariant and op.op != "wgrad",
         )  # fmt: skip
         bias_shape = (op.x_shape[1] if op.op == "dgrad" else op.w_shape[0],) if op.bias else None
         return layer_problem(requested, op.x_shape, op.w_shape, bias_shape, DTYPES[name].name, op.layout)
@@ -304,7 +306,7 @@ class Patch:
                 "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
             )
         try:
-            loaded = bind.load(problem, index, "auto", workspace(problem))
+            loaded = bind.load(as_images(problem), index, "auto", workspace(problem))
         except NoAlgorithmError:
             return Decision("", "no algorithm can run it")
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"

@@ -88,7 +88,7 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
 def of_cudnn(x: Any, w: Any, bias: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Padding, stride, dilation and groups, if all that PyTorch's convolution does is to call cuDNN's."""
     stride, padding, dilation, transposed, output_padding, groups = given
-    if bias is not None or transposed or x.dim() != 4 or x.dtype is not w.dtype:
+    if bias is not None or transposed or x.dim() not in (4, 5) or x.dtype is not w.dtype:
         return None
     backend = _backend(x, w, None, stride, padding, dilation, transposed, output_padding, groups, None)
     return (padding, stride, dilation, groups) if backend.name == "Cudnn" else None

@@ -7,10 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from leanconv.problem import ConvProblem
+from leanconv.problem import ConvProblem, Problem
 
 #: The numbers of slices of an image.
 _ONE_SLICE: dict[str, Any] = {"d": 1, "t": 1, "stride_d": 1, "padding_d": (0, 0), "dilation_d": 1}
+
+
+def computed(problem: Problem) -> Problem:
+    """What a call computes: of some layers of volumes it is a layer of images, on the same memory."""
+    return as_images(problem) if problem.kind == "conv2d" else problem
 
 
 @lru_cache(maxsize=256)
