@@ -153,6 +153,9 @@ def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Ite
     """The configurations for blocks of so many filters, each block with its own."""
     fitting_threads = [threads for threads in THREADS if _shared_bytes(problem, threads) <= target.shared_per_block]
     for columns, threads in product(_usable(problem), fitting_threads):
+        registers = registers_needed(problem, columns)
+        if problem.is_volume and registers * threads > target.registers_per_multiprocessor:
+            continue  # windows of several slices would spill
         fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
         for rows, filters in product(sorted({min(rows, problem.p) for rows in ROWS}), channels):
             yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)

@@ -58,7 +58,9 @@ def depthwise_limits(problem: ConvProblem, *ops: str) -> list[str]:
 
 def tap_limits(problem: ConvProblem) -> list[str]:
     """Why a thread cannot keep a filter."""
-    return [f"the filter has {problem.window} taps, and a thread keeps {MOST_TAPS} at most"] * (problem.taps > MOST_TAPS)
+    return [f"the filter has {problem.window} taps, and a thread keeps {MOST_TAPS} at most"] * (
+        problem.taps > MOST_TAPS
+    )
 
 
 def deep(problem: ConvProblem, slices: int) -> int:
@@ -84,7 +86,10 @@ def bytes_moved(problem: ConvProblem) -> int:
     NHWC 1.25 times.
     """
     reads = problem.group_k if problem.layout == "NCHW" else 1
-    pixels, outputs = reads * problem.c * problem.d * problem.h * problem.w, problem.k * problem.z * problem.p * problem.q
+    pixels, outputs = (
+        reads * problem.c * problem.d * problem.h * problem.w,
+        problem.k * problem.z * problem.p * problem.q,
+    )
     return item_bytes(problem.dtype) * problem.n * (pixels + outputs)
 
 

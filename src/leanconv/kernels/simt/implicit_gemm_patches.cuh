@@ -8,7 +8,7 @@
 // Numerics   one chain of float32 FMAs for each pixel.
 // CTA tile   tile_k taps of channels x tile_pixels outputs of the layer, as implicit_gemm has them; dy and w are read in place.
 // Stores     four taps beside each other are four pixels of a row (NCHW), or values of neighbouring pixels (NHWC): one store
-//            where rows allow it. In NCHW neighbouring lanes have neighbouring patches.
+//            where rows allow it. Neighbouring lanes have neighbouring patches, whose rows are adjacent.
 // Work       2 * K flops a pixel of dx. As phases dy would be read once for each of T * R * S taps, and three channels would
 //            fill a tile of four; here 3 channels of 2x4x4 taps are 96 rows: the FMAs, or memory with few filters, bound it.
 #pragma once
@@ -52,7 +52,7 @@ struct PatchPlace {
     }
 };
 
-template <class Problem, class Tuning, bool interleaved>
+template <class Problem, class Tuning>
 __device__ __forceinline__ void store_patches(const float (&acc)[Tuning::thread_k][Tuning::thread_pixels],
                                               const Tiling<Tuning>& tiling, const typename Problem::result* bias,
                                               typename Problem::result* dx, const FlatPixels<Problem>& places,
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_patches(const float (&acc)[Tuning::thread_
 #pragma unroll
     for (int j = 0; j < Tuning::thread_pixels; ++j) {
         const Offset<Problem> pixel = first_pixel + tiling.pixel +
-            position<Tiling<Tuning>::lanes_pixels, interleaved>(j / 4, tiling.lane_pixel, j % 4);
+            position<Tiling<Tuning>::lanes_pixels, true>(j / 4, tiling.lane_pixel, j % 4);
         if (pixel >= places.count) continue;
         const PatchPlace<Problem> patch(Pixel<Problem>(pixel, places.batch));
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_patches(const float (&acc)[Tuning::thread_
 template <class Problem, class Tuning>
 __device__ __forceinline__ void implicit_gemm_patches(ElementsIn<Problem> dy, ElementsIn<Problem> w, ElementsIn<Problem> bias,
                                                       ElementsOut<Problem> dx, long long batch) {
-    constexpr bool interleaved = !Problem::nhwc;
+    constexpr bool interleaved = true;
     using Filters = FilterLoaderAcross<Problem, Tuning>;
     using Pixels = typename Select<Problem::nhwc, PixelLoaderAlong<Problem, Tuning, interleaved, ImageNHWC<Problem>>,
                                    PixelLoaderAcross<Problem, Tuning, interleaved>>::type;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void implicit_gemm_patches(ElementsIn<Problem> dy, El
     __syncthreads();  // the pixel loader's table
     float acc[Tuning::thread_k][Tuning::thread_pixels] = {};
     Product(shared, filters, pixels, tiling).run(acc, Pixels::steps);
-    store_patches<Problem, Tuning, interleaved>(acc, tiling, bias, dx, places, first_pixel, tile_k * Tuning::tile_k);
+    store_patches<Problem, Tuning>(acc, tiling, bias, dx, places, first_pixel, tile_k * Tuning::tile_k);
 }
 
 }  // namespace leanconv
