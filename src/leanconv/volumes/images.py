@@ -20,8 +20,8 @@ def computed(problem: Problem) -> Problem:
 
 @lru_cache(maxsize=256)
 def as_images(problem: ConvProblem) -> ConvProblem:
-    """The problem that computes the volumes of ``problem`` on the same memory, of images where there is one; ``problem``
-    itself where there is none.
+    """The problem that computes the volumes of ``problem`` on the same memory, of images where there is one;
+    ``problem`` itself where there is none.
 
     - Tx1x1 (and 1x1x1): slices are the rows of an image, and the pixels of a slice its columns.
     - 1x1xS: the rows of all slices are those of one image.

@@ -147,9 +147,10 @@ def _usable(problem: ConvProblem) -> list[tuple[int, int]]:
 
 
 def _slices(problem: ConvProblem) -> list[int]:
-    """Slices of dx of a thread: multiples of the stride, more than one step where they are not too many; 1 of images."""
+    """Slices of dx of a thread: one step of the stride, and several where they are not too many; of images 1."""
     step = problem.stride_d
-    several = {step * min(times, ceil_div(problem.d, step)) for times in SLICES if step * times <= SLICES[-1]}
+    times = [min(times, ceil_div(problem.d, step)) for times in SLICES if step * times <= SLICES[-1]]
+    several = {step * each for each in times}
     return sorted({step, *several}) if problem.is_volume else [1]
 
 
