@@ -260,9 +260,7 @@ def prepared_bytes(problem: ConvProblem) -> int:
 
 def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
     """The launch that rearranges filters for `phase_groups`, from element ``first_weight`` of the packed ones on."""
-    # of volumes squares have 64 elements of 16 bits a side: rows of 128 bytes
-    side = SIDE * 4 // item_bytes(problem.dtype) if problem.is_volume else SIDE
-    tiles = ceil_div(problem.group_k, side) * ceil_div(problem.group_c * problem.taps, side)
+    tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.taps, SIDE)
     element, slices = DTYPES[problem.dtype].ctype, filter_slices(problem)
     if slices:
         slices = (*slices, ("apart_d", problem.stride_d // gcd(problem.stride_d, problem.dilation_d)))
@@ -279,11 +277,11 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
             ("first_weight", first_weight),
             *slices,
         ),
-        tuning=(("threads", THREADS), ("side", side)),
+        tuning=(("threads", THREADS), ("side", SIDE)),
         arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),
         grid=problem.groups * tiles,
         block=THREADS,
-        shared_bytes=item_bytes(problem.dtype) * side * (side + 1),
+        shared_bytes=item_bytes(problem.dtype) * SIDE * (SIDE + 1),
     )
 
 

@@ -27,9 +27,10 @@ from leanconv.problem import ConvProblem
 #: Outputs of a row that a thread computes, and rows that it walks down or loads at once.
 COLUMNS = {"NCHW": (4,), "NHWC": (4, 7, 8, 14)}
 WALKED_ROWS, WHOLE_ROWS = (7, 14, 28, 56), (1, 2, 3, 4, 7)
-#: Rows of outputs that a walking thread sums in an iteration, and rows of the image that are in flight meanwhile: of
-#: images, of volumes with one slice of outputs a thread, with several.
-UNROLLED, AHEAD = {"image": 2, "slice": 3, "slices": 2}, {"image": 2, "slice": 2, "slices": 1}
+#: Rows of outputs that a walking thread sums in an iteration, and rows of the image that are in flight meanwhile: fewer
+#: where a thread computes several slices. Explored (H200, 1dea0fb1): 3x3x3 filters on 54 x 13 x 40 x 40 took 35.5 µs
+#: with two of each, 38.7 with three rows an iteration; with bands of 14 rows 40 and 47.
+UNROLLED, AHEAD, AHEAD_OF_SLICES = 2, 2, 1
 #: Most taps of the layers that the speeds were fitted to: what it takes to load the filter is in them. Explored
 #: (H200, 1926f54): five layers of longer ones took 1.1 to 2.1 times as long as these say in NCHW.
 FITTED_TAPS = 49
@@ -89,12 +90,12 @@ def registers_needed(problem: ConvProblem, config: DepthwiseConfig) -> int:
     width = window(problem, config.columns) * deep(problem, config.slices)
     if config.whole:
         return loaded_rows(problem, config) * width + config.rows * config.slices * config.columns + problem.s + 40
-    sums = (live_rows(problem) - 1 + UNROLLED[_kind(problem, config)]) * config.slices * config.columns
-    return problem.taps + sums + (1 + AHEAD[_kind(problem, config)]) * width + 25
+    sums = (live_rows(problem) - 1 + UNROLLED) * config.slices * config.columns
+    return problem.taps + sums + (1 + _ahead(config)) * width + 25
 
 
-def _kind(problem: ConvProblem, config: DepthwiseConfig) -> str:
-    return "image" if not problem.is_volume else "slice" if config.slices == 1 else "slices"
+def _ahead(config: DepthwiseConfig) -> int:
+    return AHEAD if config.slices == 1 else AHEAD_OF_SLICES
 
 
 class DepthwiseWindow(DepthwiseStrategy):
@@ -132,8 +133,7 @@ class DepthwiseWindow(DepthwiseStrategy):
         return 4 * config.channels * _pitch(problem) if problem.layout == "NHWC" else 0
 
     def constants(self, problem: ConvProblem, config: DepthwiseConfig) -> Constants:
-        kind = _kind(problem, config)
-        return ("unrolled", UNROLLED[kind]), ("ahead", AHEAD[kind]), ("filter_pitch", _pitch(problem))
+        return ("unrolled", UNROLLED), ("ahead", _ahead(config)), ("filter_pitch", _pitch(problem))
 
     def cycles(self, problem: ConvProblem, config: DepthwiseConfig, target: Target) -> float:
         """That of the memory, or of the busiest multiprocessor's instructions and lines."""

@@ -164,7 +164,7 @@ class NchwSpeeds(Speeds):
     copied_per_cycle: float
     #: of a tile beside its stages, and more for each filter of 64 pixels
     tile: tuple[float, float]
-    #: of the sum over the CTAs of a cluster
+    #: of the sum over the CTAs of a cluster, for each of them
     split: float
     #: before the first tile of a launch, and of packing filters
     first: float
@@ -376,7 +376,7 @@ class NativeGemmNchw(TimedAlgorithm):
             of_tile = blocks * max(multiplied, _load_cycles(phase, config, speeds)) + speeds.tile[0]
             of_tile += speeds.tile[1] * config.m_tiles * config.filters
             launch = ceil_div(_tiles(phase, config) * config.split, target.multiprocessors) * of_tile + speeds.first
-            launch += speeds.split if config.split > 1 else 0
+            launch += speeds.split * config.split if config.split > 1 else 0
             packing = speeds.pack + _filter_bytes(phase, config.filters) / speeds.packed_per_cycle
             time += times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
