@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sphinx.util import logging
@@ -14,6 +15,7 @@ copyright = f"2026, {author}"
 version = release = leanconv.__version__
 root_doc = "index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions += ["sphinx_gallery.gen_gallery"]
 
 # A link to a heading is what repositories' web views make of it; the longest headings are of the fourth level.
 myst_heading_anchors = 4
@@ -31,6 +33,19 @@ python_maximum_signature_line_length = 88
 toc_object_entries_show_parents = "hide"
 add_module_names = True
 
+# The gallery: every example is executed, and one that raises fails the build.
+sphinx_gallery_conf = {
+    "examples_dirs": str(Path(__file__).resolve().parents[1] / "examples" / "gallery"),
+    "gallery_dirs": "gallery",
+    "filename_pattern": r"\.py",
+    "within_subsection_order": "FileNameSortKey",
+    "only_warn_on_example_error": False,
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 1e9,
+    "write_computation_times": False,
+}
+
 html_theme = "pydata_sphinx_theme"
 html_title = f"leanconv {version}"
 html_show_sourcelink = False
@@ -41,6 +56,7 @@ html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,
     "navbar_align": "left",
+    "header_links_before_dropdown": 6,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
     "footer_end": [],

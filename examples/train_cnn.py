@@ -322,6 +322,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--data", type=Path, help="scikit-learn's digits.csv.gz, where scikit-learn is not installed")
     parser.add_argument("--json", type=Path, help="file for the results; rows that it has are replaced")
+    parser.add_argument("--revision", help="of the sources, for --json, where git does not know it")
     parser.add_argument(
         "--own-statistics", action="store_true",
         help="under torchrun: BatchNorm by each process's own images, as DistributedDataParallel does by itself",
@@ -365,7 +366,7 @@ def main() -> None:
         if first:
             print(say(row), flush=True)
             if given.json:
-                write(given.json, row, source)
+                write(given.json, row, source, given.revision)
     if in_group():
         torch.distributed.destroy_process_group()
 
@@ -383,7 +384,7 @@ def say(row: dict[str, Any]) -> str:
     return words
 
 
-def write(path: Path, row: dict[str, Any], source: str) -> None:
+def write(path: Path, row: dict[str, Any], source: str, revision: str | None = None) -> None:
     """Put a row into a results file, in place of one for the same."""
     from leanconv.bench import columns, machine
 
@@ -391,7 +392,7 @@ def write(path: Path, row: dict[str, Any], source: str) -> None:
     kept = columns.read(path)["rows"] if path.exists() else []
     same = ("problem", "engine", "optimiser", "seed", "gpus", "own_statistics", "bucket_mb")
     rows = [old for old in kept if any(old.get(key) != row.get(key) for key in same)] + [row]
-    about = machine.describe(cuda, None, {"torch": torch.__version__}, None)
+    about = machine.describe(cuda, None, {"torch": torch.__version__}, revision)
     columns.write(path, {"machine": about, "images": source, "rows": rows})
 
 

@@ -40,7 +40,18 @@ def _simple(name: str, module: str, what: str) -> None:
 
 _simple("numerics", "numerics", "Measure errors against float64 of every algorithm that this machine can run.")
 _simple("first-calls", "first_calls", "Measure how long the first run of a network waits for its kernels, on this GPU.")
-_simple("cpu", "cpu", "Measure the CPU engine beside other libraries on this machine, and whether its choice is good.")
+_simple("large", "large", "Measure layers of volumes that are large for a card: memory, time, errors.")
+_simple("at-scale", "at_scale", "Simulate many processes that start at once, on this machine, without a GPU.")
+
+
+@app.command()
+def cpu(
+    results: Records = RESULTS, seconds: command_line.Seconds = None, revision: command_line.Revision = None
+) -> None:
+    """Measure the CPU engine beside other libraries on this machine, and its choice; rows of this revision stay."""
+    from report.cpu import measure
+
+    print(measure(results, revision, seconds))
 
 
 @app.command()
@@ -50,18 +61,6 @@ def refit(results: Records = RESULTS) -> None:
 
     for path in measure(results):
         print(path)
-
-
-@app.command()
-def networks(
-    names: Annotated[list[str] | None, typer.Argument(help="Networks; by default all.")] = None,
-    results: Records = RESULTS,
-    revision: command_line.Revision = None,
-) -> None:
-    """Measure whole networks of torchvision on this machine's GPU, with leanconv's convolutions and PyTorch's."""
-    from report.networks import NETWORKS, measure
-
-    print(measure(results, revision, _known("network", names, NETWORKS)))
 
 
 @app.command()
@@ -76,8 +75,7 @@ def modes(
     revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
-    from report.modes import MODES, PASSES, measure
-    from report.networks import NETWORKS
+    from report.modes import MODES, NETWORKS, PASSES, measure
 
     chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
     print(measure(results, revision, *chosen, seconds, compiled, tuned))
@@ -94,14 +92,12 @@ def layers(
     results: Records = RESULTS,
     seconds: command_line.Seconds = None,
     revision: command_line.Revision = None,
-    others: Annotated[
-        bool, typer.Option("--others", help="Gradients, 16 bits and groups; one candidate each.")
-    ] = False,
+    volumes: Annotated[bool, typer.Option("--volumes", help="Those of networks of videos.")] = False,
 ) -> None:
-    """Tune the layers of torchvision's networks on this machine's GPU, beside PyTorch's own convolution."""
+    """Time what is chosen for the layers of torchvision's networks on this machine's GPU, beside PyTorch's."""
     from report.layers import measure
 
-    print(measure(results, seconds, revision, others))
+    print(measure(results, seconds, revision, volumes))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,8 +8,11 @@ alternate, and the least of each one's times counts: what else a machine does ca
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib import import_module
@@ -36,7 +39,12 @@ from report import records
 
 #: How often all layers are gone through, how often the engines alternate on one, and the seconds of a sample.
 ROUNDS, SAMPLES, SAMPLE_S = 4, 4, 0.003
+#: Rows whose rounds follow each other, and how many times as long as the quickest an engine takes that has one round.
+TOGETHER, FAR = 20, 4.0
 alternating = partial(time_in_turn, number=SAMPLES, sample_s=SAMPLE_S)
+#: A row of a results file, and the calls that it has times of.
+Row = tuple[dict[str, Any], dict[str, Callable[[], Any]]]
+Maker = Callable[[], Row]
 #: What is measured.
 GIVEN = json.loads((Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json").read_text(encoding="utf-8"))
 
@@ -57,7 +65,7 @@ def calls() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     yield from ((about, given) for about in GIVEN["calls"] for given in about["calls"])
 
 
-def call_row(about: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def call_row(about: dict[str, Any], given: dict[str, Any]) -> Row:
     """The times of a call and of its peers, named by their libraries. Raises RuntimeError where results differ."""
     rng, (dtype, *shape) = np.random.default_rng(0), about["x"]
     x: Any = (rng.random(shape) * 255).astype(dtype)
@@ -71,11 +79,12 @@ def call_row(about: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     for name, result in results.items():
         if not (apart := np.abs(result - results["leanconv"]).max()) <= allowed:
             raise RuntimeError(f"{given['call']}: {name} is {apart:.3g} apart")
-    return {"group": about["group"], "problem": given["call"], "us": alternating(made)}
+    return {"group": about["group"], "problem": given["call"], "us": alternating(made)}, made
 
 
-def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
-    """What computes a layer, by algorithm, and PyTorch. Raises RuntimeError where a result of ours is not right."""
+def _calls(problem: ConvProblem) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
+    """What computes a layer, by algorithm, and PyTorch; and the microseconds of algorithms whose first call took far
+    longer than the quickest's. Raises RuntimeError where a result of ours is not right."""
     import torch
 
     operands = Operands(problem, gpu=False)
@@ -85,40 +94,82 @@ def _calls(problem: ConvProblem) -> dict[str, Callable[[], Any]]:
     calls: dict[str, Callable[[], Any]] = {
         name: partial(leanconv.conv2d, x, w, *how, layout=problem.layout, algorithm=name) for name in named
     }
-    check = Check(operands)
+    check, first = Check(operands), {}
     for name, call in calls.items():
-        if not (error := check.error(call(), problem.layout)) <= 1e-5:
+        begin = time.process_time()
+        result = call()
+        first[name] = (time.process_time() - begin) * 1e6
+        if not (error := check.error(result, problem.layout)) <= 1e-5:
             raise RuntimeError(f"{format_problem(problem)} {name}: differs by {error:.3g} from float64")
     theirs = (as_nchw(torch.from_numpy(array), problem.layout) for array in (x, w))
-    return {**calls, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}
+    slow = {name: round(us, 1) for name, us in first.items() if us > 1e4 and us > 3 * FAR * min(first.values())}
+    kept = {name: call for name, call in calls.items() if name not in slow}
+    return {**kept, "PyTorch": partial(torch.nn.functional.conv2d, *theirs, *how)}, slow
 
 
-def row(group: str, problem: ConvProblem) -> dict[str, Any]:
-    about = {"group": group, "layout": problem.layout, "problem": format_problem(problem)}
-    return {**about, "chosen": choose(problem, None).algorithm.name, "us": alternating(_calls(problem))}
+def row(group: str, problem: ConvProblem) -> Row:
+    about, (made, slow) = (
+        {"group": group, "layout": problem.layout, "problem": format_problem(problem)},
+        _calls(problem),
+    )
+    return {**about, "chosen": choose(problem, None).algorithm.name, "us": {**slow, **alternating(made)}}, made
 
 
-def measure(results: Path, revision: str | None = None) -> Path:
-    """Measure on this machine's CPU; returns the last results file. Other work comes and goes: so rounds lie apart."""
-    import cv2
-    import scipy
+def measure(results: Path, revision: str | None = None, seconds: float | None = None) -> Path:
+    """Measure on this machine's CPU; returns the last results file. Other work comes and goes: so rounds lie apart.
+
+    What the files have of this revision stays; after so many seconds no further rows are begun. Calls are left out,
+    with a warning, where a library is missing that they are compared with.
+    """
     import torch
 
     torch.set_num_threads(1)
-    cv2.setNumThreads(1)
     os.environ["LEANCONV_THREADS"] = "1"
-    versions = {"torch": torch.__version__, "opencv": cv2.__version__, "scipy": scipy.__version__}
+    versions, begun = {"torch": str(torch.__version__)}, time.monotonic()
+    missing = [module for module in GIVEN["modules"].values() if importlib.util.find_spec(module.split(".")[0]) is None]
+    if missing:
+        print(f"{' and '.join(missing)} missing: layers alone are measured", file=sys.stderr)
+    else:
+        import cv2
+        import scipy
+
+        cv2.setNumThreads(1)
+        versions |= {"opencv": cv2.__version__, "scipy": scipy.__version__}
     about = machine.describe(False, None, versions, revision)
-    files = {"choice": [partial(row, *each) for each in every()], "calls": [partial(call_row, *e) for e in calls()]}
-    with threadpool_limits(1), progress(ROUNDS * sum(map(len, files.values()))) as begin:
+    files: dict[str, list[tuple[str, Maker]]] = {
+        "choice": [(format_problem(problem), partial(row, group, problem)) for group, problem in every()],
+        "calls": [] if missing else [(given["call"], partial(call_row, group, given)) for group, given in calls()],
+    }
+    longest = 0.0
+    with threadpool_limits(1):
         for name, makers in files.items():
-            made: dict[int, dict[str, Any]] = {}
-            for i, make in enumerate(makers * ROUNDS):
-                begin(name)
-                best = made.setdefault(i % len(makers), again := make())
-                best["us"] = {engine: min(us, again["us"][engine]) for engine, us in best["us"].items()}
-            path = records.write(results, name, about, made.values(), turns=ROUNDS * SAMPLES)
+            path, rows = records.begun(results, name, about)
+            # calls of one name differ by their arrays: rows follow the list
+            rows = rows if all(each["revision"] == about["git_revision"] for each in rows) else []
+            rows = [{key: kept for key, kept in each.items() if key not in ("revision", "date")} for each in rows]
+            with progress(len(makers) - len(rows)) as begin:
+                while len(rows) < len(makers):
+                    start = time.monotonic()
+                    if seconds is not None and start - begun + longest > seconds:
+                        return path
+                    rows += _measured([make for _, make in makers[len(rows) : len(rows) + TOGETHER]], begin)
+                    longest = max(longest, time.monotonic() - start)
+                    path = records.write(results, name, about, rows, turns=ROUNDS * SAMPLES)
     return path
+
+
+def _measured(makers: list[Maker], begin: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Rows, gone through several times; engines that take far longer than the quickest only once."""
+    made = []
+    for make in makers:
+        begin("measuring")
+        made.append(make())
+    for _ in range(ROUNDS - 1):
+        for row, calls in made:
+            most = FAR * min(row["us"].values())
+            again = alternating({name: call for name, call in calls.items() if row["us"][name] <= most})
+            row["us"] |= {name: min(us, row["us"][name]) for name, us in again.items()}
+    return [row for row, _ in made]
 
 
 def excess(row: dict[str, Any]) -> float:

@@ -19,17 +19,14 @@ _OWN = {
     "native_gemm_tf32": "#f4a582", "native_gemm_nchw": "#8c2d04", "im2win_fused": "#d55e00", "im2win": "#e69f00",
     "implicit_gemm": "#f0e442", "winograd1d": "#9e0142", "winograd2d": "#f6a5b5", "direct_tiled": "#5e4fa2",
     "direct": "#7a3b00",
+    "tensor_gemm_sync": "#b35806",
 }  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}
 _CUDNN = {
-    "implicit_gemm": ("cuDNN implicit GEMM", "#c6dbef"),
-    "implicit_precomp_gemm": ("cuDNN precomputed", "#6baed6"),
-    "gemm": ("cuDNN GEMM", "#08519c"),
-    "fft": ("cuDNN FFT", "#009e73"),
-    "fft_tiling": ("cuDNN FFT tiling", "#74c9ad"),
-    "winograd": ("cuDNN Winograd", "#8a4f7d"),
-    "winograd_nonfused": ("cuDNN Winograd non-fused", "#cc79a7"),
-}
+    "implicit_gemm": ("cuDNN implicit GEMM", "#c6dbef"), "implicit_precomp_gemm": ("cuDNN precomputed", "#6baed6"),
+    "gemm": ("cuDNN GEMM", "#08519c"), "fft": ("cuDNN FFT", "#009e73"), "fft_tiling": ("cuDNN FFT tiling", "#74c9ad"),
+    "winograd": ("cuDNN Winograd", "#8a4f7d"), "winograd_nonfused": ("cuDNN Winograd non-fused", "#cc79a7"),
+}  # fmt: skip
 _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
 _DASHED = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 

@@ -19,17 +19,14 @@ from leanconv.bench import machine
 from leanconv.bench.format import Table
 from report import records
 
-#: Suites of the layers of whole networks.
-NETWORKS = ("resnet-50", "inception-v3")
+#: Suites of the layers of whole networks. Each takes a minute or more, most of it one by one.
+NETWORKS = ("resnet-50",)
 #: Ways to come to a network's kernels, in the order of measuring, and what they are.
 WAYS = {
     "one by one": "each layer's first call compiles its own, with an empty disk cache",
     "side by side": "`leanconv.precompile`, with an empty disk cache",
     "from disk": "`leanconv.precompile`, with the disk cache that the way before has filled",
 }
-#: NVRTC's own cache is switched off: what it finds there it does not compile.
-_COLD = {"CUDA_CACHE_DISABLE": "1"}
-
 _MEASURE = """
 import json, sys, time
 import leanconv
@@ -47,7 +44,8 @@ print(json.dumps({"layers": len(layers), "kernels": kernels, "compiled": compile
 
 
 def _measured(network: str, way: str, folder: str) -> dict[str, Any]:
-    environment = {**os.environ, **_COLD, "LEANCONV_CACHE_DIR": folder}
+    # NVRTC's own cache is switched off: what it finds there it does not compile
+    environment = {**os.environ, "CUDA_CACHE_DISABLE": "1", "LEANCONV_CACHE_DIR": folder}
     command = [sys.executable, "-c", _MEASURE, network, way]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -1,11 +1,13 @@
 """docs/networks.md: whole networks in each arithmetic that people run, with leanconv's convolutions and without.
 
 ``python -m report modes`` needs a GPU, PyTorch and torchvision, and writes benchmarks/results/<machine>/modes.json: a
-row for each network, mode and kind of pass. Tensors are channels last.
+row for each network, mode and kind of pass. leanconv runs channels last, PyTorch in both layouts, of which the quicker
+counts.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,16 +18,32 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from leanconv.bench.format import size
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
+from report.drawing import bars, finish, legend, panels, refuse_empty
 from report.fields import ratio
-from report.networks import NETWORKS, captured
 
+#: Names for `models.build`, and the shape of the input: a batch, channels, of videos frames, height and width.
+NETWORKS = {
+    "vgg16": (64, 3, 224, 224), "resnet50": (64, 3, 224, 224), "unet": (8, 3, 256, 256), "vae_decoder": (4, 4, 32, 32),
+    "edsr": (16, 3, 96, 96), "convnext_tiny": (32, 3, 224, 224), "mobilenet_v3_large": (64, 3, 224, 224),
+    "efficientnet_b0": (32, 3, 224, 224), "densenet121": (32, 3, 224, 224), "resnet18": (64, 3, 224, 224),
+    "resnext50_32x4d": (32, 3, 224, 224), "inception_v3": (32, 3, 299, 299), "regnet_y_1_6gf": (32, 3, 224, 224),
+    "wide_resnet50_2": (32, 3, 224, 224), "efficientnet_v2_s": (32, 3, 224, 224),
+    "shufflenet_v2_x1_0": (64, 3, 224, 224), "squeezenet1_1": (64, 3, 224, 224),
+    "r3d_18": (8, 3, 16, 112, 112), "mc3_18": (8, 3, 16, 112, 112), "r2plus1d_18": (8, 3, 16, 112, 112),
+    "s3d": (8, 3, 16, 224, 224), "mvit_v2_s": (8, 3, 16, 224, 224), "swin3d_t": (4, 3, 16, 224, 224),
+}  # fmt: skip
+#: Those of videos.
+VIDEOS = tuple(name for name, shape in NETWORKS.items() if len(shape) == 5)
 #: Networks whose training step is measured too.
-TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0")
+TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
 #: Rounds in which both sides are timed one after the other, and microseconds of each side in a round.
 _ROUNDS, _ROUND_US = 7, 15000.0
+#: How many images are computed in float64 too.
+_EXACT = 4
 
 
 @dataclass(frozen=True)
@@ -45,8 +63,18 @@ MODES = {
     "16-bit": Mode("16 bits", True, half=True),
 }
 PASSES = ("forward", "training")
+#: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
+_SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
 #: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, eagerly, under torch.compile.
 WAYS = ("graph", "tuned", "eager", "compile")
+
+
+def memory_format(x: Any, layout: str) -> Any:
+    """What PyTorch calls a layout of images or of videos."""
+    import torch
+
+    last = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
+    return last if layout == "NHWC" else torch.contiguous_format
 
 
 def elapsed_us(call: Callable[[], Any], count: int) -> float:
@@ -69,26 +97,69 @@ def in_turn(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: statistics.median(each[name] for each in rounds) for name in calls}
 
 
-def eager(call: Callable[[], Any], patch: Any) -> dict[str, float]:
-    """Microseconds of a call without ``patch`` and with it, in rounds: hosts are faster and slower by the second."""
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A CUDA graph of ``call``, and what the graph computes when it is replayed. Its memory is the graph's own."""
+    import torch
+
+    here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        call()
+    here.wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def eager(calls: dict[str, Callable[[], Any]], patch: Any) -> dict[str, float]:
+    """Microseconds of each call in rounds, as hosts are faster and slower by the second: that of ``leanconv`` with
+    ``patch``, the others without."""
     from leanconv.torch import registration
 
-    samples: dict[str, list[float]] = {"torch": [], "leanconv": []}
+    samples: dict[str, list[float]] = {who: [] for who in calls}
     for _ in range(3):
-        call()
-    count = max(2, ceil(_ROUND_US / elapsed_us(call, 2)))
+        calls["leanconv"]()
+    count = max(2, ceil(_ROUND_US / elapsed_us(calls["leanconv"], 2)))
     for _ in range(_ROUNDS):
-        samples["leanconv"].append(elapsed_us(call, count))
+        samples["leanconv"].append(elapsed_us(calls["leanconv"], count))
         registration.remove(patch)
         while registration._libraries:  # kept for other threads, of which none computes
             registration._libraries.popitem()[1]._destroy()
         try:
-            call()
-            samples["torch"].append(elapsed_us(call, count))
+            for who in samples.keys() - {"leanconv"}:
+                calls[who]()
+                samples[who].append(elapsed_us(calls[who], count))
         finally:
             registration.add(patch)
-        call()
-    return {f"{who}_eager_us": round(statistics.median(each), 1) for who, each in samples.items()}
+        calls["leanconv"]()
+    return _fields("eager", {who: statistics.median(each) for who, each in samples.items()})
+
+
+def _fields(way: str, us: dict[str, float]) -> dict[str, float]:
+    """Times as fields of a row: those of PyTorch in each layout, and in the quicker."""
+    theirs = [each for who, each in us.items() if who != "leanconv"]
+    us = {**us, **({"torch": min(theirs)} if theirs else {})}
+    return {f"{who}_{way}_us": round(each, 1) for who, each in us.items()}
+
+
+def _peak(call: Callable[[], Any]) -> int:
+    """Bytes that the device holds at most during a call, besides what it holds before."""
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return int(torch.cuda.max_memory_allocated()) - before
+
+
+def in_layouts(model: Any, x: Any) -> dict[str, tuple[Any, Any]]:
+    """Model and input as PyTorch runs them: as they are, channels last, and as copies channels first."""
+    import torch
+
+    first = copy.deepcopy(model).to(memory_format=torch.contiguous_format), x.contiguous()
+    return dict(zip(("torch_nchw", "torch_nhwc"), (first, (model, x)), strict=True))
 
 
 def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
@@ -101,11 +172,12 @@ def network(name: str, mode: Mode, training: bool) -> tuple[Any, Any]:
     with torch.device("cuda"):
         model: Any = models.build(name)
         x = torch.randn(NETWORKS[name])
-    model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    form = memory_format(x, "NHWC")
+    model, x = model.to(memory_format=form), x.contiguous(memory_format=form)
     for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
+        if isinstance(module, (torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)):
             module.momentum = 1.0
-    with torch.no_grad():
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, benchmark=False):
         model.train()(x[:4])
     if mode.half and not training:
         model, x = model.half(), x.half()
@@ -129,7 +201,7 @@ def step(model: Any, x: Any, mode: Mode) -> Callable[[], Any]:
 
 
 def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool, tuned: bool) -> dict[str, Any]:
-    """Times of PyTorch's and of leanconv's forward pass, and how far apart the results are.
+    """Times, errors against float64 and peaks of memory of PyTorch's and of leanconv's forward pass.
 
     What tuning finds is kept in LEANCONV_TUNING_DIR; so it comes last, after what is measured without tables.
     """
@@ -138,34 +210,42 @@ def measure_forward(model: Any, x: Any, mode: Mode, compiled: bool, tuned: bool)
     import leanconv.torch
 
     with torch.inference_mode():
-        call = partial(model, x)
-        call()
-        graph, y = captured(call)
-        graphs, others = {"torch": graph}, {"torch": _compiled_graph(model, x)} if compiled else {}
+        exact = copy.deepcopy(model).double()(x[:_EXACT].double())
+        calls = {who: partial(net, given) for who, (net, given) in in_layouts(model, x).items()}
+        peaks, graphs, results = dict[str, int](), dict[str, Any](), dict[str, Any]()
+        for who, call in calls.items():
+            call()
+            peaks[who] = _peak(call)
+            graphs[who], results[who] = captured(call)
+        call = calls["torch_nhwc"]
+        others = {"torch": _compiled_graph(model, x)} if compiled else {}
         with leanconv.torch.enable(model, precision=mode.precision) as taken:
             begin = time.perf_counter()
             leanconv.torch.warm_up(model, x, progress=False)
             waited = time.perf_counter() - begin
-            us = eager(call, taken)
-            graphs["leanconv"], ours_y = captured(call)
+            us = eager({"leanconv": call, **calls}, taken)
+            peaks["leanconv"] = _peak(call)
+            graphs["leanconv"], results["leanconv"] = captured(call)
             if compiled:
                 others["leanconv"] = _compiled_graph(model, x)
             report = taken.report()
         us |= _replays("graph", graphs) | _replays("compile", others)
+        best = min(calls, key=lambda who: us[f"{who}_graph_us"])
+        found: dict[str, Any] = {"quicker": best.removeprefix("torch_").upper()}
+        for who, kept in (("torch", best), ("leanconv", "leanconv")):
+            graphs[kept].replay()
+            apart = (results[kept][:_EXACT].double() - exact).norm() / exact.norm()
+            found |= {f"{who}_error": float(apart), f"{who}_peak_bytes": peaks[kept]}
         if tuned:
             with leanconv.torch.enable(model, precision=mode.precision, tune=x):
-                us |= _replays("tuned", {"torch": graph, "leanconv": captured(call)[0]})
-        graphs["torch"].replay()
-        graphs["leanconv"].replay()
-        apart = float((ours_y.double() - y.double()).norm() / y.double().norm())
+                us |= _replays("tuned", {"torch": graphs[best], "leanconv": captured(call)[0]})
     counts = {"taken": len(report.taken), "left": len(report.left), "packed_bytes": report.packed_bytes}
-    return us | counts | {"apart": apart, "warm_up_s": round(waited, 1)}
+    return us | counts | found | {"warm_up_s": round(waited, 1)}
 
 
 def _replays(way: str, graphs: dict[str, Any]) -> dict[str, float]:
     """Microseconds of each graph's replay, as fields of a row."""
-    spent = in_turn({who: graph.replay for who, graph in graphs.items()})
-    return {f"{who}_{way}_us": round(us, 1) for who, us in spent.items()}
+    return _fields(way, in_turn({who: graph.replay for who, graph in graphs.items()}))
 
 
 def _compiled_graph(model: Any, x: Any) -> Any:
@@ -178,15 +258,21 @@ def _compiled_graph(model: Any, x: Any) -> Any:
 
 
 def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
-    """Times of a training step, in turn without leanconv and with it."""
+    """Times and peaks of memory of a training step, in turn without leanconv and with it."""
     import leanconv.torch
 
-    run = step(model, x, mode)
-    run()
+    calls = {who: step(net, given, mode) for who, (net, given) in in_layouts(model, x).items()}
+    run = calls["torch_nhwc"]
+    for call in calls.values():
+        call()
+    peaks = {"torch": min(_peak(call) for call in calls.values())}
     with leanconv.torch.enable(model, precision=mode.precision) as taken:
-        us = eager(run, taken)
+        us = eager({"leanconv": run, **calls}, taken)
+        peaks["leanconv"] = _peak(run)
         report = taken.report()
-    return us | {"taken": len(report.taken), "left": len(report.left)}
+    return (
+        us | {"taken": len(report.taken), "left": len(report.left)} | {f"{who}_peak_bytes": peaks[who] for who in peaks}
+    )
 
 
 def measure(
@@ -227,21 +313,74 @@ def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
 
 def section(record: dict[str, Any]) -> str:
     """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
-    of = {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
+    of, lines = _by_key(record), []
     columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
     ways = {
         column: [way for way in WAYS if any(key[1:] == column and f"torch_{way}_us" in row for key, row in of.items())]
         for column in columns
     }
-    lines = []
-    for network in dict.fromkeys(row["network"] for row in record["rows"]):
-        cells = [" / ".join(_ratio(of.get((network, *column)), way) for way in ways[column]) for column in columns]
-        lines.append([network, *(cell if set(cell) - set("– /") else "–" for cell in cells)])
+    for network in dict.fromkeys(key[0] for key in of):
+        lines.append([network, *(_ratios(of.get((network, *column)), *ways[column]) for column in columns)])
     heads = [f"{kind}: {MODES[mode].title} ({' / '.join(ways[kind, mode])})" for kind, mode in columns]
     table = records.table((["network", *heads], lines))
     return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's.\n\n{table}"
 
 
-def _ratio(row: dict[str, Any] | None, way: str) -> str:
-    key = f"torch_{way}_us"
-    return ratio(row[key] / row[f"leanconv_{way}_us"]) if row and key in row else "–"
+def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:
+    """A line for each network: PyTorch's time over leanconv's, forward as a CUDA graph / eagerly, a step; memory."""
+    of, lines = _by_key(record), []
+    for network in networks or dict.fromkeys(key[0] for key in of):
+        forward = [_ratios(of.get((network, "forward", mode)), "graph", "eager") for mode in _SHORT]
+        steps = [_ratios(of.get((network, "training", mode)), "eager") for mode in _SHORT]
+        lines.append([network, *forward, *steps, _sizes(of.get((network, "forward", "fp32")))])
+    heads = ["network", *_SHORT.values(), *(f"step, {title}" for title in _SHORT.values()), "memory, ours / theirs"]
+    return records.table((heads, lines))
+
+
+def _sizes(row: dict[str, Any] | None) -> str:
+    """Peaks of memory of a pass, ours and PyTorch's."""
+    peaks = [(row or {}).get(f"{who}_peak_bytes") for who in ("leanconv", "torch")]
+    return " / ".join(map(size, peaks)) if None not in peaks else "–"
+
+
+def picture(record: dict[str, Any], path: Path) -> None:
+    """Bars of how many times as fast as PyTorch in the same mode a forward pass is, of networks that all modes have."""
+    of = _by_key(record)
+    names = [name for name in NETWORKS if all("leanconv_graph_us" in of.get((name, "forward", m), {}) for m in _SHORT)]
+    refuse_empty(names)
+    heights: dict[str, list[float | None]] = {"PyTorch": [1.0] * len(names)}
+    for mode, title in _SHORT.items():
+        rows = [of[name, "forward", mode] for name in names]
+        heights[f"leanconv, {title}"] = [row["torch_graph_us"] / row["leanconv_graph_us"] for row in rows]
+    colours = dict(zip(heights, ("#8c8c8c", "#d55e00", "#e69f00", "#f0e442"), strict=True))
+    figure, (axis,) = panels(1, 1, (9.5, 3.4))
+    bars(axis, names, heights, colours)
+    legend(axis, colours)
+    gpu = record["machine"]["gpu"]
+    finish(figure, path, f"Whole networks on one {gpu}, forward: times as fast as PyTorch in the same mode")
+
+
+def _by_key(record: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
+
+
+def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
+    pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
+    cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
+    return " / ".join(cells) if set(cells) - {"–"} else "–"
+
+
+def strict(record: dict[str, Any]) -> str:
+    """Networks in strict FP32, PyTorch in its quicker layout: milliseconds, the ratio, errors, memory of a pass."""
+    lines = []
+    for row in record["rows"]:
+        # the rows of earlier forms have no errors
+        if (row["mode"], row["pass"]) == ("fp32", "forward") and "quicker" in row:
+            theirs, ours = row["torch_graph_us"], row["leanconv_graph_us"]
+            errors = " / ".join(f"{row[f'{who}_error']:.1e}" for who in ("leanconv", "torch"))
+            times = f"{theirs / 1000:.2f} ({row['quicker']})", f"{ours / 1000:.2f}", ratio(theirs / ours)
+            taken = f"{row['taken']} of {row['taken'] + row['left']}"
+            lines.append([row["network"], str(row["batch"]), *times, errors, _sizes(row), taken])
+    heads = ["network", "batch", "PyTorch, ms", "leanconv, ms", "×", "error, ours / theirs", "memory, ours / theirs"]
+    said = f"{records.origin_of_rows(record)}. A forward pass as a CUDA graph."
+    return f"{said}\n\n{records.table(([*heads, 'taken'], lines))}"

@@ -24,7 +24,7 @@ from leanconv.bench.suites import dense_filter
 from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import Algorithm
-from leanconv.plan import Plan, Target
+from leanconv.plan import Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.launch import why_no_gpu
@@ -78,17 +78,13 @@ def _runners(problem: Problem, gpu: bool) -> Iterator[tuple[Algorithm, str, Call
             yield engine, "CPU", partial(engine.run, problem)
     for algorithm in ALGORITHMS if gpu else ():
         own = _at_own_level(problem, algorithm)
-        if not algorithm.reasons(own, _target()):
+        if not algorithm.reasons(own, launch.open_device(0).target):
             yield algorithm, "GPU", _on_gpu(plan_of(algorithm, own), problem)
 
 
 def _at_own_level(problem: Problem, algorithm: Algorithm) -> Problem:
     """The problem with the precision that the algorithm declares, so that the loose ones take part too."""
     return replace(problem, precision=algorithm.precision) if problem.kind == "conv2d" else problem
-
-
-def _target() -> Target:
-    return launch.open_device(0).target
 
 
 def _on_gpu(plan: Plan, problem: Problem) -> Callable[..., Any]:
@@ -149,7 +145,7 @@ def compile_kernels() -> None:
     plans: list[Plan] = []
     for problem, algorithm in product(_problems(LAYERS, FILTERS), ALGORITHMS):
         own = _at_own_level(problem, algorithm)
-        plans += [plan_of(algorithm, own)] if not algorithm.reasons(own, _target()) else []
+        plans += [plan_of(algorithm, own)] if not algorithm.reasons(own, launch.open_device(0).target) else []
     compile_ahead(plans)
 
 

@@ -6,7 +6,7 @@ A document holds blocks such as::
     <!-- /made -->
 
 The words after ``made:`` are what to make (`MAKERS`), the results file it is made of (``im2win``, ``im2win-nhwc``,
-``opencnn-nhwc``, ``networks``), and settings. ``python -m report pages`` writes what belongs between the two lines,
+``opencnn-nhwc``, ``modes``), and settings. ``python -m report pages`` writes what belongs between the two lines,
 for each machine that has such a file; figures go to ``docs/pictures/<machine>-<file>-<what>.png``. Outside the blocks
 only the fields of report/fields.py change. Blocks ``made by research:`` are those of ``python -m research pages``.
 """
@@ -30,13 +30,14 @@ from leanconv.dtypes import GPU_LAYERS
 from leanconv.options import PRECISIONS, Op
 from leanconv.runtime.files import write_text
 from report import (
+    at_scale,
     comparisons,
     cpu,
     figures,
     first_calls,
+    large,
     layers,
     modes,
-    networks,
     numerics,
     performance,
     records,
@@ -118,19 +119,22 @@ MAKERS: dict[str, Maker] = {
     },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
+    "large": Maker(large.section),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
-    "memory-summary": Maker(performance.memory),
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),
+    "starts": Maker(at_scale.section),
     "cpu": Maker(cpu.section),
     "cpu-calls": Maker(cpu.calls_section),
     "layers": Maker(layers.section),
-    "others": Maker(layers.others),
     "modes": Maker(modes.section),
-    "networks": Maker(networks.section),
+    "short": Maker(modes.short),
+    "strict": Maker(modes.strict),
+    "networks-figure": Maker(
+        modes.picture, shows="Bars: how many times as fast as PyTorch whole networks run in three modes"
+    ),
     "training": Maker(training.section),
-    "processes": Maker(training.processes),
     # computed from the timed candidates, which say themselves of which kernels they are
     "tuning": Maker(refit.section, read=records.read),
 }

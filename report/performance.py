@@ -1,35 +1,22 @@
-"""docs/performance.md, which a reader finishes in two minutes: networks, then a row for each suite and mode."""
+"""docs/performance.md, which a reader finishes in two minutes: a row for each suite and mode."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from leanconv.bench.format import size
 from leanconv.bench.results import Results, Row, geometric_mean
 from report import records
 from report.fields import ratio, side
-from report.networks import better
 
 #: Peers of the two columns of ratios: PyTorch in strict FP32, then what else users take. The first that a file has.
 _STRICT = {"": "pytorch", "one channel": "torch"}
 _OTHERS = {"TF32": "tf32", "16 bits": "16-bit", "NPP": "npp"}
 
 
-def memory(record: dict[str, Any]) -> str:
-    """Networks in strict FP32, each side in its better layout: the ratio, errors, memory of a pass."""
-    rows, lines = records.dated(record), []
-    for network in dict.fromkeys(row["network"] for row in rows):
-        theirs, ours = better([row for row in rows if row["network"] == network])
-        errors = f"{ours['error']:.1e} / {theirs['error']:.1e}"
-        memory = f"{size(ours['peak_bytes'])} / {size(theirs['peak_bytes'])}"
-        lines.append([network, str(ours["batch"]), ratio(theirs["us"] / ours["us"]), errors, memory])
-    table = ["network", "batch", "× PyTorch, strict FP32", "error, ours / theirs", "memory, ours / theirs"], lines
-    return f"{records.origin_of_rows(record)}. A forward pass as a CUDA graph.\n\n{records.table(table)}"
-
-
-def suites(found: Sequence[Results]) -> str:
-    """A line for each results file of a suite: what `auto` picks against PyTorch, layer by layer."""
+def suites(found: Sequence[Results], only: Sequence[str] = ()) -> str:
+    """A line for each results file of a suite, or of those named: what `auto` picks against PyTorch, layer by layer."""
+    found = [content for content in found if content.suite in only or not only]
     about = dict.fromkeys(records.origin(content.machine) for content in found)
     heads = ["suite", "layers", "missing", "× PyTorch, strict FP32", "× TF32, 16 bits or NPP"]
     heads += ["error, ours / theirs", "workspace, ours / theirs"]

@@ -25,7 +25,7 @@ from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.contract import TimedAlgorithm
 from leanconv.kernels.cost import Fit, launch_cycles
 from leanconv.perf import tables
-from leanconv.perf.tables import Entry, Table
+from leanconv.perf.tables import Table
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
@@ -168,24 +168,6 @@ def summary(ratios: Mapping[str, float]) -> dict[str, float]:
     return {"mean": statistics.geometric_mean(values), "most": values[at], "worst": values[-1]}
 
 
-def beside(table: Table) -> list[dict[str, Any]]:
-    """For each peer and layout: how many times faster the winners are, in the geometric mean and at worst."""
-    ratios: dict[tuple[str, str], list[float]] = {}
-    for key in table:
-        entry, problem = table.get(key) or Entry(), parse_problem(key)
-        won = next(iter(entry.winners.values()), None)
-        for peer, us in entry.peers.items():
-            if won is not None and won.us is not None and problem.kind == "conv2d":
-                ratios.setdefault((peer, problem.layout), []).append(us / won.us)
-    return [
-        {
-            "peer": peer, "layout": layout, "layers": len(each), "mean": statistics.geometric_mean(each),
-            "worst": min(each), "slower": sum(ratio < 1 for ratio in each),
-        }
-        for (peer, layout), each in sorted(ratios.items())
-    ]  # fmt: skip
-
-
 #: Every candidate that was timed, of which a release ships the winners: below the folder of a GPU's results.
 TIMED = "timed-candidates.json"
 
@@ -219,7 +201,6 @@ def measure(results: Path) -> list[Path]:
             "fitted to these problems": summary(losses(some, found)),
             "fitted to others": summary(validated(some)),
             "groups": groups,
-            "beside": beside(table),
         }
         fit = {"gpu": target.model, "fits": rounded}
         file = cost.file_of(target.model)
@@ -231,7 +212,7 @@ def measure(results: Path) -> list[Path]:
 
 
 def section(record: dict[str, Any]) -> str:
-    """What is lost by choosing without a table, the factor of each algorithm, and the winners beside PyTorch."""
+    """What is lost by choosing without a table, and the factor of each algorithm."""
     names = ("without a fit", "fitted to these problems", "fitted to others")
     lost = [[name, *(f"{100 * (record[name][key] - 1):.1f} %" for key in ("mean", "most", "worst"))] for name in names]
     each_group = "{group}|{times}|{factor:.3f}|{us:.1f}|{preparing:.1f}|{percent:.0f} %"
@@ -239,8 +220,6 @@ def section(record: dict[str, Any]) -> str:
         each_group.format(**row, us=row["start"] / CYCLES, percent=100 * row["spread"]).split("|")
         for row in record["groups"]
     ]
-    each_peer = "{peer}|{layout}|{layers}|{mean:.2f}|{worst:.2f}|{slower}"
-    peers = [each_peer.format(**row).split("|") for row in record["beside"]]
     words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
     if earlier := record["times"] - record.get("of today's kernels", 0):
         words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
@@ -254,10 +233,6 @@ def section(record: dict[str, Any]) -> str:
         "much single times differ from that (one standard deviation):": (
             ["algorithm, layout, operation", "times", "× prediction", "+ µs", "+ × prepared bytes", "spread"],
             groups,
-        ),
-        "The table's winners beside PyTorch's own convolution (`cudnn.benchmark` on), timed the same way:": (
-            ["", "layout", "layers", "times as fast, geometric mean", "at worst", "layers where PyTorch is quicker"],
-            peers,
         ),
     }
     return "\n\n".join(f"{said}\n\n{records.table(each)}" for said, each in parts.items())

@@ -162,7 +162,7 @@ def _candidate(
     x, w, bias = operands.x(problem.layout), operands.w(problem.layout), operands.bias
     y = operands.output(problem.layout)
     workspace, prepared = (_scratch(count, operands.gpu) for count in (plan.workspace_bytes, plan.prepared_bytes))
-    arrays = (x, w, bias, y, None, None, workspace, prepared)
+    arrays = (x, w, bias, y, workspace, prepared)
     values = [0 if array is None else _pointer(array) for array in arrays]
 
     def call(held: tuple[Any, ...] = arrays) -> Any:

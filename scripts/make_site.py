@@ -26,8 +26,10 @@ import leanconv
 ROOT = Path(__file__).resolve().parents[1]
 #: Pages of the root, besides all of docs/.
 ROOT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+#: Examples, whose pages Sphinx makes when it executes them: one for each file, in a folder for each of theirs.
+GALLERY = "examples/gallery"
 #: The parts, in the order of the navigation, and what is in none of them.
-PARTS = ("docs/start.md", "docs/guide.md", "docs/reference.md", "docs/how-it-works.md", "docs/measured.md")
+PARTS = ("docs/start.md", GALLERY, "docs/guide.md", "docs/reference.md", "docs/how-it-works.md", "docs/measured.md")
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 #: Pages of the reference: file, title, module, names of it in their order (all public ones where there are none).
 REFERENCE: tuple[tuple[str, str, str, str], ...] = (
@@ -75,6 +77,13 @@ def pages() -> list[str]:
 
 def place(path: str) -> str:
     """Where a page or a picture stands in the site."""
+    if path.startswith(GALLERY):
+        return (
+            "gallery"
+            + path.removeprefix(GALLERY).removesuffix(".py")
+            + ("" if path.endswith(".py") else "/index")
+            + ".rst"
+        )
     return path.removeprefix("docs/") if path.startswith("docs/") else path.lower()
 
 
@@ -114,7 +123,7 @@ def staged(page: str, text: str, known: set[str]) -> str:
     parts, last = [], 0
     for match in links(text):
         path, heading = target(page, match[3])
-        if match[1] or path in known:
+        if match[1] or path in known or path.startswith(GALLERY):
             to = posixpath.relpath(place(path), posixpath.dirname(place(page)) or ".")
             link = f"{match[1]}[{match[2]}]({to}{heading})"
         else:
@@ -139,7 +148,7 @@ def site(known: set[str]) -> dict[str, str]:
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in known}
     done = {page: staged(page, text, known) for page, text in texts.items()}
     taken = {*PARTS, *OUTSIDE, "docs/index.md"}
-    for page in (*PARTS, "docs/algorithms/index.md"):
+    for page in (*(part for part in PARTS if part != GALLERY), "docs/algorithms/index.md"):
         below = [path for path in children(page, texts[page], known) if path not in taken]
         if page == "docs/start.md":
             below = []  # it leads to pages of other parts
@@ -152,7 +161,7 @@ def site(known: set[str]) -> dict[str, str]:
         done[page] += tree(entries) if entries else ""
     if left := known - taken:
         raise ValueError(f"no part of the site links to {', '.join(sorted(left))}")
-    done["docs/index.md"] += tree([f"/{place(page).removesuffix('.md')}" for page in (*PARTS, *OUTSIDE)])
+    done["docs/index.md"] += tree([f"/{posixpath.splitext(place(page))[0]}" for page in (*PARTS, *OUTSIDE)])
     return {place(page): text for page, text in done.items()} | reference()
 
 
@@ -224,7 +233,7 @@ def stage(folder: Path) -> None:
     for path in sorted((ROOT / "docs" / "pictures").iterdir()):
         sources[f"pictures/{path.name}"] = path.read_bytes()
     for path in [path for path in folder.rglob("*") if path.is_file()]:
-        if path.relative_to(folder).as_posix() not in sources:
+        if path.relative_to(folder).as_posix() not in sources and path.relative_to(folder).parts[0] != "gallery":
             path.unlink()
     for name, content in sources.items():
         path = folder / name
@@ -240,6 +249,7 @@ def main(arguments: list[str]) -> int:
     out = Path(arguments[0]) if arguments else build / "site"
     shutil.rmtree(out, ignore_errors=True)
     stage(build / "site-source")
+    os.environ["MPLBACKEND"] = "agg"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     sphinx = ["-b", "html", "-c", str(ROOT / "docs"), "-d", str(build / "site-cache"), "-q", "-W", "--keep-going"]
     code = build_main([*sphinx, str(build / "site-source"), str(out)])

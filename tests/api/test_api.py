@@ -82,7 +82,7 @@ def test_cupy_arrays_run_in_place_on_the_callers_stream(
     assert relative_error(y.host, oracle_conv(problem, x, w, bias)) < TOLERANCE
     stream, values = host_device.launches[0]
     assert stream == 0x51
-    assert tuple(values.values()) == (*(array.data.ptr for array in given), y.data.ptr, 0, 0, 0, 0)
+    assert tuple(values.values()) == (*(array.data.ptr for array in given), y.data.ptr, 0, 0)
 
 
 def test_a_warm_call_allocates_only_the_output_and_makes_nothing_ready(
@@ -290,6 +290,8 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     told = leanconv.explain(conv2d, x, w, stride=2, device="cuda")
     first = choose(told.problem, host_device.target).algorithm.name
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
+    assert "op=" in told.others["direct_weight"][0] and "_weight" not in str(told), "it computes another operation"
+    assert "op=" in str(leanconv.explain(conv2d, x, w, stride=2, device="cuda", algorithm="direct_weight"))
     # it predicts no time
     assert told.others["direct"] == ("it could; algorithm='direct' chooses it",)
     assert told.why == "it is the first, in order of preference, that can", "several have the same cost"

@@ -84,7 +84,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return Compiled(b"code", "f", arch, 1, 0, 0)
 
     monkeypatch.setattr(cache, "compiled", compiled)
-    monkeypatch.setattr(cache, "key", lambda each, arch: str(each.problem))
+    monkeypatch.setattr(cache, "key", lambda each, arch, compiler=None: str(each.problem))
     return state
 
 
@@ -241,7 +241,7 @@ def test_compile_makes_first_calls_warm(some_compiler: None, host_device: Any, m
     def load(each: Launch) -> None:
         loaded.append(each)
         if len(loaded) > 2:  # the others are on disk
-            cache.made.append(cache.key(each, host_device.target.arch))
+            cache.made.append(cache.key(each, host_device.target.arch, ""))
 
     monkeypatch.setattr(cache, "made", ["an earlier one"])
     monkeypatch.setattr(host_device, "load", load, raising=False)
@@ -337,7 +337,7 @@ def test_the_store_drops_what_was_not_used_for_longest(monkeypatch: pytest.Monke
 
 def test_use_keeps_an_entry_and_storing_shrinks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cache, "key", lambda each, arch: f"{0:064x}")
+    monkeypatch.setattr(cache, "key", lambda each, arch, compiler=None: f"{0:064x}")
     first, second = entry(0, 10_000, age=100), entry(1, 10_000, age=50)
     cache.compiled(launch(0), "sm_80")  # found on disk: used now
     monkeypatch.setattr(cache, "_stores", iter(range(cache._SHRINK_EVERY, 10**6)))

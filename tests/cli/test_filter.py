@@ -132,9 +132,8 @@ def test_what_fails_for_every_file_ends_the_run(run: Any, folder: Path, tmp_path
 
 def commands() -> list[str]:
     """Those of the pages that are about pictures."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8") + (ROOT / "docs/filter-files.md").read_text(
-        encoding="utf-8"
-    )
+    pages = ("README.md", "docs/command-line.md", "docs/filter-files.md")
+    text = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in pages)
     found = [line.partition("#")[0].strip() for line in text.splitlines() if line.startswith("leanconv filter ")]
     return list(dict.fromkeys(found))
 

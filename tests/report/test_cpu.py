@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.bench.suites import format_problem
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.cpu.layers import keep_freed_memory
 from leanconv.cpu.winograd1d import Winograd1d
@@ -36,15 +37,52 @@ def test_the_least_sample_counts() -> None:
 def test_a_row_has_every_engine() -> None:
     pytest.importorskip("torch")
     problem = ConvProblem(1, 4, 6, 9, 8, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")
-    row = cpu.row("some", problem)
+    row, calls = cpu.row("some", problem)
     able = {algorithm.name for algorithm in CPU_ALGORITHMS if not algorithm.reasons(problem, None)}
     assert set(row["us"]) == {*able, "PyTorch"} and row["chosen"] in able
-    assert cpu.excess(row) >= 1
+    assert cpu.excess(row) >= 1 and set(calls) == set(row["us"])
+
+
+def test_a_measurement_is_cut_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By time; a second run adds what is missing, and what is slow has one round."""
+    pytest.importorskip("torch")
+    times = {"quick": 10.0, "slow": 100.0}
+    asked: list[set[str]] = []
+
+    def alternating(calls: dict[str, Any]) -> dict[str, float]:
+        asked.append(set(calls))
+        times["quick"] -= 0.5
+        return {name: times[name] for name in calls}
+
+    def row(group: str, problem: ConvProblem) -> Any:
+        engines = {"quick": int, "slow": int}
+        return {"group": group, "problem": format_problem(problem), "us": alternating(engines)}, engines
+
+    problems = [("some", ConvProblem(1, c, 3, 3, 1, 1, 1)) for c in (1, 2, 3)]
+    for name, value in {"alternating": alternating, "row": row, "every": lambda: problems, "TOGETHER": 2}.items():
+        monkeypatch.setattr(cpu, name, value)
+    monkeypatch.setitem(cpu.GIVEN, "modules", {"nothing": "no_such_module"})
+    path = cpu.measure(tmp_path, "0" * 40, seconds=0)
+    assert not asked and not path.exists()
+    clock = iter([0.0, 0.0, 7.0, 8.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    cpu.measure(tmp_path, "0" * 40, seconds=10)
+    first = records.read(path)["rows"]
+    assert [each["problem"] for each in first] == [format_problem(problem) for _, problem in problems[:2]]
+    assert asked[:2] == [{"quick", "slow"}] * 2 and asked[2:] == [{"quick"}] * 2 * (cpu.ROUNDS - 1)
+    assert [each["us"]["slow"] for each in first] == [100.0, 100.0]
+    assert [each["us"]["quick"] for each in first] == [10 - 0.5 * (len(asked) - 1), 10 - 0.5 * len(asked)]
+    monkeypatch.undo()
+    for name, value in {"alternating": alternating, "row": row, "every": lambda: problems}.items():
+        monkeypatch.setattr(cpu, name, value)
+    monkeypatch.setitem(cpu.GIVEN, "modules", {"nothing": "no_such_module"})
+    cpu.measure(tmp_path, "0" * 40)
+    assert records.read(path)["rows"][:2] == first and len(records.read(path)["rows"]) == 3
 
 
 def test_the_committed_record_is_whole_and_the_choice_is_good() -> None:
     rows = records.read(RECORD)["rows"]
-    words = [cpu.format_problem(problem) for _, problem in cpu.every()]
+    words = [format_problem(problem) for _, problem in cpu.every()]
     assert [row["problem"] for row in rows] == words
     within = sum(cpu.excess(row) <= 1.1 for row in rows)
     assert within >= 0.97 * len(rows)
@@ -69,7 +107,7 @@ def test_a_call_is_measured_beside_others_that_compute_the_same(at: int) -> None
     for module in cpu.GIVEN["modules"].values():
         pytest.importorskip(module)
     about, given = list(cpu.calls())[at]
-    row = cpu.call_row(about, given)
+    row, _ = cpu.call_row(about, given)
     assert row["group"] == about["group"] and set(row["us"]) == {"leanconv", *given["others"]} and cpu.beside(row) > 0
     with pytest.raises(RuntimeError, match="Wrong is .* apart"):
         cpu.call_row(about, {**given, "others": {"Wrong": f"{given['call']} + 3"}})

@@ -74,3 +74,43 @@ def test_a_step_trains() -> None:
     modes.step(model, torch.randn(2, 3, 16, 16), modes.MODES["fp32"])()
     assert not all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["unet", "vae_decoder", "edsr"])
+def test_the_networks_of_our_own(name: str) -> None:
+    """Their layers, and what comes out, without values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+    with FakeTensorMode():
+        model = models.build(name).eval()
+        y = model(torch.empty(modes.NETWORKS[name]))
+        expected = {"unet": (8, 21, 256, 256), "vae_decoder": (4, 3, 256, 256), "edsr": (16, 3, 192, 192)}
+        assert y.shape == expected[name]
+        layers = sum(isinstance(each, kinds) for each in model.modules())
+    assert layers == {"unet": 23, "vae_decoder": 31, "edsr": 35}[name]
+
+
+def test_pytorch_runs_in_both_layouts_and_the_quicker_counts() -> None:
+    model, x = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), torch.randn(2, 3, 5, 5)
+    pairs = modes.in_layouts(model, x.contiguous(memory_format=torch.channels_last))
+    assert list(pairs) == ["torch_nchw", "torch_nhwc"] and pairs["torch_nhwc"][0] is model
+    assert all(given.is_contiguous() and copy.weight.is_contiguous() for copy, given in [pairs["torch_nchw"]])
+    (first, given), (last, same) = pairs.values()
+    assert torch.allclose(first(given), last(same), atol=1e-6)
+    found = modes._fields("graph", {"torch_nchw": 3.0, "torch_nhwc": 4.04, "leanconv": 2.0})
+    expected = {"torch_nchw_graph_us": 3.0, "torch_nhwc_graph_us": 4.0, "leanconv_graph_us": 2.0, "torch_graph_us": 3.0}
+    assert found == expected
+    assert modes._fields("compile", {"torch": 5.0, "leanconv": 2.0})["torch_compile_us"] == 5.0
+
+
+def test_strict_rows_are_lines(tmp_path: Path) -> None:
+    row = {"network": "net", "mode": "fp32", "pass": "forward", "batch": 4, "quicker": "NCHW", "taken": 3, "left": 1}
+    for who, us in (("torch", 3000.0), ("leanconv", 1500.0)):
+        row |= {f"{who}_graph_us": us, f"{who}_error": us * 1e-10, f"{who}_peak_bytes": int(us * 1000)}
+    others = [row | {"mode": "tf32"}, {"network": "net", "mode": "fp32", "pass": "training", "torch_eager_us": 1.0}]
+    records.write(tmp_path, "modes", made_up.ABOUT, [row, *others])
+    page = made_up.filled(tmp_path, "strict modes")
+    assert "NVIDIA X, 2026-11-22, revision abc000000000. A forward pass" in page
+    line = "| net | 4 | 3.00 (NCHW) | 1.50 | 2.00 | 1.5e-07 / 3.0e-07 | 1.50 MB / 3.00 MB | 3 of 4 |"
+    assert page.count("| net |") == 1 and line in page

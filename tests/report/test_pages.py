@@ -65,7 +65,7 @@ def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> Non
 def test_every_command_that_is_named_exists() -> None:
     texts = [ROOT / "Makefile", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "report").glob("*.*")]
     named = {word for path in texts for word in re.findall(r"-m report ([a-z-]+)", path.read_text(encoding="utf-8"))}
-    assert named == {"cpu", "first-calls", "layers", "modes", "networks", "numerics", "pages", "refit"}
+    assert named == {"at-scale", "cpu", "first-calls", "large", "layers", "modes", "numerics", "pages", "refit"}
     for word in named:
         with pytest.raises(SystemExit) as stopped:
             main([word, "--help"])
@@ -130,7 +130,7 @@ def test_blocks_that_are_not_understood_are_named(tmp_path: Path, capsys: Any) -
 def test_committed_documents_hold_the_committed_figures() -> None:
     """``make docs`` has been run after the last results file came."""
     found = 0
-    for page in sorted((ROOT / "docs").glob("**/*.md")):
+    for page in pages.texts(ROOT / "docs"):
         text = page.read_text(encoding="utf-8")
         made = pages.fill(text, page, ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures", draw=False)
         assert made == text, f"{page.relative_to(ROOT)} is not what `make docs` makes"

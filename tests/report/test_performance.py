@@ -11,7 +11,7 @@ import pytest
 
 from leanconv.bench import default_path, provenance
 from leanconv.bench.results import Results
-from report import pages, records
+from report import modes, pages, records
 from report.fields import Fields
 from tests import made_up
 
@@ -38,6 +38,8 @@ def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     filters.write(default_path(filters, False, tmp_path))
     text = made_up.filled(tmp_path, "suites every-suite")
     assert "\n\nNVIDIA H200, 2026-01-02, revision 0123456789ab.\n\n" in text
+    only = made_up.filled(tmp_path, "suites every-suite only=filters")
+    assert "| filters | 2 |" in only and "im2win" not in only
     # PyTorch in NCHW is the quicker one
     assert "| im2win NHWC | 2 | 1 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text
     assert "| filters | 2 | 1 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
@@ -66,8 +68,9 @@ def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_fo
 
 def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     times = {"torch_graph_us": 30.0, "leanconv_graph_us": 10.0, "torch_eager_us": 9.0, "leanconv_eager_us": 10.0}
+    peaks = {"torch_peak_bytes": 2 * 10**6, "leanconv_peak_bytes": 10**6}
     rows: list[dict[str, Any]] = [
-        {"network": "a", "mode": "fp32", "pass": "forward", **times},
+        {"network": "a", "mode": "fp32", "pass": "forward", **times, **peaks},
         {"network": "b", "mode": "16-bit", "pass": "forward", "torch_graph_us": 5.0, "leanconv_graph_us": 10.0},
         {"network": "b", "mode": "fp32", "pass": "training", "torch_eager_us": 12.0, "leanconv_eager_us": 10.0},
     ]
@@ -77,11 +80,21 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     heads = "forward: strict FP32 (graph / eager) | forward: 16 bits (graph) | training: strict FP32 (eager)"
     assert f"| network | {heads} |" in text
     assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 | 1.20 |" in text
-    each = {"network": "a", "batch": 4, "error": 1e-6, "peak_bytes": 10**6}
-    engines = {"torch-fp32-nchw": 30.0, "torch-fp32-nhwc": 40.0, "leanconv-nhwc": 10.0}
-    records.write(tmp_path, "networks", made_up.ABOUT, [each | {"engine": e, "us": us} for e, us in engines.items()])
-    text = made_up.filled(tmp_path, "memory-summary networks")
-    assert "| a | 4 | 3.00 | 1.0e-06 / 1.0e-06 | 1.00 MB / 1.00 MB |" in text
+    text = made_up.filled(tmp_path, "short modes networks=b,a")
+    assert "| b | – | – | 0.50 / – | 1.20 | – | – | – |\n" in text
+    assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.00 MB / 2.00 MB |" in text
+    with pytest.raises(ValueError, match="there is nothing to draw"):
+        made_up.filled(tmp_path, "networks-figure modes")
+
+
+def test_networks_that_all_modes_have_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    times = {"pass": "forward", "torch_graph_us": 30.0, "leanconv_graph_us": 10.0}
+    rows = [{"network": "unet", "mode": mode, **times} for mode in modes.MODES]
+    modes.picture({"machine": made_up.ABOUT, "rows": [*rows, rows[0] | {"network": "vgg16"}]}, tmp_path / "a.svg")
+    shown = (tmp_path / "a.svg").read_text()
+    assert "<!-- unet -->" in shown and "<!-- vgg16 -->" not in shown
+    assert all(f"<!-- {name} -->" in shown for name in ("PyTorch", "leanconv, 16 bits", "leanconv, TF32 allowed"))
 
 
 def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""README.md says what is so: its examples run and print what it says, its tables are the code's."""
+"""README.md and the user guide say what is so: examples run and print what they say, tables are the code's."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ALGORITHMS_PAGE = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
+ALGORITHMS_PAGE, LAYERS, FILTERING, COMMANDS = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("algorithms/index.md", "layers.md", "filtering.md", "command-line.md")
+)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 IM2WIN = [a.stem for a in ALGORITHMS if a.stem.startswith("im2win")]
 EVERY = (*CASES, *SEPARABLE_CASES, *TENSOR_FILTER_CASES, *NATIVE_CASES, *TF32_CASES, *WEIGHT_CASES, *IMAGE_CASES)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def lines(heading: str, text: str = README) -> list[str]:
@@ -43,28 +46,43 @@ def lines(heading: str, text: str = README) -> list[str]:
     return found
 
 
-def table(heading: str) -> dict[str, list[str]]:
+def table(heading: str, text: str) -> dict[str, list[str]]:
     """The same by their first cell, without its backquotes."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines(heading)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines(heading, text)]
     return {re.findall(r"`([^`]+)`", row[0])[0]: row[1:] for row in rows}
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: re.findall(r"[^\n]+", block)[0])
-def test_examples(block: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("block", [*blocks("python"), *blocks("python", LAYERS)])
+def test_examples(
+    block: str,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if "import torch" in block:
         pytest.importorskip("torch")
     if "import cupy" in block:
         stand_in = request.getfixturevalue("fake_cupy")
         stand_in.asnumpy = lambda array: array.host
     wanted = "".join(re.findall(r"^# (.*\n)", block, re.MULTILINE))
-    assert wanted, "an example shows what it prints"
-    exec(compile(block, "README.md", "exec"), {})
+    assert wanted or len(block.splitlines()) == 2, "an example shows what it prints"
+    monkeypatch.chdir(ROOT)
+    try:
+        exec(compile(block, "README.md", "exec"), {})
+    finally:
+        if "enable()" in block:
+            leanconv.torch.disable()
     assert capsys.readouterr().out.split() == wanted.split()
 
 
+def test_it_is_short() -> None:
+    """The README is the overview on one page: what it tells, it tells once, and all else is in docs/."""
+    assert len(README.splitlines()) <= 200
+
+
 def test_there_is_an_example_for_each_thing() -> None:
-    examples = "\n".join(blocks("python"))
-    for name in ("conv2d", "conv1d", "conv2d_input", "prepare_weights", "filter2d", "ndimage", "explain"):
+    examples = "\n".join([*blocks("python"), *blocks("python", LAYERS)])
+    for name in ("conv2d", "conv1d", "conv2d_input", "prepare_weights", "unsharp_mask", "ndimage", "explain"):
         assert name in examples
     for library in ("torch", "cupy", "numpy"):
         assert f"import {library}" in examples
@@ -79,17 +97,31 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     image.fromarray(random.integers(0, 255, (40, 50, 3), np.uint8)).save("photo.jpg")
     Path("photos").mkdir()
     image.open("photo.jpg").save("photos/photo.png")
-    lines = [line for block in blocks("console") for line in block.splitlines() if line.startswith("leanconv ")]
+    lines = [
+        line
+        for block in [*blocks("console"), *blocks("console", COMMANDS)]
+        for line in block.splitlines()
+        if line.startswith("leanconv ")
+    ]
     assert len(lines) > 8
     seen = set()
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
         seen.add(words[0])
-        slow = words[0] in ("bench", "precompile", "demo", "doctor", "tune")
+        slow = words[0] in ("bench", "precompile", "demo", "doctor", "tune") or words[0][:2] == "--"
         with pytest.raises(SystemExit) as stopped:
             main([*words, "--help"] if slow else words)
         assert not stopped.value.code, (line, capsys.readouterr().err)
-    assert seen == {"doctor", "bench", "filter", "explain", "precompile", "tune", "cache", "demo"}
+    assert {each for each in seen if each[:2] != "--"} == {
+        "doctor",
+        "bench",
+        "filter",
+        "explain",
+        "precompile",
+        "tune",
+        "cache",
+        "demo",
+    }
     assert Path("edges.png").exists() and Path("soft.png").exists() and Path("soft/photo.png").exists()
 
 
@@ -113,7 +145,7 @@ def test_extras() -> None:
 def test_environment_variables() -> None:
     """The table has those that the only reader reads."""
     read = set(re.findall(r"\"(LEANCONV_\w+)\"", Path(env.__file__).read_text(encoding="utf-8")))
-    assert set(table("## Environment variables")) == read
+    assert set(table("## Environment variables", COMMANDS)) == read
 
 
 def test_algorithms() -> None:
@@ -135,7 +167,7 @@ def test_algorithms() -> None:
 
 
 def test_limits_of_layouts() -> None:
-    text = " ".join(README.partition("- Layouts NCHW and NHWC everywhere")[2].partition("\n- ")[0].split())
+    text = " ".join(LAYERS.partition("- Layouts NCHW and NHWC everywhere")[2].partition("\n- ")[0].split())
     nhwc, nchw, innermost = re.split(r" and only NCHW | CHWN, ", text)
     innermost = innermost.replace("the three im2win kernels", " ".join(f"`{name}`" for name in IM2WIN))
     for algorithm in ALGORITHMS:
@@ -149,7 +181,7 @@ def test_limits_of_layouts() -> None:
 
 
 def test_borders() -> None:
-    rows = table("What lies outside an image")
+    rows = table("What lies outside an image", FILTERING)
     assert set(rows) == set(BORDERS)
     named = {
         alias: border for border, row in rows.items() for cell in row[1:] for alias in re.findall(r"`([^`]+)`", cell)
@@ -162,7 +194,7 @@ def test_borders() -> None:
 def test_the_borders_read_as_the_table_says() -> None:
     """A kernel that fetches the pixel two to the left, then two to the right, of each."""
     image = np.array([[1, 2, 3, 4]], np.float32)
-    for border, (reads, *_) in table("What lies outside an image").items():
+    for border, (reads, *_) in table("What lies outside an image", FILTERING).items():
         left, _, right = (part.split() for part in re.findall(r"`([^`]+)`", reads)[:3])
         value = dict(zip("abcdv", (1, 2, 3, 4, 9), strict=True))
         for far, wanted in (([1, 0, 0, 0, 0], left), ([0, 0, 0, 0, 1], right)):
@@ -173,7 +205,7 @@ def test_the_borders_read_as_the_table_says() -> None:
 
 def test_kernels_of_the_command_line() -> None:
     for word in filters.WORDS:
-        assert f"`{word}`" in README, word
+        assert f"`{word}`" in COMMANDS, word
 
 
 def anchors(text: str) -> set[str]:

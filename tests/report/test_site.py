@@ -14,6 +14,9 @@ import leanconv
 from scripts import make_site
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / make_site.GALLERY).glob("*/*.py"))
+#: The pages that Sphinx makes of the examples.
+GALLERY = {"gallery/index.rst", *(make_site.place(path.relative_to(ROOT).as_posix()) for path in EXAMPLES)}
 pytest.importorskip("torch")
 pytest.importorskip("dask")
 
@@ -27,7 +30,7 @@ def test_every_page_is_in_one_tree(sources: dict[str, str]) -> None:
     pages = [name for name in sources if name != "index.md"]
     trees = re.findall(r"```\{toctree\}\n:hidden:\n\n(.*?)\n```", "\n".join(sources.values()), re.DOTALL)
     entries = [entry for tree in trees for entry in tree.splitlines()]
-    assert sorted(entries) == sorted("/" + name.rsplit(".", 1)[0] for name in pages)
+    assert sorted(entries) == sorted(["/gallery/index", *("/" + name.rsplit(".", 1)[0] for name in pages)])
     assert len(pages) > 40 and {"readme.md", "algorithms/im2win.md", "reference/torch.rst"} <= set(pages)
 
 
@@ -39,7 +42,7 @@ def test_links_go_to_pages_of_the_site(sources: dict[str, str]) -> None:
             aim = (Path(name).parent / match[3].partition("#")[0]).as_posix() if match[3][0] != "#" else name
             aim = make_site.posixpath.normpath(aim)
             picture = aim.startswith("pictures/") and (ROOT / "docs" / aim).exists()
-            assert aim in sources or picture, (name, match[0])
+            assert aim in sources or picture or aim in GALLERY, (name, match[0])
             found += 1
     assert found > 200
 
@@ -52,6 +55,18 @@ def test_a_page_keeps_its_text(sources: dict[str, str]) -> None:
     assert make_site.without_comments("`` <!-- gone -->\n```\n<!-- kept -->\n```\n") == "`` \n```\n<!-- kept -->\n```\n"
 
 
+def test_the_gallery_has_examples_with_pictures() -> None:
+    """Each is short, has a title, a text and a figure. `make site` executes them."""
+    assert len(EXAMPLES) >= 12 and "gallery/images/blur_and_sharpen.rst" in GALLERY
+    for path in EXAMPLES:
+        text = path.read_text(encoding="utf-8")
+        title, line, _, said = re.match(r'"""\n(.+)\n(=+)\n(\n)(.+)', text).groups()  # type: ignore[union-attr]
+        assert len(title) == len(line) and said and "plt.subplots" in text and "leanconv" in text, path
+        assert len(text.splitlines()) <= 75, path
+    for folder in {path.parent for path in EXAMPLES}:
+        assert (folder / "GALLERY_HEADER.rst").exists()
+
+
 def test_links_are_turned() -> None:
     known = {"docs/a.md", "README.md", "docs/algorithms/im2win.md"}
     page = "docs/algorithms/im2win.md"
@@ -60,6 +75,10 @@ def test_links_are_turned() -> None:
     assert make_site.staged(page, text + code, known) == (
         "[one](../readme.md#limits) [self](#x) source (`Makefile`) `src/leanconv/cli`\n"
         "```\n[kept](../../README.md)\n```\n![seen](../pictures/im2win.svg) [far](https://example.org/x.md)\n"
+    )
+    gallery = "[all](../examples/gallery) [one](../examples/gallery/images/blur_and_sharpen.py)"
+    assert make_site.staged("docs/a.md", gallery, known) == (
+        "[all](gallery/index.rst) [one](gallery/images/blur_and_sharpen.rst)"
     )
     assert make_site.staged("README.md", "[the page](docs/algorithms/im2win.md#a)", known) == (
         "[the page](algorithms/im2win.md#a)"

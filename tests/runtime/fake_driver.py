@@ -94,7 +94,7 @@ class FakeDriver:
             "cuFuncSetAttribute": lambda function, *rest: self._of_another(self.modules[function - FUNCTION + MODULE]),
             "cuMemAlloc_v2": self._allocate, "cuMemFree_v2": self._free, "cuMemcpyHtoD_v2": self._copy,
             "cuMemcpyDtoH_v2": lambda to, pointer, count: self._copy(pointer, to, count, back=True),
-            "cuLaunchKernel": self._launch, "cuLaunchKernelEx": self._launch_early,
+            "cuLaunchKernelEx": self._launch,
             "cuTensorMapEncodeTiled": self._encode, "cuTensorMapEncodeIm2col": self._encode,
             "cuStreamIsCapturing": lambda stream, to: _set(to, int(stream in self.captures)),
             "cuGetErrorName": self._describe, "cuThreadExchangeStreamCaptureMode": self._exchange,
@@ -188,10 +188,9 @@ class FakeDriver:
     def _encode(self, to: int, element: int, rank: int, pointer: int, *rest: int) -> int:
         return _set(to, pointer, c_uint64)
 
-    def _launch(
-        self, function: int, grid: int, _y: int, _z: int, block: int, _by: int, _bz: int, shared_bytes: int,
-        stream: int, parameters: int, extra: int, early: bool = False,
-    ) -> int:  # fmt: skip
+    def _launch(self, config: int, function: int, parameters: int, extra: int) -> int:
+        sizes, stream, early = launch_config(config)
+        grid, _y, _z, block, _by, _bz, shared_bytes = sizes
         module = self.modules[function - FUNCTION + MODULE]
         symbol, kinds, _ = module[1]
         values = []
@@ -201,15 +200,21 @@ class FakeDriver:
         self.started.append(Started(symbol, self.device, stream, grid, block, shared_bytes, early, tuple(values)))
         return self._of_another(module)
 
-    def _launch_early(self, config: int, function: int, parameters: int, extra: int) -> int:
-        sizes = (c_uint * 7).from_address(config)
-        stream, attributes = (c_uint64 * 2).from_address(config + 32)
-        number, _, value = (c_int * 3).from_address(attributes)
-        return self._launch(function, *sizes, stream, parameters, extra, early=(number, value) == (6, 1))
-
     def _describe(self, code: int, to: int) -> int:
         ctypes.c_char_p.from_address(to).value = self._texts.get(code)
         return 0
+
+
+def launch_config(at: int) -> tuple[list[int], int, bool]:
+    """Of a CUlaunchConfig: grid, block and shared memory, the stream, and whether the launch starts early.
+
+    A CUlaunchAttribute is a number, and behind eight bytes an int.
+    """
+    stream, attributes = (c_uint64 * 2).from_address(at + 32)
+    count = c_uint.from_address(at + 48).value
+    started = [(c_int * 3).from_address(attributes + 72 * i)[::2] for i in range(count)]
+    assert started in ([], [[6, 1]])
+    return [*(c_uint * 7).from_address(at)], stream, bool(started)
 
 
 def _set(to: int, value: int, kind: Any = c_int) -> int:

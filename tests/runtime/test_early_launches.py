@@ -10,6 +10,7 @@ import pytest
 from leanconv.plan import Launch, Pointer, in_chain
 from leanconv.runtime import launch
 from leanconv.runtime.compile import source
+from tests.runtime.fake_driver import launch_config
 
 
 def test_launches_that_start_early() -> None:
@@ -17,26 +18,19 @@ def test_launches_that_start_early() -> None:
     assert (first.early, first.opens, second.early, second.opens) == (False, True, True, False)
     begun: list[Any] = []
 
-    def start_early(config: Any, function: Any, parameters: Any, extra: None) -> int:
-        # CUlaunchConfig; CUlaunchAttribute: a number, and behind eight bytes an int
-        sizes, place = (ctypes.c_uint * 7).from_address(config.value), config.value + 32
-        stream, attributes = (ctypes.c_uint64 * 2).from_address(place)
-        count = ctypes.c_uint.from_address(place + 16).value
-        number, _, value = (ctypes.c_int * 3).from_address(attributes)
-        begun.append((function.value, list(sizes), stream, count, number, value))
+    def start(config: Any, function: Any, parameters: Any, extra: None) -> int:
         address = ctypes.c_uint64.from_address(parameters.value).value
-        begun.append(ctypes.c_uint64.from_address(address).value)
+        sizes, *more = launch_config(config.value)
+        assert sizes == [3, 1, 1, 64, 1, 1, 5]
+        begun.append((function.value, *more, ctypes.c_uint64.from_address(address).value))
         return 0
 
-    def start(function: Any, *rest: Any) -> int:
-        begun.append((function.value, rest[7].value))
-        return 0
-
-    run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)], ("y",), start_early)
-    run(0x51, (32,))
-    run(0x52, (48,))
-    sizes = [3, 1, 1, 64, 1, 1, 5]
-    assert begun == [(1, 0x51), (2, sizes, 0x51, 1, 6, 1), 32, (1, 0x52), (2, sizes, 0x52, 1, 6, 1), 48]
+    for early in False, True:
+        run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)], ("y",), early)
+        run(0x51, (32,))
+        run(0x52, (48,))
+        assert begun == [(1, 0x51, False, 32), (2, 0x51, early, 32), (1, 0x52, False, 48), (2, 0x52, early, 48)]
+        begun.clear()
 
 
 def test_an_early_launch_waits_before_anything_else() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -86,3 +88,47 @@ def test_the_locks_of_a_user_are_nobody_elses(tmp_path: Path) -> None:
     """Who can open the file can hold its locks for ever."""
     with files.process_lock(tmp_path / "new" / "lock", 0):
         assert (tmp_path / "new" / "lock").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="Windows has no such locks")
+def test_a_file_stands_for_a_lock_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on network file systems that are mounted without locks: without it every process compiles every kernel."""
+
+    def refuses(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "lockf", refuses)
+    path, told = tmp_path / "locks", []
+
+    def second() -> None:
+        with files.process_lock(path, 5) as waited:
+            told.append((waited, time.monotonic()))
+
+    with files.process_lock(path, 5) as waited:
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.1)
+        ended = time.monotonic()
+    thread.join()
+    assert not waited and told[0][0] and told[0][1] >= ended
+    assert [each.name for each in tmp_path.iterdir()] == ["locks"], "nothing is left behind"
+    files._stand_in(path, 6).touch()  # of a process that died
+    monkeypatch.setattr(files, "_PATIENCE_WITH_FILES", 0.05)
+    for waits in (True, False):
+        with files.process_lock(path, 6) as waited:
+            assert waited == waits, "it is waited for once"
+
+
+def test_what_is_there_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of processes that wait for a kernel do not take its lock one after the other."""
+    held, answers = threading.Event(), iter([False, True])
+
+    def busy(*arguments: object) -> None:
+        held.set()
+        raise BlockingIOError
+
+    monkeypatch.setattr(files, "_lock_byte", busy)
+    begun = time.monotonic()
+    with files.process_lock(tmp_path / "locks", 5, lambda: next(answers)) as waited:
+        assert waited and held.is_set() and time.monotonic() - begun < 10
+    assert next(answers, None) is None, "it was asked until it was there"

@@ -23,6 +23,7 @@ from leanconv.plan import Launch, Number, Plan, Pointer, Target
 from leanconv.problem import lay_out
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime.compile import INCLUDE, Compiled
+from tests.runtime.fake_driver import launch_config
 
 TARGET = Target("sm_90a", 132, 227 * 1024, 228 * 1024)
 
@@ -189,21 +190,20 @@ def test_many_processes_race(own_cache: Path) -> None:
 
 
 class Launched:
-    """Plays cuLaunchKernel: keeps what a kernel of the given argument types would have read."""
+    """Plays cuLaunchKernelEx: keeps what a kernel of the given argument types would have read."""
 
     def __init__(self, formats: str) -> None:
         self.formats = formats
         self.calls: list[tuple[Any, ...]] = []
 
-    def __call__(self, *arguments: Any) -> int:
-        *shape, stream, addresses = (argument.value for argument in arguments[:-1])
-        assert arguments[-1] is None
-        pointers = (ctypes.c_void_p * len(self.formats)).from_address(addresses)
+    def __call__(self, config: Any, function: Any, addresses: Any, extra: None) -> int:
+        shape, stream, _ = launch_config(config.value)
+        pointers = (ctypes.c_void_p * len(self.formats)).from_address(addresses.value)
         values = tuple(
             struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0]
             for f, at in zip(self.formats, pointers, strict=True)
         )
-        self.calls.append((tuple(shape), stream, values))
+        self.calls.append(((function.value, *shape), stream, values))
         return 0
 
 
@@ -295,9 +295,9 @@ def test_several_launches_share_the_values_of_a_call() -> None:
     seen = []
     readers = {1: Launched("PP"), 2: Launched("iPP")}
 
-    def start(function: Any, *rest: Any) -> int:
+    def start(config: Any, function: Any, *rest: Any) -> int:
         seen.append(function.value)
-        return readers[function.value](function, *rest)
+        return readers[function.value](config, function, *rest)
 
     run = launch.make_launcher(start, pytest.fail, [(1, first), (2, second)], ROLES)
     run(0x51, (16, 0, 0, 32, 48, 64, 0, 0))

@@ -12,7 +12,7 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import functions, patch, registration  # noqa: E402
+from leanconv.torch import decided, functions, patch, registration  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -59,7 +59,7 @@ def test_modes_are_seen_whatever_they_say_of_compiled_functions(layer: Any, x: A
 
 def test_guards_are_asked_of_no_nested_tensor(layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They throw where nothing catches, and the process ends. PyTorch raises."""
-    alike = functions.alike
+    alike = decided.alike
 
     def asked(*tensors: Any) -> Any:
         check = alike(*tensors)
@@ -71,7 +71,7 @@ def test_guards_are_asked_of_no_nested_tensor(layer: Any, x: Any, monkeypatch: p
 
         return is_alike
 
-    monkeypatch.setattr(functions, "alike", asked)
+    monkeypatch.setattr(decided, "alike", asked)
     nested = torch.nested.nested_tensor([torch.randn(4, 9, 8), torch.randn(4, 7, 8)])
     with leanconv.torch.enable():
         for _ in range(3):
@@ -141,8 +141,8 @@ def test_a_bias_that_pytorch_refuses(taken: bool, x: Any, name: str, grad: bool,
 
 def test_a_layer_that_changes_seldom_is_known_again(layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """After any number of epochs and evaluations; and one that changes each time makes few guards."""
-    alike, made = functions.alike, []
-    monkeypatch.setattr(functions, "alike", lambda *given: made.append(given) or alike(*given))
+    alike, made = decided.alike, []
+    monkeypatch.setattr(decided, "alike", lambda *given: made.append(given) or alike(*given))
 
     def call(inference: bool) -> None:
         with torch.inference_mode(inference):

@@ -16,6 +16,7 @@ from leanconv.call.choose import choose
 from leanconv.kernels import cost
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
+from leanconv.volumes.images import as_images
 
 pytest.importorskip("torch")
 
@@ -27,7 +28,7 @@ SUITES = (
     "im2win", "im2win-nhwc", "im2win-nhwc-wgrad", "im2win-bfloat16", "im2win-float16", "im2win-nhwc-bfloat16",
     "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
     "opencnn-float16", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16", "resnet-50-float16", "depthwise",
-    "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad",
+    "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad", "conv3d",
 )  # fmt: skip
 
 #: What came after the layers of networks were measured: of these there are no times yet.
@@ -45,19 +46,20 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
             (theirs if row.engine.startswith("torch-") else ours)[row.problem][row.engine, row.algorithm] = row.us
         for name, times in theirs.items():
             problem = replace(parse_problem(results.problems[name]["words"]), op=op)
-            us = ours[name].get(("leanconv", choose(problem, H200).algorithm.name))
+            us = ours[name].get(("leanconv", choose(as_images(problem), H200).algorithm.name))
             for (peer, _), peer_us in times.items():
                 if us is not None and peer.endswith(f"-{problem.layout.lower()}"):
                     yield problem, None, peer.rsplit("-", 1)[0], us, peer_us
 
 
 def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
-    """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too."""
-    for name in ("torchvision-layers", "other-layers"):
-        for row in columns.read(RESULTS / f"{name}.json")["rows"]:
+    """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too; and, once
+    measured, those of its networks of videos."""
+    for path in filter(Path.is_file, (RESULTS / f"{name}.json" for name in ("layers", "volume-layers"))):
+        for row in columns.read(path)["rows"]:
             for peer, peer_us in row["peers"].items():
-                if row["model_us"] is not None and not peer.endswith("-unsearched"):
-                    yield parse_problem(row["problem"]), row["limit"], peer, row["model_us"], peer_us
+                if not peer.endswith("-unsearched"):
+                    yield parse_problem(row["problem"]), row["limit"], peer, row["us"], peer_us
 
 
 def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +68,11 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     for problem, limit, peer, us, peer_us in (*of_suites(), *of_networks()):
         tf32 = peer == "torch-tf32"
         assert peer == engine(problem, tf32)
-        choice = choose(problem, H200, limit=limit)
+        choice = choose(as_images(problem), H200, limit=limit)
         if choice.algorithm.stem in LATER:
             continue
-        launch = 0 if cost.fitted(choice.algorithm, problem, H200).measured else LAUNCH
-        mode = "16 bits" if problem.dtype != "float32" else peer
+        launch = 0 if cost.fitted(choice.algorithm, as_images(problem), H200).measured else LAUNCH
+        mode = "volumes, " * problem.is_volume + ("16 bits" if problem.dtype != "float32" else peer)
         winning[mode] += us < 0.95 * peer_us
         if (choice.cost + launch) / pytorch_cycles(problem, H200, tf32) < most_share(problem, tf32):
             taken[mode].append(us / peer_us)
@@ -79,7 +81,7 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(ratio > 1.05 for ratio in ratios) <= 0.02 * len(ratios), mode
     # of what would win by more than 5 %
     assert all(len(ratios) >= 0.6 * winning[mode] for mode, ratios in taken.items()), (taken, winning)
-    assert set(taken) == {"torch-fp32", "torch-tf32", "16 bits"}
+    assert set(taken) == {"torch-fp32", "torch-tf32", "16 bits", "volumes, torch-fp32", "volumes, torch-tf32"}
 
 
 def test_groups_of_several_channels_are_expected_to_take_what_memory_takes() -> None:

@@ -44,6 +44,8 @@ def off(got: Any, expected: Any) -> float:
 LAYERS = {
     "conv1d": ((4, 6, 50), (8, 3, 5), {"stride": 2, "padding": 3, "dilation": 2, "groups": 2}),
     "conv2d": ((3, 16, 20, 17), (24, 8, 3, 3), {"stride": (1, 2), "padding": (1, 0), "groups": 2}),
+    "conv3d": ((2, 16, 6, 10, 9), (24, 8, 3, 3, 2), {"stride": (1, 2, 1), "padding": (1, 0, 1), "groups": 2}),
+    "conv_transpose3d": ((2, 16, 4, 5, 6), (16, 8, 3, 2, 2), {"stride": (1, 2, 2), "output_padding": (0, 1, 0)}),
     "conv_transpose1d": ((4, 6, 50), (6, 4, 5), {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2}),
     "conv_transpose2d": ((3, 16, 9, 8), (16, 12, 3, 3), {"stride": 2, "padding": 1, "output_padding": (0, 1)}),
 }
@@ -56,8 +58,9 @@ def test_functions_and_their_gradients(name: str, form: Any, dtype: Any) -> None
     x_shape, w_shape, options = LAYERS[name]
     channels = w_shape[1] * options.get("groups", 1) if "transpose" in name else w_shape[0]
     given = [torch.randn(shape, device="cuda", dtype=dtype) for shape in (x_shape, w_shape, (channels,))]
-    if name.endswith("2d"):
-        given[0] = given[0].contiguous(memory_format=form)
+    if not name.endswith("1d"):
+        last = torch.channels_last if name.endswith("2d") else torch.channels_last_3d
+        given[0] = given[0].contiguous(memory_format=form if form is FORMS[0] else last)
     given = [each.requires_grad_() for each in given]
     exact = [each.detach().double().requires_grad_() for each in given]
     y, expected = (getattr(where, name)(*tensors, **options) for where, tensors in ((ours, given), (F, exact)))
@@ -162,6 +165,42 @@ def test_a_graph_of_a_training_step() -> None:
         for one, other in zip(replayed, eager, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
     assert taken.report().taken
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last_3d])
+def test_networks_of_volumes(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training step, eagerly and as a CUDA graph; the filters packed without gradients."""
+    monkeypatch.setattr(patch, "worth_recording", lambda *_: True)
+    net = torch.nn.Sequential(
+        torch.nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3)), torch.nn.ReLU(),
+        torch.nn.Conv3d(64, 144, (1, 3, 3), padding=(0, 1, 1), bias=False), torch.nn.ReLU(),
+        torch.nn.Conv3d(144, 64, (3, 1, 1), padding=(1, 0, 0)), torch.nn.ReLU(),
+        torch.nn.Conv3d(64, 128, 3, padding=1), torch.nn.ConvTranspose3d(128, 32, 2, 2),
+    ).cuda().to(memory_format=form)  # fmt: skip
+    x = torch.randn(4, 3, 8, 64, 64, device="cuda").contiguous(memory_format=form)
+
+    def step() -> list[Any]:
+        loss = net(x).square().mean()
+        return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
+
+    expected = step()
+    with ours.enable(net) as taken:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            got, _ = step(), step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = step()
+        graph.replay()
+        with torch.no_grad():
+            packed = [net(x) for _ in range(3)][2]
+        report = taken.report()
+    print(report)
+    assert len(report.taken) >= 8 and report.packed_bytes
+    for one, two, other in zip(got, replayed, expected, strict=True):
+        assert off(one, other.double()) < 1e-5 and torch.equal(one, two)
+    assert off(packed, net(x).double()) < 1e-5
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -305,3 +344,32 @@ def test_host_time_of_forward_and_backward(capsys: Any, monkeypatch: pytest.Monk
     # cores of one kind of machine differ by 1.8, and PyTorch's own time with them: 133 µs where these were 139 and 191
     assert took["taken over"] <= max(60, 1.3 * took["PyTorch"]), took
     assert took["leanconv.torch"] <= max(60, 1.8 * took["PyTorch"]), took
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_videos_in_parts(form: Any, dtype: Any) -> None:
+    """Small integers, whose sums are exact in any plain order; parts behind the first as replays of a CUDA graph."""
+    layer = ours.CausalConv3d(64, 32, 3, padding=1, time_padding="replicate", precision="ieee", device="cuda")
+    with torch.no_grad():
+        layer.weight.copy_(torch.randint(-2, 3, layer.weight.shape)), layer.bias.copy_(torch.randint(-2, 3, (32,)))
+        layer.to(dtype, memory_format=form)
+        x = torch.randint(-2, 3, (1, 64, 25, 20, 24)).to("cuda", dtype).contiguous(memory_format=form)
+        padded = torch.cat([x[:, :, :1]] * 2 + [x], 2).double()
+        expected = F.conv3d(padded, layer.weight.double(), layer.bias.double(), padding=(0, 1, 1)).to(dtype)
+        assert torch.equal(layer(x), expected)
+        layer.streaming = True
+        found = [layer(x[:, :, :9])]
+        part = x[:, :, 9:17].clone(memory_format=form)
+        for _ in range(2):  # compiles what a part needs
+            frames = layer._frames.clone()
+            layer(part)
+            layer._frames.copy_(frames)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(part)
+        for begin in (9, 17):
+            part.copy_(x[:, :, begin : begin + 8])
+            graph.replay()
+            found.append(y.clone())
+        assert torch.equal(torch.cat(found, 2), expected)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import functions, patch  # noqa: E402
+from leanconv.torch import decided, functions, patch  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 
@@ -155,7 +155,8 @@ class TestPacked:
             for _ in range(3):
                 layer(x)
             count = device.prepared
-            monkeypatch.setattr(functions, "capturing", lambda: True)
+            for module in functions, decided:
+                monkeypatch.setattr(module, "capturing", lambda: True)
             layer(x)
             assert device.prepared == count + 1
 

@@ -13,7 +13,7 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import functions, patch, registration, switches  # noqa: E402
+from leanconv.torch import decided, functions, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
@@ -57,6 +57,10 @@ LAYERS = {
     "conv2d without bias": (nn.Conv2d(4, 6, 1, bias=False), (2, 4, 9, 8)),
     "conv2d same": (nn.Conv2d(4, 6, 3, padding="same"), (2, 4, 9, 8)),
     "conv2d of one image": (nn.Conv2d(4, 6, 3), (4, 9, 8)),
+    "conv3d": (nn.Conv3d(4, 6, (3, 2, 3), stride=(1, 2, 1), padding=(1, 0, 1), groups=2), (2, 4, 3, 5, 6)),
+    "conv3d that is one of images": (nn.Conv3d(4, 6, (3, 1, 1), padding=(1, 0, 0), bias=False), (2, 4, 3, 5, 6)),
+    "conv3d of one slice": (nn.Conv3d(4, 6, (1, 3, 3)), (2, 4, 1, 5, 6)),
+    "conv_transpose3d": (nn.ConvTranspose3d(4, 6, (3, 2, 2), (1, 2, 2), output_padding=(0, 1, 0)), (2, 4, 3, 5, 6)),
     "conv_transpose1d": (nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1), (2, 4, 7)),
     "conv_transpose2d": (nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2, bias=False, dilation=2), (2, 4, 5, 4)),
     "conv_transpose2d with bias": (nn.ConvTranspose2d(4, 6, 3, stride=2), (2, 4, 5, 4)),
@@ -399,9 +403,9 @@ def test_a_call_as_before_reads_no_sizes(device: HostDevice, monkeypatch: pytest
         for _ in range(2):
             close(layer(x), expected[0])
         asked = []
-        tf32 = functions.tf32_allowed
+        tf32 = decided.tf32_allowed
         monkeypatch.setattr(functions, "any_autocast", lambda: asked.append("a key") or False)
-        monkeypatch.setattr(functions, "tf32_allowed", lambda: asked.append("TF32") or tf32())
+        monkeypatch.setattr(decided, "tf32_allowed", lambda: asked.append("TF32") or tf32())
         close(layer(x), expected[0])
         assert asked == ["TF32"], "no key was built"
         for each, y in zip(others, expected[1:], strict=True):
@@ -427,7 +431,7 @@ def test_modes_and_transforms_are_seen_after_calls_without(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(functions, "alike", lambda *tensors: None)
+        monkeypatch.setattr(decided, "alike", lambda *tensors: None)
     layer, x = nn.Conv2d(4, 6, 3).requires_grad_(False), torch.randn(2, 4, 9, 8)
     seen: list[str] = []
 

@@ -1,4 +1,4 @@
-"""leanconv.torch where PyTorch records calls: torch.fx, torch.jit.trace, meta tensors, function modes."""
+"""leanconv.torch where PyTorch records calls: torch.fx, torch.jit.trace, torch.export, ONNX, meta tensors, modes."""
 
 from __future__ import annotations
 
@@ -85,3 +85,92 @@ def test_a_function_mode_sees_a_call() -> None:
     with Mode():
         y = ours.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), precision="ieee")
     assert y.item() == 9 and ours.conv2d in calls
+
+
+def _pair(groups: int = 2) -> tuple[Any, Any, Any]:
+    """Layers of leanconv, the same of PyTorch, and images."""
+    made = ours.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups), ours.ConvTranspose2d(6, 4, 3, stride=2), nn.ReLU()
+    net = nn.Sequential(*made, ours.Conv2d(4, 2, (2, 3), padding="same", bias=False))
+    theirs = nn.Conv2d(4, 6, 3, padding=1, stride=2, groups=groups), nn.ConvTranspose2d(6, 4, 3, stride=2), nn.ReLU()
+    peer = nn.Sequential(*theirs, nn.Conv2d(4, 2, (2, 3), padding="same", bias=False))
+    peer.load_state_dict(net.state_dict())
+    return net, peer, torch.randn(2, 4, 9, 9)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_exported_program_holds_operators(dynamic: bool) -> None:
+    net, peer, x = _pair()
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},) if dynamic else None
+    program = torch.export.export(net, (x,), dynamic_shapes=shapes)
+    named = [str(node.target) for node in program.graph.nodes if "leanconv" in str(node.target)]
+    assert named == [f"leanconv.{name}.default" for name in ("conv2d", "conv2d_input", "conv2d")]
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    again = torch.export.load(file).module()
+    for images in (x, torch.randn(5, 4, 9, 9)) if dynamic else (x,):
+        torch.testing.assert_close(again(images), peer(images))
+
+
+def test_operations_are_counted_as_pytorch_counts_its_own() -> None:
+    """Forward and backward; a layer whose input wants no gradient computes none.
+
+    Of gradients of grouped filters PyTorch counts products of all channels, and this those of each group.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net, peer, x = _pair(groups=1)
+    for wanted in (False, True):
+        counts = []
+        for each in (net, peer):
+            with FlopCounterMode(display=False) as counter:
+                each(x.clone().requires_grad_(wanted)).sum().backward()
+            counts.append(counter.get_total_flops())
+        assert counts[0] == counts[1] > 0
+    grouped = ours.Conv2d(4, 6, 3, groups=2)
+    with FlopCounterMode(display=False) as counter:
+        grouped(x).sum().backward()
+    assert counter.get_total_flops() == 2 * (2 * 2 * 6 * 7 * 7 * 2 * 9)
+    volume = ours.Conv3d(2, 3, 3), nn.Conv3d(2, 3, 3)
+    counts = []
+    for each in volume:
+        with FlopCounterMode(display=False) as counter:
+            each(torch.randn(1, 2, 5, 6, 7))
+        counts.append(counter.get_total_flops())
+    assert counts == [2 * 3 * 3 * 4 * 5 * 2 * 27] * 2
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_what_is_recorded_for_onnx_is_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exporter says so while it traces, in both of its ways; it knows no operators of ours."""
+    net, peer, x = _pair()
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    program = torch.export.export(net, (x,))
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert not [name for name in targets if "leanconv" in name] and sum("conv" in name for name in targets) == 3
+    torch.testing.assert_close(program.module()(x), peer(x))
+    traced = torch.jit.trace(net, x)
+    kinds = [node.kind() for node in traced.inlined_graph.nodes()]
+    assert kinds.count("aten::_convolution") == 3 and not [kind for kind in kinds if kind.startswith("leanconv")]
+    torch.testing.assert_close(traced(x), peer(x))
+
+
+def test_an_onnx_file_has_conv(tmp_path: Any) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    net, _, x = _pair()
+    torch.onnx.export(net.eval(), (x,), tmp_path / "net.onnx", dynamo=True)
+    model = onnx.load(tmp_path / "net.onnx")
+    assert [node.op_type for node in model.graph.node if "Conv" in node.op_type] == ["Conv", "ConvTranspose", "Conv"]
+    (y,) = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), net(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_aotinductor_packages_the_operators(tmp_path: Any) -> None:
+    net, peer, x = _pair()
+    program = torch.export.export(net, (x,))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), peer(x))

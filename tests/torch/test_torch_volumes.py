@@ -1,10 +1,11 @@
-"""conv3d and conv_transpose3d of leanconv.torch: values, derivatives, memory formats, transforms, modules.
+"""conv3d and conv_transpose3d of leanconv.torch: values, derivatives, memory formats, transforms, modules; and patched.
 
 On the CPU PyTorch itself computes, in float64 too; on `torch_on_device` leanconv's calls for a GPU run.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
@@ -16,7 +17,9 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv import prepare_weights  # noqa: E402
+from leanconv import ConvProblem, prepare_weights  # noqa: E402
+from leanconv.call.precompile import PrecompileResult  # noqa: E402
+from leanconv.torch import measured_time, patch, recording  # noqa: E402
 
 F = torch.nn.functional
 ops = torch.ops.leanconv
@@ -167,3 +170,108 @@ def test_mistakes_are_named() -> None:
         ours.conv_transpose3d(x, w)
     with says(ValueError, "the output would be 1x-1x2"):
         ours.conv_transpose3d(torch.ones(1, 6, 1, 1, 1), w[:, :, :1, :1], padding=(0, 1, 0))
+
+
+class Clip(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Layers as networks for videos have them: whole, factorised, strided, and one that makes volumes larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv3d(3, 8, 3, (1, 2, 2), padding=1)
+        self.rows = torch.nn.Conv3d(8, 6, (1, 3, 3), padding=(0, 1, 1), bias=False)
+        self.slices = torch.nn.Conv3d(6, 4, (3, 1, 1), padding=(1, 0, 0), groups=2)
+        self.up = torch.nn.ConvTranspose3d(4, 2, 2, stride=2)
+
+    def forward(self, x: Any) -> Any:
+        return self.up(self.slices(self.rows(torch.relu(self.stem(x)))))
+
+
+def gradients(model: Any, x: Any) -> list[Any]:
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    y = model(x)
+    return [y, *torch.autograd.grad(y.float().square().mean(), [x, *model.parameters()])]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_patched_network_of_volumes(device: HostDevice, form: Any) -> None:
+    model, x = Clip().to(memory_format=form), torch.randn(2, 3, 4, 6, 8).contiguous(memory_format=form)
+    expected = gradients(model, x)
+    with ours.enable(model) as taken:
+        got = gradients(model, x)
+        assert len(device.launches) == 12, "four layers of three operations"
+        compiled = gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x)
+        assert len(device.launches) == 24
+        for one, two, other in zip(got, compiled, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(two, one)
+            assert one.stride() == other.stride()
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(model(x), expected[0], rtol=1e-4, atol=1e-5)
+    lines = taken.report().taken
+    assert {(line.layer, line.when) for line in lines} == {
+        (layer, when) for layer in ("stem", "rows", "slices", "up")
+        for when in ("forward", "backward, input", "backward, filters")
+    }  # fmt: skip
+    assert all("NCDHW" in line.problem if form is FORMS[0] else "NDHWC" in line.problem for line in lines)
+
+
+def test_filters_of_volumes_are_packed_once(device: HostDevice) -> None:
+    """Also those that autocast has cast."""
+    layer, x = torch.nn.Conv3d(16, 32, 3, padding=1), torch.randn(2, 16, 4, 6, 8)
+    x = x.contiguous(memory_format=torch.channels_last_3d)
+    expected = layer(x).detach()
+    with ours.enable(layer) as taken, torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+        kept, prepared = taken.report().packed_bytes, device.prepared
+        layer(x)
+        assert kept > 0 and device.prepared == prepared
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(3):
+                torch.testing.assert_close(layer(x).float(), expected, rtol=3e-2, atol=3e-2)
+        assert taken.report().packed_bytes > kept
+    assert {"bfloat16" in line.problem for line in taken.report().taken} == {True, False}
+
+
+def test_what_pytorch_takes_for_volumes_is_looked_up_as_volumes(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It computes them as volumes, whatever leanconv computes them as."""
+    asked: list[Any] = []
+    monkeypatch.setattr(patch.tables, "peer_us", lambda problem, target, engine: asked.append(problem))
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: asked.append(problem) or 1e12)
+    x, w = torch.randn(2, 4, 3, 5, 6), torch.randn(6, 4, 3, 1, 1)
+    with ours.enable() as taken, torch.no_grad():
+        F.conv3d(x, w)
+    assert taken.report().taken and asked and all((each.d, each.t, each.h) == (3, 3, 5) for each in asked)
+
+
+def test_volumes_are_timed_by_pytorchs_convolution_of_volumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    randn = torch.randn
+    cpu = lambda shape, generator, device: randn(shape, generator=generator)  # noqa: E731
+    monkeypatch.setattr(measured_time.torch, "Generator", lambda device: torch._C.Generator())
+    monkeypatch.setattr(measured_time.torch, "randn", cpu)
+    layer = ConvProblem(2, 4, 5, 6, 6, 3, 3, padding=(1, 1, 1, 1), d=4, t=3, padding_d=(2, 0), layout="NHWC", bias=True)
+    y = measured_time._call(layer, 1)()
+    assert y.shape == (2, 6, 4, 5, 6) and y.is_contiguous(memory_format=torch.channels_last_3d)
+    dx = measured_time._call(replace(layer, op="dgrad", bias=False), 1)()
+    dw = measured_time._call(replace(layer, op="wgrad", bias=False), 1)()
+    assert dx.shape == (2, 4, 4, 5, 6) and dw.shape == (6, 4, 3, 3, 3)
+
+
+def test_layers_of_volumes_are_found_and_warmed_up(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(
+        recording, "precompile", lambda problems, **how: compiled.extend(problems) or PrecompileResult(0, 0, 0, 0.0)
+    )
+    model = Clip().to(memory_format=torch.channels_last_3d)
+    (x,) = recording.example_of([(2, 3, 4, 6, 8)], model)
+    assert x.is_contiguous(memory_format=torch.channels_last_3d)
+    ours.warm_up(model, x)
+    with ours.enable(model) as taken:
+        gradients(model, x)
+    ran = {line.problem for line in taken.report().taken}
+    assert len(ran - {str(each) for each in compiled}) == 1, "the gradient of the first layer's input"
+    found = recording.problems_of(model, x)
+    assert all(each.is_volume and each.layout == "NHWC" for problems in found.values() for each in problems)

@@ -309,8 +309,21 @@ def test_a_card_with_little_memory_has_fewer_buffers(
 def test_layers_of_volumes_are_tuned_as_what_computes_them(stage: Stage, tmp_path: Path) -> None:
     volume = leanconv.ConvProblem(2, 16, 9, 10, 8, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", d=3, t=1)
     images = replace(volume, n=6, d=1)
-    assert list(search.checked_problems([volume], "tune")) == [images]
+    asked: list[Any] = []
+
+    def peers(problem: Any, clock: Any) -> Any:
+        asked.append(problem)
+        return {"torch-fp32": 100.0 * len(asked)}, "torch 9"
+
+    (done,) = stage.search(tmp_path, peers=peers).run([volume, images]).problems
+    assert done.problem == images and done.peers == {"torch-fp32": 100.0}
+    assert asked == [volume, images], "PyTorch computes volumes as volumes"
+    table = tables.Table.read(tmp_path / FILE)
+    assert not table.get(volume).winners and table.get(images).winners
+    assert [tables.peer_us(each, stage.target, "torch-fp32") for each in (volume, images)] == [100.0, 200.0]
+    stage.search(tmp_path, peers=peers).run([volume, images])
+    assert len(asked) == 2
     whole = replace(volume, t=3, padding_d=(1, 1))
-    done = stage.search(tmp_path, most=2).run([whole])
-    assert done.timed == 2 and tables.Table.read(tmp_path / FILE).get(whole) is not None
+    assert stage.search(tmp_path, most=2).run([whole]).timed == 2
+    assert tables.Table.read(tmp_path / FILE).get(whole) is not None
     assert choose(whole, stage.target).us == 300

@@ -115,7 +115,12 @@ def test_every_layer_of_a_model_is_found_without_running_it() -> None:
         assert {problem.layout for each in found.values() for problem in each} == {layout}
         assert [problem.op for problem in found[None]].count("fprop") == 3, "the gradient of one is a forward pass"
         assert {problem.op for problem in found[32 << 20]} == {"wgrad"} and len(found[32 << 20]) == 3
-    assert problems_of(model.eval(), x).keys() == {None}
+    found = problems_of(model.eval(), x)
+    assert found.keys() == {None}
+    same = torch.nn.Sequential(model, torch.nn.Conv2d(2, 2, 3, padding="same", device="meta")).eval()
+    found = problems_of(same, x)
+    with torch.inference_mode():
+        assert problems_of(same, x) == found and len(found[None]) == 4
 
 
 def test_pytorch_is_timed_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:

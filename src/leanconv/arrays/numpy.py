@@ -81,4 +81,6 @@ def learn_bfloat16() -> None:
 
 def plain(array: np.ndarray) -> np.ndarray:
     """The array itself if it is contiguous, aligned and in native byte order, else such a copy."""
-    return array if NUMPY.is_contiguous(array) else NUMPY.copy(array)
+    # one look at the flags says it of most arrays; those that are read only have more looks
+    usual = array.flags.carray and array.dtype.isnative
+    return array if usual or NUMPY.is_contiguous(array) else NUMPY.copy(array)

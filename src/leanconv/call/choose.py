@@ -58,7 +58,7 @@ def choose(problem: Problem, target: Target | None, name: str = "auto", limit: i
     first among equals; of the one called ``name`` the configuration.
 
     ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `room`.
-    The user's table comes first, then the shipped one, then the cost model. Nothing is timed.
+    The user's table comes first, then a bundle's, the shipped one, and the cost model. Nothing is timed.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """

@@ -7,10 +7,11 @@ launch. `lookup` finds it by the arrays' signatures and the options.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from leanconv import words
 from leanconv.arrays import Arrays
 from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.call.choose import Candidate
@@ -19,6 +20,7 @@ from leanconv.call.weights import preparation_of, refuse_null
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import Problem
+from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.launch import Device, Executable
 
 
@@ -40,7 +42,7 @@ def types_of(problem: Problem) -> tuple[str, str, str]:
 def roles_of(problem: Problem) -> tuple[str, ...]:
     """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
     first, second, *_, written = problem.operands
-    return first.role, second.role, "bias", written.role, "value", "delta", "workspace", "prepared"
+    return first.role, second.role, "bias", written.role, *problem.scalars, "workspace", "prepared"
 
 
 def writes_bias(problem: Problem) -> bool:
@@ -73,7 +75,12 @@ class Loaded:
         # would compile one after the other
         made = self._made.get(name)
         if made is None:
-            made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+            try:
+                made = self._made[name] = self.device.executable(plan, roles_of(self.problem))
+            except CudaUnavailableError as error:
+                raise CudaUnavailableError(
+                    f"{words.format_problem(self.problem)} cannot be compiled: {error}"
+                ) from error
         return made
 
     def prepares(self, resolved: Resolved) -> bool:
@@ -99,6 +106,18 @@ def check_overlap(arrays: Arrays, out: Any, inputs: Sequence[tuple[str, Any]]) -
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
+class QuickLaunch(NamedTuple):
+    """What a call consists of whose arrays are known to be like those before, on the GPU that is current.
+
+    ``run(stream(), (x, w, bias, y, workspace, prepared), True)``, with addresses, of a ``y`` by ``allocate``.
+    """
+
+    device: int
+    stream: Callable[[], int]
+    allocate: Callable[[], Any]
+    run: Executable
+
+
 class GpuCall:
     """On arrays on a GPU: nothing is copied, except inputs that no kernel can read in place."""
 
@@ -118,8 +137,9 @@ class GpuCall:
         self._order, self._w_order, self.types = operands.order, operands.w_order, types_of(problem)
         # filters of images are converted to the type of the sums
         self._cast = operands.w_dtype if problem.kind == "filter2d" and copy_w else None
-        self._pointer, self._stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._allocate = arrays.allocator(resolved.shape, operands.result, device, operands.out_order)
+        self._pointer, self.stream = arrays.fast_pointer(), arrays.fast_stream(device)
+        self._result = resolved.shape, operands.result, device, operands.out_order
+        self._allocate = arrays.allocator(*self._result)
         self._copies = copy_x, copy_w and prepares, copy_bias
         self._copy_any, self._out_direct = any(self._copies), resolved.operands.out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
@@ -135,7 +155,7 @@ class GpuCall:
         scratch = (self._prepared_offset or workspace) + prepared
         self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
         self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
-        self._bias_gradient = writes_bias(problem)
+        self._bias_gradient, self._scalars = writes_bias(problem), bool(problem.scalars)
 
     def __call__(
         self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
@@ -173,7 +193,8 @@ class GpuCall:
             y_at = pointer(y)
             if not (x_at and w_at and y_at):
                 refuse_null(self._arrays)
-            self._run(self._stream(), (x_at, w_at, bias_at, y_at, value, delta, workspace_at, prepared_at))
+            numbers = (value, delta) if self._scalars else ()
+            self._run(self.stream(), (x_at, w_at, bias_at, y_at, *numbers, workspace_at, prepared_at))
         else:
             y[...] = 0  # it is empty, or the gradient of filters over no image
             if self._bias_gradient:
@@ -182,6 +203,13 @@ class GpuCall:
             return y
         self._arrays.assign(out, y)
         return out
+
+    def quick(self) -> QuickLaunch | None:
+        """What runs this call of a layer on addresses; None where more is to be done than to allocate and to launch."""
+        if self._run is None or self._copy_any or self._allocate_scratch is not None or self._scalars:
+            return None
+        allocate = self._arrays.allocator_here(*self._result)
+        return QuickLaunch(self._result[2], self.stream, allocate, self._run)
 
     def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
         copy_x, copy_w, copy_bias = self._copies
@@ -208,23 +236,27 @@ class PreparedCall:
         assert resolved.device is not None
         self._arrays = resolved.operands.arrays
         self._gradient = self._arrays.requires_gradient(resolved.operands.w)
-        self._preparation = preparation_of(
+        self.preparation = preparation_of(
             loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
         self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
         self.types = self._whole.types
         w = resolved.operands.w
-        copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self._preparation.copy else 0
+        copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self.preparation.copy else 0
         #: bytes that filters keep for it
-        self.kept_bytes = self._preparation.plan.prepared_bytes + copied
+        self.kept_bytes = self.preparation.plan.prepared_bytes + copied
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         if self._gradient:
             self._arrays.refuse_gradient(w.array)
-        prepared = w.prepared_by(self._preparation, self._arrays)
+        prepared = w.prepared_by(self.preparation, self._arrays)
         if prepared is None:
             return self._whole(x, w.array, bias, out)
         return self._rest(x, prepared.w, bias, out, prepared_at=prepared.address)
+
+    def quick(self) -> QuickLaunch | None:
+        """As `GpuCall.quick`, with filters that `PreparedWeights.kept_for` has."""
+        return None if self.preparation.copy else self._rest.quick()
 
 
 class BiasGradientCall:

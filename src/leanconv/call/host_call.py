@@ -51,7 +51,8 @@ class HostOnGpuCall(_HostCall):
                 bias[...] = 0
         else:
             w = plain(w).astype(self._w_dtype, copy=False)
-            values = (plain(x), w, None if bias is None else plain(bias), y, value, delta)
+            numbers = (value, delta) if self._problem.scalars else ()
+            values = (plain(x), w, None if bias is None else plain(bias), y, *numbers)
             launch.run_on_host_arrays(
                 self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
                 run=self._run, upload_outputs=False,
@@ -99,8 +100,11 @@ class CpuCall(_HostCall):
         if self._is_direct and out is None:
             if w.dtype != self._w_dtype:
                 w = w.astype(self._w_dtype)
-            x, w = plain(x).reshape(self._read[0]), plain(w).reshape(self._read[1])
-            return self._ready(x, w, None if bias is None else plain(bias), value, delta).reshape(self._shape)
+            x, w, (read, weights) = plain(x), plain(w), self._read
+            # a view that is as its array takes longer than to see that it is
+            x, w = x if x.shape == read else x.reshape(read), w if w.shape == weights else w.reshape(weights)
+            y = self._ready(x, w, None if bias is None else plain(bias), value, delta)
+            return y if y.shape == self._shape else y.reshape(self._shape)
         if out is not None:
             self._check_out(x, w, bias, out)
         if problem.is_empty:

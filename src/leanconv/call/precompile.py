@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from leanconv import options
+from leanconv import options, words
 from leanconv.call import bind
+from leanconv.call.choose import choose
+from leanconv.call.explain import NOMINAL
 from leanconv.call.resolve import check_problem
+from leanconv.perf import tables
+from leanconv.plan import Launch, Target
 from leanconv.problem import Problem, is_problem
+from leanconv.runtime import bundle as bundles
 from leanconv.runtime import cache, launch
+from leanconv.runtime.compile import Compiled, cuda_version
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.threads import cores, side_by_side
-from leanconv.volumes.images import as_images
+from leanconv.volumes.images import computed
 
 
 @dataclass(frozen=True)
@@ -29,9 +36,12 @@ class PrecompileResult:
     #: how many of the kernels this process compiled; the others were on disk, loaded already, or another one's work
     compiled: int
     seconds: float
+    #: the bundle that they are in, and what it holds now; empty where they were loaded instead
+    bundle: str = ""
 
     def __str__(self) -> str:
-        ready = f"{self.kernels} kernels of {self.problems} problems are ready"
+        where = f"in {self.bundle}" if self.bundle else "ready"
+        ready = f"{self.kernels} kernels of {self.problems} problems are {where}"
         return f"{ready}: {self.compiled} compiled, {self.seconds:.2f} s on {cores()} cores"
 
 
@@ -42,6 +52,7 @@ def precompile(
     algorithm: str = "auto",
     workspace_limit: int | None = None,
     progress: bool = True,
+    bundle: Path | str | None = None,
 ) -> PrecompileResult:
     """Compile and load the kernels of many problems, on all cores, so that the first calls do not wait for them.
 
@@ -53,13 +64,17 @@ def precompile(
         device: ``"cuda"`` or ``"cuda:N"``.
         algorithm, workspace_limit: as the calls will give them (see `conv2d`).
         progress: whether to show a progress bar; there is none where standard error is not a terminal.
+        bundle: a file to put the kernels in, instead of loading them, with your table of tuned problems of this GPU;
+            what is there stays. A process that finds its path in LEANCONV_BUNDLE needs neither NVRTC nor a folder that
+            it can write to. Without a GPU the kernels are those of an H200.
 
     Returns:
         PrecompileResult: how many kernels there are, how many of them were compiled, and how long it took.
 
     Raises:
         ValueError, TypeError: something is not a problem, or one that breaks a rule; NoAlgorithmError where nothing
-        fits. CudaUnavailableError: no driver, GPU or compiler. CompileError: the compiler refused a kernel.
+        fits. CudaUnavailableError: no driver, GPU or compiler. CompileError: the compiler refused a kernel. With
+        ``bundle``, ValueError for a file that is none or was made by another version; OSError.
 
     >>> import leanconv
     >>> layers = [leanconv.ConvProblem(8, 64, 56, 56, k, 3, 3, padding=(1, 1, 1, 1)) for k in (64, 128)]
@@ -70,18 +85,32 @@ def precompile(
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
-    different = list(dict.fromkeys(checked_problems(problems)))
-    on = _device(index)
-    chosen = [bind.load(problem, index, algorithm, limit) for problem in different]
-    needed = [each for loaded in chosen for each in loaded.plan.all_launches if each.grid]
-    kernels = {cache.key(each, on.target.arch): each for each in needed}
+    different = list(dict.fromkeys(map(computed, checked_problems(problems))))
+    if bundle is None:
+        on = _device(index)
+        target, plans = on.target, [bind.load(each, index, algorithm, limit).plan for each in different]
+    else:
+        target = _target(index)
+        plans = [choose(each, target, algorithm, limit).plan(each, target) for each in different]
+    kernels = {cache.key(each, target.arch, ""): each for plan in plans for each in plan.all_launches if each.grid}
     before = len(cache.made)
+    codes: dict[str, Compiled] = {}
+
+    def make(name: str, each: Launch) -> None:
+        if bundle is None:
+            on.load(each)
+        else:  # what a bundle in use has may be of another compiler
+            codes[name] = cache.compiled(each, target.arch, bundled=False)
+
     with progress_bar(len(kernels), progress) as begin:
         begin(f"compiling {len(kernels)} kernels")
-        work = [partial(on.load, each) for each in kernels.values()]
+        work = [partial(make, *each) for each in kernels.items()]
         side_by_side(work, lambda: begin(f"compiling {len(kernels)} kernels"))
     compiled = sum(name in kernels for name in cache.made[before:])
-    return PrecompileResult(len(different), len(kernels), compiled, perf_counter() - begun)
+    kept = ""
+    if bundle is not None:
+        kept = _bundled(Path(bundle), target, {kernels[name]: code for name, code in codes.items()}, different)
+    return PrecompileResult(len(different), len(kernels), compiled, perf_counter() - begun, kept)
 
 
 def _device(index: int) -> launch.Device:
@@ -91,8 +120,39 @@ def _device(index: int) -> launch.Device:
         raise CudaUnavailableError(f"precompile needs the GPU that the kernels are for: {error}") from error
 
 
+def _target(index: int) -> Target:
+    try:
+        return launch.open_device(index).target
+    except CudaUnavailableError:
+        return NOMINAL
+
+
+def _bundled(path: Path, target: Target, kernels: dict[Launch, Compiled], problems: list[Problem]) -> str:
+    """Put kernels in a bundle, and the table by which they were chosen; says where they are."""
+    compiler = cache.compiler_version()
+    keys = {cache.key(each, target.arch, compiler): code for each, code in kernels.items()}
+    in_words = [words.format_problem(each) for each in problems]
+    gpu = target.model or "a GPU", target.arch
+    made = bundles.write(path, compiler, cuda_version(), keys, [gpu], in_words, tables.of_user(target))
+    return f"{path}, which has {made}"
+
+
+def bundle_of_folder(path: Path) -> bundles.Bundle:
+    """Put all that the folder of compiled kernels has in a bundle: what a program called that ran with this folder.
+
+    Raises CudaUnavailableError where NVRTC, whose version is part of the names, is not installed; ValueError where the
+    folder is empty, and as `bundles.write`.
+    """
+    kernels, compiler, target = cache.stored(), cache.compiler_version(), _target(0)
+    if not kernels:
+        raise ValueError("the folder of compiled kernels is empty: run the program first, with LEANCONV_CACHE_DIR set")
+    found = {code.arch for code in kernels.values()}
+    gpus = [(target.model if arch == target.arch else "a GPU", arch) for arch in sorted(found)]
+    return bundles.write(path, compiler, cuda_version(), kernels, gpus, (), tables.of_user(target))
+
+
 def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Problem]:
-    """The problems that ``function`` is given; of layers of volumes that are layers of images, these.
+    """The problems that ``function`` is given.
 
     Raises TypeError for something else, ValueError for one that breaks a rule.
     """
@@ -106,4 +166,4 @@ def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Pr
             kind = type(problem).__name__
             raise TypeError(f"problems[{i}] is of type {kind}; it must be a ConvProblem or a FilterProblem")
         check_problem(problem)
-        yield as_images(problem) if problem.kind == "conv2d" else problem
+        yield problem

@@ -131,8 +131,9 @@ def _said(requested: LayerOptions, axes: int) -> str:
 
 
 def of_problem(problem: ConvProblem, x: Any, w: Any, bias: Any, workspace_limit: int | None) -> Resolved:
-    """The call that computes a problem with two arrays of PyTorch, (n, c, h, w) and filters, and a bias or None."""
-    axes = 3 if problem.is_volume else 2
+    """The call that computes a problem with two arrays of PyTorch, (n, c, h, w) and filters, or (n, c, d, h, w) and
+    filters, also of one slice; and a bias or None."""
+    axes = x.dim() - 2
     function = next(each for each in FUNCTIONS.values() if each.op == problem.op and each.axes == axes)
     layouts = options.LAYOUTS_OF[axes]
     layout = layouts[options.LAYOUTS.index(problem.layout)]

@@ -90,6 +90,16 @@ class PreparedWeights:
             prepared.streams.add(stream)
         return prepared
 
+    def kept_for(self, preparation: FilterPreparation, version: int, stream: int) -> PreparedFilters | None:
+        """What is kept of filters that have changed ``version`` times, if a stream may read it at once.
+
+        The caller holds it until its launch: freed earlier, its memory could be reused.
+        """
+        if version != self._version:  # NOTE: asked first, since `refresh` drops what is kept before it counts
+            return None
+        prepared = self._prepared.get(preparation)
+        return prepared if prepared is not None and stream in prepared.streams else None
+
     def _prepare(self, preparation: FilterPreparation, arrays: Arrays, stream: int) -> PreparedFilters:
         w = self.array
         if preparation.copy:

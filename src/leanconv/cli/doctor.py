@@ -24,7 +24,7 @@ from leanconv.perf import tables
 from leanconv.perf.tables import Table
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
-from leanconv.runtime import cache, env, launch
+from leanconv.runtime import bundle, cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
 from leanconv.runtime.launch import why_no_gpu
@@ -86,6 +86,7 @@ def examine() -> Iterator[Finding]:
     usable = gpu.state == "ok"
     compiles = _compiler(launch.open_device(0).target if usable else Target(_SOME_ARCH, 108), usable)
     yield compiles
+    yield from _bundles()
     runs = usable and compiles.state == "ok"
     if runs:
         yield _checked("NumPy arrays on the GPU", lambda: _run(device="cuda"))
@@ -251,6 +252,18 @@ def _store() -> Finding:
         return Finding(name, "absent", text, "leave it out, or set it to bytes such as 256MiB")
     count, total = cache.size()
     return Finding(name, "ok", f"{count} kernels, {total / 1e6:.1f} MB in {folder}")
+
+
+def _bundles() -> Iterator[Finding]:
+    """Each bundle of kernels that LEANCONV_BUNDLE names."""
+    arch = NOMINAL.arch if why_no_gpu() else launch.open_device(0).target.arch
+    for path, found, why in bundle.examined(arch):
+        name, told = "bundle of kernels", f"{path}: {why or found}"
+        made = "" if found is None else f", made by leanconv {found.version} with CUDA {version_text(found.cuda)}"
+        if why:
+            yield Finding(name, "broken", told + made, "leanconv precompile --bundle makes one, on such a GPU")
+        else:
+            yield Finding(name, "ok", told + made)
 
 
 def _pictures() -> Finding:

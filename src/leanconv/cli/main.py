@@ -28,6 +28,7 @@ class Action(str, Enum):
     path = "path"
     size = "size"
     clear = "clear"
+    bundle = "bundle"
 
 
 def _bytes(text: str | None) -> int | None:
@@ -248,47 +249,48 @@ def explain(
 
 @app.command("precompile")
 def compile_kernels(
-    what: command_line.What,
+    what: command_line.Work,
     layout: command_line.Layout = None,
     precision: command_line.Precision = None,
     dtype: command_line.Dtype = None,
     op: command_line.Operation = None,
     batch: command_line.Batch = None,
+    inputs: command_line.Inputs = None,
+    backward: command_line.Backward = None,
     device: command_line.Gpu = "cuda",
     algorithm: Annotated[
         str, typer.Option(help="An algorithm's name; by default the one that a call chooses.")
     ] = "auto",
     workspace_limit: command_line.Limit = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle", metavar="FILE", help="Put them in this file, for LEANCONV_BUNDLE; what is there stays."
+        ),
+    ] = None,
 ) -> None:
-    """Compile the kernels of a suite or a problem on all cores, into the folder of compiled kernels."""
-    from leanconv.bench import cases_of, with_batch
+    """Compile the kernels of a suite, a problem or a model on all cores, into the folder of compiled kernels.
 
-    cases, *_ = cases_of(what, layout, precision, dtype, op)
-    problems = [case.problem if batch is None else with_batch(case.problem, batch) for case in cases]
-    limit = _bytes(workspace_limit)
-    print(leanconv.precompile(problems, device=device, algorithm=algorithm, workspace_limit=limit))
+    With --bundle they go into a file for machines that have no compiler. Without a GPU that is one for an H200.
+    """
+    from leanconv.cli import tune as tuner
+
+    given = (layout, precision, dtype, op, batch, inputs or (), backward, _bytes(workspace_limit))
+    for limit, problems in tuner.work_of(what, *given).items():
+        done = leanconv.precompile(problems, device=device, algorithm=algorithm, workspace_limit=limit, bundle=bundle)
+        print(done if limit is None else f"{done} (workspace_limit {limit})")
 
 
 @app.command()
 def tune(
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SUITE|PROBLEM|MODEL.py:NAME",
-            help="A suite's name, conv:… or filter:…, or a module of a file, or a function there that returns one.",
-        ),
-    ] = None,
+    what: command_line.SomeWork = None,
     layout: command_line.Layout = None,
     precision: command_line.Precision = None,
     dtype: command_line.Dtype = None,
     op: command_line.Operation = None,
     batch: command_line.Batch = None,
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="What a model is called with: 8x3x224x224; again for more.")
-    ] = None,
-    backward: Annotated[
-        bool | None, typer.Option("--backward/--no-backward", help="A model's gradients too; by default as it trains.")
-    ] = None,
+    inputs: command_line.Inputs = None,
+    backward: command_line.Backward = None,
     device: command_line.Gpu = "cuda",
     mode: Annotated[str | None, typer.Option(help="on, read-only or frozen, in place of LEANCONV_TUNING.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Time anew what the table has.")] = False,
@@ -331,12 +333,20 @@ def tune(
 
 @app.command()
 def cache(
-    action: Annotated[Action, typer.Argument(help="show (path and size), path, size or clear.")] = Action.show,
+    action: Annotated[Action, typer.Argument(help="show (path and size), path, size, clear or bundle.")] = Action.show,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The file of a bundle.")] = None,
 ) -> None:
-    """Show or empty the folder of compiled kernels."""
+    """Show or empty the folder of compiled kernels, or put all of it in a bundle: what a program compiled there."""
     from leanconv.runtime import cache as store
     from leanconv.runtime import env
 
+    if (action is Action.bundle) != (file is not None):
+        raise ValueError("give leanconv cache bundle, and it alone, a file to write")
+    if file is not None:
+        from leanconv.call.precompile import bundle_of_folder
+
+        print(f"{file} has {bundle_of_folder(file)}")
+        return
     base = env.cache_dir()
     folder = "no folder, as this user has no home; set LEANCONV_CACHE_DIR" if base is None else base / "kernels"
     if action is Action.path:

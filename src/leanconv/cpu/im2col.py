@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import NamedTuple
+
 import numpy as np
 
-from leanconv.cpu.blas import matmul
+from leanconv.cpu.blas import matmul, one_thread
 from leanconv.cpu.gradients import col2im, filter_gradient
-from leanconv.cpu.layers import Block, LayerAlgorithm, PaddedInput, blocks, finish, product_cost, shared_limits, windows
-from leanconv.dtypes import item_bytes
+from leanconv.cpu.layers import (
+    LEAST_COST,
+    Block,
+    LayerAlgorithm,
+    PaddedInput,
+    blocks,
+    finish,
+    product_cost,
+    shared_limits,
+    windows,
+)
+from leanconv.dtypes import is_integer, is_narrow, item_bytes
 from leanconv.problem import ConvProblem, lay_out
 
 
@@ -43,6 +57,15 @@ class Im2col(LayerAlgorithm):
     def pixel_bytes(self, problem: ConvProblem) -> int:
         return problem.c * problem.r * problem.s * item_bytes(problem.dtype)
 
+    def ready(self, problem: ConvProblem) -> Callable[..., np.ndarray]:
+        sums = not (problem.is_empty or is_integer(problem.dtype) or is_narrow(problem.dtype))
+        usual = problem.op == "fprop" and problem.layout != "CHWN" and problem.groups == 1 and sums
+        usual = usual and min(problem.y_shape) > 0 and min(problem.padding) >= 0
+        if usual and _kept_bytes(problem) <= KEPT_BYTES and self.cost(problem) < LEAST_COST:
+            small = Small(problem)
+            return small.compute if isinstance(small.limit, nullcontext) else small.limited
+        return super().ready(problem)
+
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         product = _product_nchw if problem.layout == "NCHW" else _product_nhwc
         filters = _filters(problem, w)
@@ -58,6 +81,107 @@ class Im2col(LayerAlgorithm):
             part = block.of(problem, y)
             product(problem, block, x, view, columns, filters, part, y)
             finish(problem, part, bias)
+
+
+#: The multiply-adds of a layer in NHWC, at least and at most, for which the filters are transposed before the product.
+#: Explored (Xeon with AVX-512, OpenBLAS of NumPy 2.4): products up to a million take half the time then.
+TURNED = 100_000, 1_000_000
+#: The most bytes of columns and padded pixels that are kept for the next call of a small layer.
+KEPT_BYTES = 192 << 10
+
+
+def _kept_bytes(problem: ConvProblem) -> int:
+    """Bytes of the padded images and the matrix of columns."""
+    if _is_plain(problem):
+        return 0
+    rows = problem.h + problem.padding[0] + problem.padding[1]
+    width = problem.w + problem.padding[2] + problem.padding[3]
+    taps = problem.p * problem.q * problem.r * problem.s
+    return problem.n * problem.c * (rows * width + taps) * item_bytes(problem.dtype)
+
+
+class _Kept(NamedTuple):
+    """Memory that one call at a time uses: the padded images are zero but for what the call copies there."""
+
+    #: the part of the padded images that x goes to, with the axes of x
+    inside: np.ndarray
+    #: the windows of the padded images, and the columns with the same axes
+    seen: np.ndarray
+    columns: np.ndarray
+    #: the columns as BLAS takes them
+    matrix: np.ndarray
+
+
+class Small:
+    """A small layer, ready for calls with any arrays: all views are made once. Of a call of some ten microseconds they
+    were the larger part."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self.problem, self.y_shape, self.nchw = problem, problem.y_shape, problem.layout == "NCHW"
+        self.taps, self.pixels = problem.c * problem.r * problem.s, problem.n * problem.p * problem.q
+        self.is_plain, self.finishes = _is_plain(problem), problem.activation is not None
+        #: whether images lie inside filters in a product, and the other way round in the result
+        self.swaps = self.nchw and problem.n > 1
+        self.product = (problem.k, self.pixels) if self.nchw else (self.pixels, problem.k)
+        low, high = TURNED
+        self.turns = not self.nchw and low <= self.taps * self.pixels * problem.k <= high
+        self.limit = one_thread(problem.flops, min(*self.product, self.taps) > 1)
+        self.kept: list[_Kept] = []
+
+    def limited(
+        self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, value: float = 0, delta: float = 0
+    ) -> np.ndarray:
+        """`compute` with one thread of BLAS."""
+        with self.limit:
+            return self.compute(x, w, bias)
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def compute(
+        self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, value: float = 0, delta: float = 0
+    ) -> np.ndarray:
+        problem, y = self.problem, np.empty(self.y_shape, x.dtype)
+        filters = w.reshape(problem.k, self.taps)
+        if not self.nchw:
+            filters = np.ascontiguousarray(filters.T) if self.turns else filters.T
+        if self.is_plain:
+            if self.swaps:
+                np.matmul(filters, x.reshape(problem.n, problem.c, -1), out=y.reshape(problem.n, problem.k, -1))
+            elif self.nchw:
+                np.dot(filters, x.reshape(self.taps, self.pixels), y.reshape(self.product))
+            else:
+                np.dot(x.reshape(self.pixels, self.taps), filters, y.reshape(self.product))
+        else:
+            try:
+                kept = self.kept.pop()
+            except IndexError:  # the first call, or one beside others: each has its own
+                kept = self._keep(x.dtype)
+            inside, seen, columns, matrix = kept
+            np.copyto(inside, x)
+            np.copyto(columns, seen)
+            if self.swaps:
+                product = np.dot(filters, matrix).reshape(problem.k, problem.n, problem.p, problem.q)
+                np.copyto(y, product.swapaxes(0, 1))
+            elif self.nchw:
+                np.dot(filters, matrix, y.reshape(self.product))
+            else:
+                np.dot(matrix, filters, y.reshape(self.product))
+            self.kept.append(kept)
+        if self.finishes or bias is not None:
+            finish(problem, y, bias)
+        return y
+
+    def _keep(self, dtype: np.dtype) -> _Kept:
+        problem = self.problem
+        (top, bottom, left, right), channels = problem.padding, (problem.c,)
+        size = problem.n, problem.h + top + bottom, problem.w + left + right
+        padded = np.zeros((*channels, *size) if self.nchw else (*size, *channels), dtype)
+        rows, across = slice(top, top + problem.h), slice(left, left + problem.w)
+        seen = windows(problem, padded)
+        columns = np.empty(seen.shape, dtype)
+        if self.nchw:
+            inside = padded[:, :, rows, across].swapaxes(0, 1)
+            return _Kept(inside, seen, columns, columns.reshape(self.taps, self.pixels))
+        return _Kept(padded[:, rows, across], seen, columns, columns.reshape(self.pixels, self.taps))
 
 
 def _is_plain(problem: ConvProblem) -> bool:

@@ -13,8 +13,8 @@ version.
 
 The shipped table, ``perf/<gpu>/winners.json``, has the same form with the winners alone. It is made for a release and
 valid for the release: each winner has a hash of its machine code (``code``, made by ``compiler``), which `leanconv tune
---verify` compares. The user's tables come first, then the shipped one. Whatever cannot be read is a miss, which a
-warning names once.
+--verify` compares. The user's tables come first, then those of bundles, then the shipped one. Whatever cannot be read
+is a miss, which a warning names once.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from typing import Any
 from leanconv import words
 from leanconv.plan import Plan, Target
 from leanconv.problem import Problem
+from leanconv.runtime import bundle, env
 from leanconv.runtime import cache as kernel_cache
-from leanconv.runtime import env
 from leanconv.runtime.errors import LeanconvError, warn_once
-from leanconv.runtime.files import read_bytes, read_json, whole
+from leanconv.runtime.files import PATIENCE, read_bytes, read_json, whole
 
 #: Counts up when what a table says has another meaning: others are refused by name.
 FORMAT = 2
 #: A folder for each GPU model, with what was measured there: ``winners.json``, ``fits.json``.
 SHIPPED = Path(__file__).resolve().parent
 #: The source of a choice.
-USER, SHIPPED_TABLE, MODEL = "your table", "the shipped table", "the cost model"
+USER, BUNDLE, SHIPPED_TABLE, MODEL = "your table", "the bundle's table", "the shipped table", "the cost model"
 #: The key of a choice without a limit in ``winners``.
 NO_LIMIT = "auto"
 
@@ -211,7 +211,7 @@ class Table:
     def read(cls, path: Path) -> Table:
         """Raises OSError where a file is not there or refused, TableError where it is damaged or of another version."""
         try:
-            text = read_bytes(path).decode(errors="replace")
+            text = (bundle.table(path) or read_bytes(path)).decode(errors="replace")
         except ValueError as error:
             raise TableError(str(error)) from None
         head, _, body = text.partition('"problems": {\n')
@@ -294,12 +294,13 @@ def update(path: Path, newer: Table) -> Table:
     """Merge a table into the file at ``path``, which is replaced as a whole, under a lock; returns what it holds now.
 
     A damaged file is kept as ``.damaged``, one of an older version as ``.older``. Raises TableError for one of another
-    GPU, or of a newer version, which stays as it is; OSError where it cannot be written.
+    GPU, or of a newer version, which stays as it is; OSError where it cannot be written, or another process keeps it
+    locked.
     """
     from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(path) + ".lock"):
+    with FileLock(str(path) + ".lock", timeout=PATIENCE):
         with suppress(FileNotFoundError):
             newer = _read_for(path, newer.gpu).merged(newer)
         with whole(path) as file:
@@ -341,6 +342,8 @@ def folders() -> Iterator[tuple[str, Path]]:
     own = env.tuning_dir()
     if own is not None:
         yield USER, own
+    for path in bundle.with_tables():
+        yield BUNDLE, path
     yield SHIPPED_TABLE, SHIPPED
 
 
@@ -359,12 +362,21 @@ def table_of(folder: Path, target: Target) -> Table | None:
         found, path = None, path_of(folder, target.model)
         try:
             found = Table.read(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, TableError) as error:
             warn_once(str(path), f"a table of tuned problems is not used: {error}")
         _tables[key] = found if found is not None and found.gpu == gpu_record(target) else None
     return _tables[key]
+
+
+def of_user(target: Target) -> dict[str, str]:
+    """The user's own tables of a GPU as one, by the name of its file; for a bundle."""
+    found = Table(gpu_record(target))
+    for source, folder in reversed([*folders()] if env.tuning_mode() != "off" else []):
+        table = table_of(folder, target) if source in (USER, BUNDLE) else None
+        found = found if table is None else found.merged(table)
+    return {path_of(Path(), target.model).name: found.text()} if len(found) else {}
 
 
 def keep(folder: Path, target: Target, table: Table) -> None:

@@ -1,9 +1,10 @@
 """The only disk store: compiled kernels, one file each, named by a hash of all that determines the machine code.
 
-A file is the cubin (so that cuobjdump reads it) and, as its last line, a JSON record with the compiler's figures and
-the cubin's checksum. Files appear whole: they are written under a temporary name, then renamed, so any number of
-processes may race; of those that want the same kernel at once, one compiles it. A file that fails its checks counts as
-absent and is written again; so does one that belongs neither to this user nor to root.
+A file is an entry of `compile.Compiled`. Files appear whole: they are written under a temporary name, then renamed, so
+any number of processes may race; of those that want the same kernel at once, one compiles it. A file that fails its
+checks counts as absent and is written again; so does one that belongs neither to this user nor to root.
+
+Bundles (`bundle`) hold the same entries in files that are only read, and are asked first.
 """
 
 from __future__ import annotations
@@ -15,22 +16,21 @@ import os
 import re
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from leanconv.plan import Launch
+from leanconv.runtime import bundle, env
 from leanconv.runtime import compile as compiler
-from leanconv.runtime import env
 from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.errors import warn_once
-from leanconv.runtime.files import process_lock, read_bytes, read_json, whole
+from leanconv.runtime.files import process_lock, read_bytes, whole
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
 _FORMAT = 1
-_FIGURES = {"symbol": str, "arch": str, "registers": int, "spill_bytes": int, "stack_bytes": int}
 #: What to do where the compiler is not installed.
 INSTALL_COMPILER = "pip install 'leanconv[cu13]' (or 'leanconv[cu12]' for a driver below CUDA 13)"
 _INCLUDE = re.compile(rb"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
@@ -91,9 +91,13 @@ def _no_compiler(error: BaseException) -> CudaUnavailableError:
     )
 
 
-def key(launch: Launch, arch: str) -> str:
-    """Hash of source, included headers, options, compiler and architecture."""
-    parts = [_FORMAT, compiler.source(launch), _headers(launch.header), compiler.OPTIONS, arch, compiler_version()]
+def key(launch: Launch, arch: str, compiler_name: str | None = None) -> str:
+    """Hash of source, included headers, options, architecture and compiler, by default the one that is installed.
+
+    In memory a kernel has the name of no compiler, "": where NVRTC is missing, bundles may have it.
+    """
+    made_by = compiler_version() if compiler_name is None else compiler_name
+    parts = [_FORMAT, compiler.source(launch), _headers(launch.header), compiler.OPTIONS, arch, made_by]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -114,13 +118,12 @@ def load(name: str) -> Compiled | None:
     try:
         # NOTE: its machine code would run with this user's rights, and anybody can put a file into a folder that
         # everybody may write to. A link could stand for another kernel of ours.
-        cubin, _, record = read_bytes(path, trusted=True).rpartition(b"\n")
-        figures = read_json(record)
-        if figures.pop("sha256") != hashlib.sha256(cubin).hexdigest():
-            raise ValueError("its checksum differs")
-        if {name: type(figure) for name, figure in figures.items()} != _FIGURES:
-            raise ValueError("its figures are others")
-        return Compiled(cubin=cubin, **figures)
+        code = Compiled.from_entry(read_bytes(path, trusted=True))
+        with suppress(OSError):  # another user's folder, or a read-only one
+            # each start of hundreds of processes would write as many times
+            if time.time() - path.stat().st_mtime > _USED_S:
+                os.utime(path)
+        return code
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -128,6 +131,8 @@ def load(name: str) -> Compiled | None:
         return None
 
 
+#: An entry that was used so many seconds ago is marked as used again.
+_USED_S = 60
 #: counts what this process stores; the folder's size is looked at after the first kernel, and then after every so many
 _stores = itertools.count()
 _SHRINK_EVERY = 64
@@ -138,9 +143,7 @@ def store(name: str, compiled: Compiled) -> None:
     folder = directory()
     if folder is None:
         return
-    record = {field: getattr(compiled, field) for field in _FIGURES}
-    record["sha256"] = hashlib.sha256(compiled.cubin).hexdigest()
-    content, limit = compiled.cubin + b"\n" + json.dumps(record).encode(), env.cache_limit()
+    content, limit = compiled.entry, env.cache_limit()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if len(content) <= limit:
@@ -156,29 +159,49 @@ def store(name: str, compiled: Compiled) -> None:
         )
 
 
-#: names of what this process has compiled, and not another one at the same time
+#: names in memory of what this process has compiled, and not another one at the same time
 made: list[str] = []
 
 
-def compiled(launch: Launch, arch: str) -> Compiled:
-    """Machine code of ``launch``, from disk or else from NVRTC.
+def compiled(launch: Launch, arch: str, bundled: bool = True) -> Compiled:
+    """Machine code of ``launch``, from a bundle or the folder, or else from NVRTC; not ``bundled``, from no bundle.
 
     Raises CompileError where NVRTC refuses the source, CudaUnavailableError where NVRTC is not installed.
     """
-    name = key(launch, arch)
-    code, folder = load(name), directory()
-    if code is not None:
-        if folder is not None:
-            with suppress(OSError):  # another user's folder, or a read-only one
-                os.utime(folder / f"{name}{SUFFIX}")
-        return code
+    for each in bundle.in_use(arch) if bundled else ():
+        code = each.load(key(launch, arch, each.compiler))
+        if code is not None:
+            return code
+    try:
+        return _from_folder(launch, arch)
+    except CudaUnavailableError as error:
+        if said := bundle.told(arch):
+            raise CudaUnavailableError(f"{launch.symbol} is in no bundle ({said}), and {error}") from error
+        raise
+
+
+def _from_folder(launch: Launch, arch: str) -> Compiled:
+    """From the folder, or else from NVRTC."""
+    name, folder = key(launch, arch), directory()
+    code = load(name)
+    if code is not None or folder is None:
+        return code or _made(launch, arch, name)
+    path = folder / f"{name}{SUFFIX}"
     # of several processes that start at once, as for several GPUs, one compiles it
-    with nullcontext(False) if folder is None else process_lock(folder.parent / "locks", int(name[:15], 16)) as waited:
-        code = load(name) if waited else None
-        if code is None:
-            code = _compile(launch, arch)
-            made.append(name)
-            store(name, code)
+    with process_lock(folder.parent / "locks", int(name[:15], 16), path.exists) as waited:
+        if waited:
+            with suppress(OSError):
+                # NOTE: a client of a network file system remembers for a while that a file was not there, until it
+                # reads the folder
+                os.listdir(folder)
+            code = load(name)
+        return code or _made(launch, arch, name)
+
+
+def _made(launch: Launch, arch: str, name: str) -> Compiled:
+    code = _compile(launch, arch)
+    made.append(key(launch, arch, ""))
+    store(name, code)
     return code
 
 
@@ -219,6 +242,12 @@ def _entries() -> list[tuple[int, Path, int]]:
 def size() -> tuple[int, int]:
     """How many kernels are stored, and the bytes they take."""
     return _totals(_entries())
+
+
+def stored() -> dict[str, Compiled]:
+    """The stored kernels that can be used, by their keys."""
+    names = [path.name.removesuffix(SUFFIX) for _, path, _ in _entries() if _FINISHED.fullmatch(path.name)]
+    return {name: code for name in sorted(names) if (code := load(name)) is not None}
 
 
 def clear() -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import struct
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from leanconv.plan import Constants, Launch
 from leanconv.runtime.errors import LeanconvError
+from leanconv.runtime.files import read_json
 
 #: Where headers are found: ``<kernels/simt/implicit_gemm.cuh>``, ``<device/index.cuh>``.
 INCLUDE = Path(__file__).resolve().parent.parent
@@ -22,6 +24,7 @@ OPTIONS = {"std": "c++17", "ptxas_options": ["-v"]}
 
 
 _importing = threading.Lock()
+_FIGURES = {"symbol": str, "arch": str, "registers": int, "spill_bytes": int, "stack_bytes": int}
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,25 @@ class Compiled:
             elif name.startswith(".nv.constant") and not name.startswith(".nv.constant4"):
                 found.append((name.split(".")[2], size, hashlib.sha256(content).hexdigest()))
         return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()[:16]
+
+    @property
+    def entry(self) -> bytes:
+        """As it is kept in files: the cubin, so that cuobjdump reads it, and a last line of JSON with the compiler's
+        figures and the cubin's checksum."""
+        record = {field: getattr(self, field) for field in _FIGURES}
+        record["sha256"] = hashlib.sha256(self.cubin).hexdigest()
+        return self.cubin + b"\n" + json.dumps(record).encode()
+
+    @classmethod
+    def from_entry(cls, content: bytes) -> Compiled:
+        """What `entry` holds. Raises ValueError, TypeError, KeyError or AttributeError for what is none."""
+        cubin, _, record = content.rpartition(b"\n")
+        figures = read_json(record)
+        if figures.pop("sha256") != hashlib.sha256(cubin).hexdigest():
+            raise ValueError("its checksum differs")
+        if {name: type(figure) for name, figure in figures.items()} != _FIGURES:
+            raise ValueError("its figures are others")
+        return cls(cubin=cubin, **figures)
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[str, bytes, int]]:
@@ -154,6 +176,14 @@ def _compile_source(text: str, symbol: str, arch: str) -> Compiled:
         stack_bytes=_figure(r"(\d+) bytes stack frame", report),
         advice=tuple(line.strip() for line in report.splitlines() if re.search(_ADVICE, line)),
     )
+
+
+def cuda_version() -> int:
+    """The version of CUDA that NVRTC is of, as the driver writes its own: 13050."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return int(1000 * major + 10 * minor)
 
 
 def compile_launch(launch: Launch, arch: str) -> Compiled:

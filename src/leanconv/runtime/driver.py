@@ -41,7 +41,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuMemFree_v2": (c_uint64,),
     "cuMemcpyHtoD_v2": (c_uint64, c_void_p, c_size_t),
     "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
-    "cuLaunchKernel": (c_void_p, *(c_uint,) * 7, c_void_p, c_void_p, c_void_p),
     "cuLaunchKernelEx": (c_void_p,) * 4,
     "cuTensorMapEncodeTiled": (c_void_p, c_int, c_uint, *(c_void_p,) * 5, *(c_int,) * 4),
     "cuTensorMapEncodeIm2col": (c_void_p, c_int, c_uint, *(c_void_p,) * 5, c_uint, c_uint, c_void_p, *(c_int,) * 4),

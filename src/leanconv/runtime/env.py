@@ -1,4 +1,4 @@
-"""Every environment variable that leanconv reads, at each use, not at import; README.md has their table."""
+"""Every environment variable that leanconv reads, at each use, not at import; docs/command-line.md has their table."""
 
 from __future__ import annotations
 
@@ -46,6 +46,11 @@ def _folder(own: str, base: str, usual: str) -> Path:
         return Path(named).expanduser()
     root = os.environ.get(base)
     return (Path(root) if root else Path.home() / usual) / "leanconv"
+
+
+def bundles() -> list[Path]:
+    """The files that LEANCONV_BUNDLE names, between colons as in PATH (semicolons on Windows)."""
+    return [Path(each).expanduser() for each in os.environ.get("LEANCONV_BUNDLE", "").split(os.pathsep) if each]
 
 
 def cache_disabled() -> bool:

@@ -1,17 +1,21 @@
 """The only reader of files, which waits for none, and the only writer: a file appears whole, or not at all.
 
-And a lock between the processes of one host: what one of them makes, the others need not make too. One file holds all
-locks. Each lock is one byte of it, which the system frees when the process ends.
+And a lock between processes, of several hosts where the file system has such locks: what one of them makes, the others
+need not make too. One file holds all locks. Each lock is one byte of it, which the system frees when the process ends.
+Where there are no such locks, a file for each stands for it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import random
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -116,49 +120,87 @@ def write_text(path: Path | str, text: str) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-#: seconds after which a process that keeps a lock is not waited for any longer; compiling a kernel takes far less
-PATIENCE = 30.0
-_POLL = 0.01
+#: Seconds after which a process that keeps a lock is not waited for any longer. It lives, or the system would have
+#: freed the lock; on few cores that many processes share it may compile for a minute.
+PATIENCE = 120.0
+#: The same where a file stands for the lock, which stays when its process dies.
+_PATIENCE_WITH_FILES = 30.0
+#: Seconds between two looks at a lock, at first and at most. At most: hundreds of processes may ask one file server.
+_FIRST_POLL, _LAST_POLL = 0.01, 0.25
 #: NOTE: closing any descriptor of the file would free all locks that the process has on it, so it stays open
 _files: dict[tuple[Path, int], int] = {}
 
 
 @contextmanager
-def process_lock(path: Path, place: int) -> Iterator[bool]:
-    """Wait until no other process holds this lock; says whether one did, so that its work may be done.
+def process_lock(path: Path, place: int, there: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    """Wait until no other process holds this lock, or what it makes is ``there``; says whether one did hold it, so that
+    its work may be done.
 
     ``path`` is the file, made if it is missing, ``place`` the lock's number, below 2⁶². Threads of one process do not
-    exclude each other. Where there are no locks (on some file systems), or none within `PATIENCE`, nothing is waited
-    for.
+    exclude each other. Where nothing can be written, or no lock be had within `PATIENCE`, nothing is waited for.
     """
-    waited = held = False
-    file = _open(path)
-    until = time.monotonic() + PATIENCE
-    while file is not None and not held:
+    waited, free, take, patience = False, None, _lock_byte, PATIENCE
+    begun, poll = time.monotonic(), _FIRST_POLL
+    while free is None:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-            held = True
-        except (BlockingIOError, PermissionError):
+            free = take(path, place)
+        except (BlockingIOError, FileExistsError):
             waited = True
-            if time.monotonic() > until:
+            if there():
                 break
-            time.sleep(_POLL)
-        except OSError:
-            break
+            if time.monotonic() - begun > patience:
+                with suppress(OSError):  # of a process that died, or sleeps
+                    _stand_in(path, place).unlink()
+                break
+            time.sleep(poll * random.uniform(0.5, 1))
+            poll = min(1.5 * poll, _LAST_POLL)
+        except OSError as error:
+            if take is _make_file or error.errno not in _NO_LOCKS:
+                break
+            take, patience = _make_file, min(PATIENCE, _PATIENCE_WITH_FILES)
     try:
         yield waited
     finally:
-        if file is not None and held:
+        if free is not None:
             with suppress(OSError):
-                fcntl.lockf(file, fcntl.LOCK_UN, 1, place)
+                free()
 
 
-def _open(path: Path) -> int | None:
-    """A descriptor of the file in this process; None where it cannot be had."""
+def _lock_byte(path: Path, place: int) -> Callable[[], object]:
+    """Take a lock of the system; gives what frees it. Raises BlockingIOError where another process has it."""
+    file = _open(path)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except PermissionError as error:  # as some systems say it
+        raise BlockingIOError from error
+    return partial(fcntl.lockf, file, fcntl.LOCK_UN, 1, place)
+
+
+#: errors of file systems that have no locks
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+def _stand_in(path: Path, place: int) -> Path:
+    return path.with_name(f"{path.name}.{place:x}")
+
+
+def _make_file(path: Path, place: int) -> Callable[[], object]:
+    """The same by a file that one process alone can make. Raises FileExistsError where another one has."""
+    file = _stand_in(path, place)
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    return file.unlink
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the file in this process. Raises OSError where it cannot be had."""
     key = (path, os.getpid())
-    if key not in _files and fcntl is not None:
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-        with suppress(OSError):
+    if key not in _files:
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _files.setdefault(key, os.open(path, flags, 0o600))
-    return _files.get(key)
+        except FileExistsError as error:  # which stands for a lock that another process has
+            raise NotADirectoryError(str(error)) from error
+        if fcntl is None:
+            raise OSError(errno.ENOSYS, "Windows has no such locks")
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+        _files.setdefault(key, os.open(path, flags, 0o600))
+    return _files[key]

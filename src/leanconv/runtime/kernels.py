@@ -55,11 +55,11 @@ class Kernels:
 
     def is_loaded(self, launch: Launch) -> bool:
         """Whether `get` is a look-up."""
-        return self._find(cache.key(launch, self._arch)) is not None
+        return self._find(cache.key(launch, self._arch, "")) is not None
 
     def get(self, launch: Launch) -> Kernel:
         """The kernel of a launch, compiled and loaded if it is not. Raises CompileError and OutOfMemoryError."""
-        name = cache.key(launch, self._arch)
+        name = cache.key(launch, self._arch, "")
         kernel = self._find(name)
         if kernel is None:
             with self._loading.setdefault(name, threading.Lock()):

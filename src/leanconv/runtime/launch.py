@@ -27,8 +27,9 @@ from leanconv.runtime.kernels import Kernel, Kernels
 from leanconv.runtime.tensor_map import Slot, encoder
 from leanconv.runtime.threads import side_by_side
 
-#: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
-Executable = Callable[[int, Sequence[int | float]], None]
+#: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for. With a
+#: third argument, True, it takes the GPU's context to be current, and raises CudaError, having started nothing, if not.
+Executable = Callable[..., None]
 #: NumPy arrays and numbers by role; None where a role has none.
 Values = Mapping[str, np.ndarray | float | None]
 
@@ -147,9 +148,11 @@ class ArgumentBlock:
     """The arguments of a plan's launches in memory.
 
     A slot of 8 bytes for each role, then one for each number that the plan fixes; one of 128 bytes for each tensor map;
-    then for each kernel the addresses of its parameters. The arguments of cuLaunchKernel are kept as ctypes objects,
-    which saves their conversion at each call.
+    then for each kernel the addresses of its parameters. The arguments of cuLaunchKernelEx are kept as ctypes objects,
+    which saves their conversion at each call: four, where cuLaunchKernel has eleven.
     """
+
+    __slots__ = ("_addresses", "calls", "configs", "maps", "memory")
 
     def __init__(
         self,
@@ -162,14 +165,13 @@ class ArgumentBlock:
         fixed = [argument for argument in each if isinstance(argument, Number) and argument.value is not None]
         self.memory = (ctypes.c_uint64 * (len(roles) + len(fixed)))()
         base = ctypes.addressof(self.memory)
-        self.stream = c_void_p()
-        #: of launches that start early, which have a structure of their own
+        #: one for each launch
         self.configs: list[_Config] = []
         #: which role's pointer each tensor map follows
         self.maps: list[tuple[int, Slot]] = []
         self._addresses: list[ctypes.Array[c_void_p]] = []
-        #: whether a launch starts early, and the arguments of cuLaunchKernelEx or cuLaunchKernel
-        self.calls: list[tuple[bool, tuple[Any, ...]]] = []
+        #: the arguments of cuLaunchKernelEx
+        self.calls: list[tuple[Any, ...]] = []
         free = len(roles)
         for function, launch in launches:
             addresses = (c_void_p * max(len(launch.arguments), 1))()
@@ -186,13 +188,10 @@ class ArgumentBlock:
             self._addresses.append(addresses)
             parameters = c_void_p(ctypes.addressof(addresses))
             sizes = (launch.grid, 1, 1), (launch.block, 1, 1), launch.shared_bytes
-            if early and launch.early:
-                self.configs.append(_Config(*sizes, None, ctypes.addressof(_EARLY), 1))
-                config = c_void_p(ctypes.addressof(self.configs[-1]))
-                self.calls.append((True, (config, c_void_p(function), parameters, None)))
-            else:
-                shape = (c_uint(number) for number in (*sizes[0], *sizes[1], sizes[2]))
-                self.calls.append((False, (c_void_p(function), *shape, self.stream, parameters, None)))
+            attributes = (ctypes.addressof(_EARLY), 1) if early and launch.early else (None, 0)
+            self.configs.append(_Config(*sizes, None, *attributes))
+            config = c_void_p(ctypes.addressof(self.configs[-1]))
+            self.calls.append((config, c_void_p(function), parameters, None))
 
 
 def value_format(launches: Sequence[Launch], roles: Sequence[str]) -> str:
@@ -214,20 +213,18 @@ def make_launcher(
     fail: Callable[[int, Launch], None],
     launches: Sequence[tuple[int, Launch]],
     roles: Sequence[str],
-    start_early: Callable[..., int] | None = None,
+    early: bool = False,
 ) -> Executable:
-    """``run(stream, values)`` for loaded kernels: fill a block of arguments, call the driver's ``start`` for each.
+    """``run(stream, values)`` for loaded kernels: fill a block of arguments, call ``start`` for each.
 
-    ``start_early`` is cuLaunchKernelEx, for launches that start early; without it these start like the others.
+    ``start`` is cuLaunchKernelEx; ``early``: whether those start early that may.
 
     A block serves one call at a time. Free blocks are in a list whose pop and append are atomic, so threads and signal
     handlers that call in between get another block.
     """
     arguments = [argument for _, launch in launches for argument in launch.arguments]
     encoders = {argument: encoder(argument) for argument in arguments if isinstance(argument, TensorMap)}
-    early = start_early is not None
     blocks = [ArgumentBlock(launches, roles, encoders, early)]
-    starts = (start, start_early or start)
     pack_into = struct.Struct(value_format([launch for _, launch in launches], roles)).pack_into
 
     def run(stream: int, values: Sequence[int | float]) -> None:
@@ -238,11 +235,10 @@ def make_launcher(
         pack_into(block.memory, 0, *values)
         for place, tensor_map in block.maps:
             tensor_map.point_to(int(values[place]))
-        block.stream.value = stream
         for config in block.configs:
             config.stream = stream
         for call in block.calls:
-            code = starts[call[0]](*call[1])
+            code = start(*call)
             if code:
                 fail(code, launches[block.calls.index(call)][1])
         blocks.append(block)
@@ -333,10 +329,8 @@ class CudaDevice:
         side_by_side([partial(self.load, launch) for launch in needed if not self._kernels.is_loaded(launch)])
         kernels = [self.load(launch) for launch in needed]
         loaded = [(kernel.function, launch) for kernel, launch in zip(kernels, needed, strict=True)]
-        start_early = None
-        if self.target.clusters and self._driver.version >= _EARLY_VERSION:
-            start_early = self._driver.unconverted("cuLaunchKernelEx")
-        start = make_launcher(self._driver.unconverted("cuLaunchKernel"), self._fail, loaded, roles, start_early)
+        early = self.target.clusters and self._driver.version >= _EARLY_VERSION
+        start = make_launcher(self._driver.unconverted("cuLaunchKernelEx"), self._fail, loaded, roles, early)
         cells, get_current, context, run_in = self._cells, self._get_current, self._context, self._in_context
         captured, is_capturing = False, self._driver.unconverted("cuStreamIsCapturing")
 
@@ -353,15 +347,16 @@ class CudaDevice:
                     captured = True
             start(stream, values)
 
-        def run(stream: int, values: Sequence[int | float]) -> None:
+        def run(stream: int, values: Sequence[int | float], here: bool = False) -> None:
             # what `_enter` does first, without calls of it, in each launch
-            try:
-                current, address = cells.cell
-            except AttributeError:
-                return run_in(begin, stream, values)
-            get_current(address)
-            if current.value != context:
-                return run_in(begin, stream, values)
+            if not here:
+                try:
+                    current, address = cells.cell
+                except AttributeError:
+                    return run_in(begin, stream, values)
+                get_current(address)
+                if current.value != context:
+                    return run_in(begin, stream, values)
             return begin(stream, values) if stream and not captured else start(stream, values)
 
         return run

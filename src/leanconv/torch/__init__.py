@@ -1,5 +1,6 @@
 """leanconv for PyTorch: functions and modules with gradients; `enable` patches the convolutions of whole models."""
 
+from leanconv.torch.causal import CausalConv3d
 from leanconv.torch.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from leanconv.torch.images import filter2d
 from leanconv.torch.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -9,6 +10,7 @@ from leanconv.torch.report import Report
 from leanconv.torch.switch import disable, enable, report
 
 __all__ = [
+    "CausalConv3d",
     "Conv1d",
     "Conv2d",
     "Conv3d",

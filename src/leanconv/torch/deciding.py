@@ -19,6 +19,8 @@ class Choice:
     line: Line
     #: what the call computes
     problem: ConvProblem | None = None
+    #: the call on images, that of signals with one row; None where it is no `leanconv.call.gpu_call.GpuCall`
+    ready: Any = None
 
 
 class Decision(NamedTuple):

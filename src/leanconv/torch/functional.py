@@ -45,7 +45,8 @@ def conv2d(
         weight: filters (k, c / groups, r, s) of the same dtype and device; or, where no gradient is wanted, what
             `leanconv.prepare_weights` made of them.
         bias: (k,) or None.
-        stride, padding, dilation, groups: as PyTorch's; ``padding`` may be ``"same"`` or ``"valid"``.
+        stride, padding, dilation, groups: as PyTorch's; ``padding`` may be ``"same"`` or ``"valid"``, or four numbers:
+            (top, bottom, left, right).
         precision: the least precise arithmetic that is allowed, as in `leanconv.conv2d`. PyTorch's switches for TF32
             have no influence.
         batch_invariant: an image has the same bits in the result of any batch, and so has its gradient; that of the
@@ -77,7 +78,7 @@ def conv2d(
     if isinstance(padding, str):
         sides = _word_sides(padding, weight.shape[-2:], stride, dilation)
     else:
-        sides = _pair("padding", padding, 0)
+        sides = _sides(padding, 2)
     rest = precision, batch_invariant
     if input.dim() == 3:
         return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, *rest).squeeze(0)
@@ -217,9 +218,16 @@ def conv3d(
     Args:
         input: volumes (n, c, d, h, w), or (c, d, h, w). In channels_last_3d the result is channels_last_3d. weight:
             filters (k, c / groups, t, r, s). All else as in `conv2d`.
+        padding: also six numbers, (front, back, top, bottom, left, right): ``(2, 0, 1, 1, 1, 1)`` makes a layer of
+            3 x 3 x 3 taps causal, without a padded copy. `CausalConv3d` is such a layer, and computes videos in parts.
 
     Returns:
         y of shape (n, k, z, p, q), or (k, z, p, q).
+
+    >>> import torch
+    >>> from leanconv.torch import conv3d
+    >>> conv3d(torch.ones(1, 1, 3, 1, 1), torch.ones(1, 1, 3, 1, 1), padding=(2, 0, 0, 0, 0, 0)).flatten().tolist()
+    [1.0, 2.0, 3.0]
     """
     if has_torch_function_variadic(input, weight, bias):
         handed = input, weight, bias, stride, padding, dilation, groups
@@ -230,7 +238,7 @@ def conv3d(
     if isinstance(padding, str):
         sides = _word_sides(padding, weight.shape[-3:], stride, dilation)
     else:
-        sides = _three("padding", padding, 0)
+        sides = _sides(padding, 3)
     given = weight, bias, stride, sides, dilation, groups, precision, batch_invariant
     way: Callable[..., Any] = _prepared if isinstance(weight, PreparedWeights) else operators.conv3d
     return way(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else way(input, *given)
@@ -295,7 +303,18 @@ def _word_sides(word: str, window: Any, stride: tuple[int, ...], dilation: tuple
     return sides_for(padding_word(word), tuple(taps), stride, dilation)
 
 
+def _becomes_onnx() -> bool:
+    """Whether a call is recorded for a file of ONNX: it is PyTorch's own there, which becomes Conv."""
+    return (_tracing() is not None or _is_compiling()) and torch.onnx.is_in_onnx_export()
+
+
 def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
+    if _becomes_onnx():
+        stride, sides, *rest = options[:4]
+        if len(sides) == 2 * len(stride):  # two for each axis, the first axis first
+            around = [side for at in range(len(sides) - 2, -1, -2) for side in sides[at : at + 2]]
+            x, sides = torch.nn.functional.pad(x, around), 0
+        return getattr(torch.nn.functional, f"conv{len(stride)}d")(x, w, bias, stride, sides, *rest)
     return (_prepared if isinstance(w, PreparedWeights) else operators.conv2d)(x, w, bias, *options)
 
 
@@ -311,6 +330,9 @@ def _transposed(
 ) -> torch.Tensor:
     if type(groups) is not int or groups < 1:
         groups = rules.integer("groups", groups, 1)
+    if _becomes_onnx():
+        function = getattr(torch.nn.functional, f"conv_transpose{len(stride)}d")
+        return function(x, w, bias, stride, padding, more, groups, dilation)
     if _tracing() is not None:  # sizes are tensors then, which no operator takes for numbers
         operator = torch.ops.leanconv.conv_transpose2d if x.dim() == 4 else torch.ops.leanconv.conv_transpose3d
         return operator(x, w, bias, stride, padding, more, groups, dilation, *options)
@@ -388,6 +410,15 @@ def _pair(name: str, value: Any, least: int) -> tuple[int, ...]:
     elif type(value) is int and value >= least:
         return _both(value, value)
     return _both(*rules.pair(name, value, least))
+
+
+def _sides(padding: Any, axes: int) -> tuple[int, ...]:
+    """Padding that is a number for each axis, or two: before it and behind."""
+    if isinstance(padding, (tuple, list)) and len(padding) == 2 * axes:
+        if type(padding) is tuple and all([type(side) is int and side >= 0 for side in padding]):
+            return padding
+        return _both(*[rules.integer("padding", side, 0) for side in padding])
+    return _pair("padding", padding, 0) if axes == 2 else _three("padding", padding, 0)
 
 
 def _three(name: str, value: Any, least: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The functions of torch.nn.functional while `enable` lasts: layers are decided before PyTorch's dispatcher is asked.
 
-A kernel in Python below the dispatcher costs several µs, whatever it does. So `conv1d`, `conv2d` and their transposed
-look a layer up first, by its filters, its options and the shape of its images:
+A kernel in Python below the dispatcher costs several µs, whatever it does. So `conv1d`, `conv2d`, `conv3d` and their
+transposed look a layer up first, by its filters, its options and the shape of its images:
 
 - What is left to PyTorch goes to aten::_convolution, which is what PyTorch's own kernel of aten::convolution calls. The
   gradient is recorded as before, where it is left to PyTorch too.
@@ -30,13 +30,12 @@ from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.torch import recorded
-from leanconv.torch.deciding import Choice, Deciding
+from leanconv.torch.decided import Layer, left_recorded, memory_of, taken
+from leanconv.torch.deciding import Deciding
 from leanconv.torch.layers import tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
-from leanconv.torch.report import Line
 from leanconv.torch.switches import (
     address,
-    alike,
     any_autocast,
     autocast_dtype,
     capturing,
@@ -44,10 +43,10 @@ from leanconv.torch.switches import (
     dispatch_modes,
     function_modes,
     grad_enabled,
+    is_default_device_alone,
     is_lazy,
     left_to_cudnn,
     left_to_pytorch,
-    of_cudnn,
     on_gpu,
     saved_hooks,
     tracing,
@@ -61,68 +60,13 @@ MOST_PACKED = 512 << 20
 #: what autocast casts, and to what: None where it is off
 _CAST = torch.float32, torch.float16, torch.bfloat16
 _TYPES = None, torch.float16, torch.bfloat16
-#: Layers that one patch knows at most. How often each of them looks at how it is called before it does so seldom: once
-#: in so many calls that are not as the one before, such as the first of an epoch and of an evaluation.
-MOST_LAYERS, _MOST_LOOKS, _SELDOM = 4096, 8, 64
+#: classes of parameters whose functions nobody replaces
+_KINDS = torch.Tensor, torch.nn.Parameter
+#: Layers that one patch knows at most.
+MOST_LAYERS = 4096
 
 #: what is switched on; the last one decides
 active: list[Deciding] = []
-
-
-class Layer:
-    """A layer with images of one shape: what was decided."""
-
-    __slots__ = (
-        "alike", "asks_tf32", "backward", "bias", "call", "cudnn", "dtype", "function", "given", "input", "key", "line",
-        "looks", "memory", "options", "packed", "problem", "tf32", "version", "weight", "weight_ref",
-    )  # fmt: skip
-
-    def __init__(
-        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
-    ) -> None:
-        self.key = key
-        self.call, self.line, self.options = choice.call, choice.line, options
-        self.weight_ref = weakref.ref(weight)
-        self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
-        self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
-        #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
-        self.cudnn = None if self.call is not None or key[-1] is not None else of_cudnn(input, weight, bias, options)
-        #: kept filters, and what computes with them
-        self.packed: tuple[PackedFilters, Callable[..., Any]] | None = None
-        #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
-        self.problem, self.version = choice.problem, -1
-        #: by the gradients that are wanted, of images and of filters: the lines of all that is left to PyTorch, forward
-        #: and backward, if all is; else None
-        self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
-        #: whether tensors, and the modes and transforms that PyTorch's dispatcher goes by, are as at the call before;
-        #: None where it cannot be said
-        self.alike: Callable[..., bool] | None = None
-        #: how often it was called otherwise
-        self.looks = 0
-        _, self.function, *_, self.given, self.tf32, self.dtype = key
-        #: whether it matters if TF32 is allowed
-        self.asks_tf32 = self.dtype is None and input.dtype is torch.float32
-        self.memory = _memory(input, weight, bias)
-
-    def look(self, input: Any, weight: Any, bias: Any) -> None:
-        """Let the next call with tensors alike skip the key. One that is called otherwise each time seldom looks."""
-        self.looks += 1
-        if (bias is None) is not (self.bias is None) or (self.looks > _MOST_LOOKS and self.looks % _SELDOM):
-            return
-        ready = self.call is not None and self.dtype is None
-        if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
-            return
-        self.alike = alike(input, weight) if bias is None else alike(input, weight, bias)
-
-    def fits(self, input: Any, bias: Any) -> bool:
-        """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
-        at = address(input)
-        return (
-            at is not None
-            and at != 0
-            and (at & 15, input.get_device(), input.is_neg()) == self.input
-            and (None if bias is None else signature(bias)) == self.bias
-        )
 
 
 class Layers:
@@ -216,6 +160,8 @@ class Layers:
             given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
             left = layer.backward[mask] = patch.left_recorded(*given)
         if left is not None:
+            if layer.recorded is None and layer.alike is not None:
+                layer.recorded = left_recorded(layer, left, self._packed, self.refresh)
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
                 self.refresh(weight)
             for line in left:
@@ -234,6 +180,51 @@ class Layers:
         else:
             call = partial(_anew, patch, layer.options)
         return recorded.record(x, w, added, call, layer.options, active)
+
+    def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool, known: bool) -> Any:
+        """A call without a gradient; ``known``: its tensors are alike those of the call before."""
+        if layer.call is None:
+            layer.line.calls += 1
+            if layer.cudnn is not None and bias is None and uses_cudnn():
+                return left_to_cudnn(input, weight, layer.cudnn, tf32)
+            return left_to_pytorch(input, weight, bias, layer.options, tf32)
+        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
+        # of tensors that are alike only their memory is asked
+        if not known or dtype is not None or layer.memory != memory_of(x, weight, bias):
+            if not layer.fits(x, bias):
+                return self.anew(layer, x, weight, bias, dtype, tf32)
+            if signature(weight) != layer.weight:
+                # other memory: the next call decides anew
+                self.forget(layer)
+                return self.anew(layer, x, weight, bias, dtype, tf32)
+        if layer.packed is None and layer.problem is not None and not capturing():
+            version = version_of(weight, bias, dtype)
+            if version == layer.version:
+                self.pack(layer, layer.function, x, weight, bias, dtype)
+            layer.version = version
+        kept = layer.packed
+        if layer.quick is None and layer.alike is not None:
+            layer.quick = taken(layer)
+        if kept is None:
+            if dtype is None:
+                layer.line.calls += 1
+                return layer.call(x, weight, bias)
+            if layer.problem is None:  # autocast keeps its casts for a while, and nothing is kept here
+                return layer.function.original(input, weight, bias, *layer.given)
+        else:
+            packed, ready, _ = kept
+            version = weight._version if dtype is None else version_of(weight, bias, dtype)
+            if version != packed.version:
+                packed.version = version
+            elif not capturing():  # a CUDA graph packs what the filters are when it is replayed
+                current = packed.current(weight, bias, version)
+                if current is not None:
+                    layer.line.calls += 1
+                    return ready(x, *current)
+        layer.line.calls += 1
+        if dtype is None:
+            return layer.call(x, weight, bias)
+        return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
 
     def anew(self, layer: Layer, x: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
         """A call without a gradient, of tensors that lie otherwise than those of the layer."""
@@ -280,7 +271,7 @@ class Layers:
             layer.problem = problem if room >= 0 else None
             return
         weights, added = current
-        x = x.detach() if function.axes == 2 else x.detach().unsqueeze(-2)
+        x = x.detach().unsqueeze(-2) if function.axes == 1 else x.detach()
         added = None if added is None else added.detach()
         call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
         if isinstance(call, PreparedCall):
@@ -294,7 +285,7 @@ class Layers:
             drop(at)
             self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
         packed.layers.append(layer)
-        layer.packed = packed, function.ready(call)
+        layer.packed, layer.quick = (packed, function.ready(call), call), None
 
 
 def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
@@ -311,6 +302,7 @@ class Function:
     def __init__(self, name: str, axes: int, transposed: bool) -> None:
         self.name, self.axes, self.transposed = name, axes, transposed
         self.original = getattr(F, name)
+        self.convolve = _convolve(self)
         self.replacement = _replacement(self)
 
     def ready(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -330,8 +322,7 @@ class Function:
             return None
         if input.is_neg() or input.is_conj() or is_lazy(weight) or is_lazy(bias):
             return None
-        kinds = torch.Tensor, torch.nn.Parameter
-        if type(weight) not in kinds or (bias is not None and type(bias) not in kinds):
+        if type(weight) not in _KINDS or (bias is not None and type(bias) not in _KINDS):
             return None
         rest = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, more, strict=False))
         numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
@@ -349,17 +340,17 @@ def _each(value: Any, axes: int) -> tuple[int, ...] | None:
     return None
 
 
-def _memory(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
-    """What a ready call depends on besides sizes and strides: alignment of the images, addresses of the parameters."""
-    return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
-
-
-def _replacement(function: Function) -> Callable[..., Any]:
+def _convolve(function: Function) -> Callable[[Any, Any, Any, tuple[Any, ...]], Any]:
+    """What a function computes while something is active; the modules of `module_forward` call it too."""
     original = function.original
 
-    def convolution(input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Any:
-        if compiling() or named or not active or function_modes() or forward_ad._current_level >= 0:
-            return original(input, weight, bias, *options, **named)
+    def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False) -> Any:
+        if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
+            plain = type(input) is torch.Tensor and type(weight) in _KINDS and (bias is None or type(bias) in _KINDS)
+            if plain and not ignored and active and is_default_device_alone():
+                with torch._C.DisableTorchFunction():
+                    return convolve(input, weight, bias, options, True)
+            return original(input, weight, bias, *options)
         at = id(weight)
         try:
             layers = active[-1].layers
@@ -372,12 +363,15 @@ def _replacement(function: Function) -> Callable[..., Any]:
                 and type(input) is torch.Tensor
                 and not input.is_nested  # of whose sizes TensorGuards would end the process
                 and not dispatch_modes()  # some of which they overlook
-                and (bias is None) is (layer.bias is None)
-                and (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
-                and layer.function is function
                 and options == layer.given
-                and (not layer.asks_tf32 or layer.tf32 is tf32_allowed())
-                and (layer.dtype is None or layer.dtype is autocast_dtype())
+                and layer.function is function
+                and (bias is None) is (layer.bias is None)
+                and (
+                    (layer.alike(input) if bias is None else layer.alike(input, bias))
+                    if layer.call is None
+                    else (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
+                )
+                and (not layer.asks or layer.switched_alike())
             )
             if known:
                 tf32, dtype = layer.tf32, layer.dtype
@@ -403,54 +397,32 @@ def _replacement(function: Function) -> Callable[..., Any]:
                 return original(input, weight, bias, *options)
         if not known and (dtype is not None or not any_autocast()):
             layer.look(input, weight, bias)
-        if grad_enabled() and (
+        # whether gradients are enabled no guard sees
+        recorded = grad_enabled() and (
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            if saved_hooks(True) is not None:
-                # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
-                return original(input, weight, bias, *options)
-            return layers.record(layer, input, weight, bias, dtype, tf32)
-        if layer.call is None:
-            layer.line.calls += 1
-            if layer.cudnn is not None and bias is None and uses_cudnn():
-                return left_to_cudnn(input, weight, layer.cudnn, tf32)
-            return left_to_pytorch(input, weight, bias, layer.options, tf32)
-        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
-        # of tensors that are alike only their memory is asked
-        if not known or dtype is not None or layer.memory != _memory(x, weight, bias):
-            if not layer.fits(x, bias):
-                return layers.anew(layer, x, weight, bias, dtype, tf32)
-            if signature(weight) != layer.weight:
-                # other memory: the next call decides anew
-                layers.forget(layer)
-                return layers.anew(layer, x, weight, bias, dtype, tf32)
-        kept = layer.packed
-        if kept is None and layer.problem is not None and not capturing():
-            version = version_of(weight, bias, dtype)
-            if version == layer.version:
-                layers.pack(layer, function, x, weight, bias, dtype)
-                kept = layer.packed
-            layer.version = version
-        if kept is None:
-            if dtype is None:
-                layer.line.calls += 1
-                return layer.call(x, weight, bias)
-            if layer.problem is None:  # autocast keeps its casts for a while, and nothing is kept here
-                return original(input, weight, bias, *options)
-        else:
-            packed, ready = kept
-            version = weight._version if dtype is None else version_of(weight, bias, dtype)
-            if version != packed.version:
-                packed.version = version
-            elif not capturing():  # a CUDA graph packs what the filters are when it is replayed
-                current = packed.current(weight, bias, version)
-                if current is not None:
-                    layer.line.calls += 1
-                    return ready(x, *current)
-        layer.line.calls += 1
-        if dtype is None:
-            return layer.call(x, weight, bias)
-        return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
+        )
+        quick = (layer.recorded if recorded else layer.quick) if known else None
+        if quick is not None:
+            y = quick[0](quick, input, weight, bias)
+            if y is not None:
+                return y
+        if not recorded:
+            return layers.compute(layer, input, weight, bias, dtype, tf32, known)
+        if saved_hooks(True) is not None:
+            # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
+            return original(input, weight, bias, *options)
+        return layers.record(layer, input, weight, bias, dtype, tf32)
+
+    return convolve
+
+
+def _replacement(function: Function) -> Callable[..., Any]:
+    original, convolve = function.original, function.convolve
+
+    def convolution(input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Any:
+        if compiling() or named:
+            return original(input, weight, bias, *options, **named)
+        return convolve(input, weight, bias, options)
 
     # it is found, and so pickled, as PyTorch's
     convolution.__name__ = convolution.__qualname__ = function.name
@@ -459,20 +431,22 @@ def _replacement(function: Function) -> Callable[..., Any]:
     return convolution
 
 
-_FUNCTIONS = [
+FUNCTIONS = [
     Function(name, axes, transposed)
     for name, axes, transposed in (
         ("conv1d", 1, False),
         ("conv2d", 2, False),
+        ("conv3d", 3, False),
         ("conv_transpose1d", 1, True),
         ("conv_transpose2d", 2, True),
+        ("conv_transpose3d", 3, True),
     )
 ]
 
 
 def install() -> None:
     """Put ours in place of PyTorch's functions, unless somebody has replaced them already."""
-    for each in _FUNCTIONS:
+    for each in FUNCTIONS:
         if getattr(F, each.name) is each.original:
             # TorchScript compiles calls of either as the operator
             _builtins._register_builtin(each.replacement, f"aten::{each.name}")
@@ -481,6 +455,6 @@ def install() -> None:
 
 def remove() -> None:
     """Put PyTorch's functions back."""
-    for each in _FUNCTIONS:
+    for each in FUNCTIONS:
         if getattr(F, each.name) is each.replacement:
             setattr(F, each.name, each.original)

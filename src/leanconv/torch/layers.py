@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from leanconv.arrays.memory import lies_channels_last
-from leanconv.options import PRECISIONS, Layout, Op, Precision
+from leanconv.options import FUNCTIONS, PRECISIONS, Layout, Op, Precision
 from leanconv.problem import ConvProblem
 
 _DTYPES = torch.float32, torch.float16, torch.bfloat16
@@ -56,13 +56,14 @@ def options_of(given: Any, axes: int) -> Options:
     return Options(each(stride), each(padding), each(dilation), bool(transposed), each(output_padding), int(groups))
 
 
-#: leanconv's function for each operation
-FUNCTION_OF: dict[Op, str] = {"fprop": "conv2d", "dgrad": "conv2d_input", "wgrad": "conv2d_weight"}
+#: leanconv's function for each operation on so many axes
+FUNCTION_OF: dict[tuple[Op, int], str] = {(each.op, each.axes): name for name, each in FUNCTIONS.items()}
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One of the three operations of a layer: leanconv's name for it, and the layer's sizes as images (n, c, h, w)."""
+    """One of the three operations of a layer: leanconv's name for it, and the layer's sizes as images (n, c, h, w) or
+    volumes (n, c, d, h, w)."""
 
     when: str
     op: Op
@@ -78,7 +79,7 @@ def operations(x: Any, w: Any, options: Options, bias: bool = False) -> tuple[Op
     signals = x.dim() == 3
     layout = _layout(x, w)
     x_shape, w_shape = tuple(x.shape), tuple(w.shape)
-    if options.transposed and x.dim() in (3, 4):
+    if options.transposed and x.dim() in _DIMENSIONS:
         x_shape = _transposed_shape(x, w, options)
     if signals:
         x_shape, w_shape = (*x_shape[:2], 1, *x_shape[2:]), (*w_shape[:2], 1, *w_shape[2:])
@@ -91,7 +92,11 @@ def operations(x: Any, w: Any, options: Options, bias: bool = False) -> tuple[Op
     )
 
 
-def why_never(tensor: Any, w: Any, options: Options, axes: tuple[int, ...] = (3, 4)) -> str:
+#: of signals, images and volumes, with batch and channels
+_DIMENSIONS = 3, 4, 5
+
+
+def why_never(tensor: Any, w: Any, options: Options, axes: tuple[int, ...] = _DIMENSIONS) -> str:
     """Why a layer of such tensors is not for leanconv; empty if it may be."""
     if tensor.dim() not in axes:
         return f"it has {tensor.dim()} dimensions"
@@ -108,7 +113,7 @@ def why_never(tensor: Any, w: Any, options: Options, axes: tuple[int, ...] = (3,
 
 def is_channels_last(x: Any, w: Any) -> bool:
     """Whether PyTorch's result lies channels last on CUDA: if the images or the filters do."""
-    return any(lies_channels_last(tuple(each.shape), tuple(each.stride())) for each in (x, w) if each.dim() == 4)
+    return any(lies_channels_last(tuple(each.shape), tuple(each.stride())) for each in (x, w) if each.dim() > 3)
 
 
 def _layout(x: Any, w: Any) -> Layout:
@@ -127,9 +132,9 @@ def _transposed_shape(x: Any, w: Any, options: Options) -> tuple[int, ...]:
     return (x.shape[0], w.shape[1] * options.groups, *sides)
 
 
-def both(numbers: tuple[int, ...], fill: int) -> tuple[int, int]:
-    """Numbers of two axes; signals are images of one row."""
-    return (fill, numbers[0]) if len(numbers) == 1 else (numbers[0], numbers[1])
+def with_rows(numbers: tuple[int, ...], fill: int) -> tuple[int, ...]:
+    """Numbers of two axes or three; signals are images of one row."""
+    return (fill, *numbers) if len(numbers) == 1 else numbers
 
 
 # Which layers

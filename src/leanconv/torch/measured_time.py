@@ -88,7 +88,7 @@ def _form(problem: ConvProblem) -> Any:
 def _call(problem: ConvProblem, seed: int) -> Callable[[], Any]:
     plain = replace(problem, layout="NCHW")
     first, second = (_tensor(operand.shape, problem, seed + 100 * i) for i, operand in enumerate(plain.operands[:2]))
-    bias = _tensor((problem.k, 1, 1, 1), problem, 200).flatten() if problem.bias else None
+    bias = _tensor((problem.k, 1, 1, 1, 1)[: len(first.shape)], problem, 200).flatten() if problem.bias else None
     return call_of(problem, first, second, bias)
 
 

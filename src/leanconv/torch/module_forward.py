@@ -1,4 +1,4 @@
-"""``torch.nn.Conv1d.forward`` and ``torch.nn.Conv2d.forward`` while `enable` lasts: PyTorch's, with fewer look-ups.
+"""``forward`` of ``torch.nn.Conv1d``, ``Conv2d`` and ``Conv3d`` while `enable` lasts: PyTorch's, with fewer look-ups.
 
 A module keeps its parameters in a dictionary. PyTorch's forward reads ``self.weight`` and ``self.bias``, which Python
 finds only after it has failed to. Explored (PyTorch 2.13, one core, 2026-11-24, 25db771): that is 0.5 of the 0.56 µs of
@@ -11,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from leanconv.torch import functions
 from leanconv.torch.switches import compiling
 
 F = torch.nn.functional
+_OPTIONS = itemgetter("stride", "padding", "dilation", "groups")
 
 
-def _forward(kind: Any, name: str) -> Callable[..., Any]:
-    """The forward of a class of modules, which calls the function of that name."""
+def _forward(kind: Any, function: functions.Function) -> Callable[..., Any]:
+    """The forward of a class of modules, which calls that function."""
     original, inner = kind.forward, kind._conv_forward
+    name, ours, convolve = function.name, function.replacement, function.convolve
 
     # NOTE: TorchScript reads the source of what is wrapped
     @wraps(original)
@@ -32,22 +36,25 @@ def _forward(kind: Any, name: str) -> Callable[..., Any]:
             return original(self, input)
         own = self.__dict__
         try:
-            parameters = own["_parameters"]
-            weight, bias = parameters["weight"], parameters["bias"]
-            options = own["stride"], own["padding"], own["dilation"], own["groups"]
-            plain = own["padding_mode"] == "zeros"
+            parameters, mode = own["_parameters"], own["padding_mode"]
+            weight, bias, options = parameters["weight"], parameters["bias"], _OPTIONS(own)
         except KeyError:
             return original(self, input)
-        if not plain or "_conv_forward" in own or "weight" in own or "bias" in own:
+        if mode != "zeros" or "_conv_forward" in own or "weight" in own or "bias" in own:
             return original(self, input)
-        return getattr(F, name)(input, weight, bias, *options)
+        called = getattr(F, name)
+        if called is not ours:  # somebody else's
+            return called(input, weight, bias, *options)
+        return convolve(input, weight, bias, options)
 
     return forward
 
 
 _FORWARDS: list[tuple[Any, Any, Any]] = [
-    (kind, kind.forward, _forward(kind, name))
-    for kind, name in ((torch.nn.Conv1d, "conv1d"), (torch.nn.Conv2d, "conv2d"))
+    (kind, kind.forward, _forward(kind, each))
+    for kind, name in ((torch.nn.Conv1d, "conv1d"), (torch.nn.Conv2d, "conv2d"), (torch.nn.Conv3d, "conv3d"))
+    for each in functions.FUNCTIONS
+    if each.name == name
 ]
 
 

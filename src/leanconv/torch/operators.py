@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from leanconv.arrays.memory import lies_channels_last
 from leanconv.call import lookup
@@ -188,7 +189,7 @@ def _by_rules(function: str, *given: Any) -> Any:
     """A call inside torch.func: of its transforms, functionalize knows operators only."""
     if _any_autocast():
         *tensors, requested = given
-        given = *_lowered(tensors), requested
+        given = *as_autocast(tensors), requested
     if not takes_rules():
         return _operator(*given)
     return _TRANSFORMED[function].apply(*given)
@@ -335,11 +336,15 @@ def is_channels_last(x: Any) -> bool:
     return lies_channels_last(tuple(x.shape), tuple(x.stride()))
 
 
-def _like(x: Any, shape: Sequence[Any]) -> Any:
-    """A tensor of ``shape`` in the memory order of x, as the kernels return it."""
+def memory_format(x: Any) -> Any:
+    """What PyTorch calls the memory order that leanconv takes a tensor for."""
     last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    form = last if is_channels_last(x) else torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=form)
+    return last if is_channels_last(x) else torch.contiguous_format
+
+
+def like(x: Any, shape: Sequence[Any]) -> Any:
+    """A tensor of ``shape`` in the memory order of x, as the kernels return it."""
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
 
 
 def output_shape(x_shape: Any, w_shape: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, ...]:
@@ -370,25 +375,36 @@ def _fake_forward(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation
     torch._check(x.dtype == w.dtype, lambda: f"w has dtype {w.dtype} and x {x.dtype}; they must be the same")
     shape = output_shape(x.shape, w.shape, stride, padding, dilation)
     torch._check(not _empty(shape), lambda: f"the output would have shape {shape}")
-    return _like(x, shape)
+    return like(x, shape)
 
 
 _FAKES: dict[Op, Callable[..., Any]] = {
     "fprop": _fake_forward,
-    "dgrad": lambda grad, w, bias, input_shape, *options: _like(grad, input_shape),
-    "wgrad": lambda x, grad, weight_shape, *options: _like(x, weight_shape),
+    "dgrad": lambda grad, w, bias, input_shape, *options: like(grad, input_shape),
+    "wgrad": lambda x, grad, weight_shape, *options: like(x, weight_shape),
 }
 for _name in _SCHEMAS:
     torch.library.register_fake(f"leanconv::{_name}", _FAKES[FUNCTIONS[_name].op], lib=_library)
 
 
-def _requested(name: str, inputs: Any) -> tuple[Any, ...]:
-    """The inputs of an operator with its options as one."""
+# What they cost, for torch.utils.flop_counter: as many as PyTorch's convolutions, whose gradients multiply as much
+
+_FLOPS: dict[Op, Callable[..., int]] = {
+    "fprop": lambda x, w, *rest, out_shape: conv_flop_count(x, w, out_shape),
+    "dgrad": lambda grad, w, *rest, out_shape: conv_flop_count(out_shape, w, grad),
+    "wgrad": lambda x, grad, *rest, out_shape: conv_flop_count(x, out_shape, grad),
+}
+for _name in _SCHEMAS:
+    register_flop_formula(getattr(_ops, _name))(_FLOPS[FUNCTIONS[_name].op])
+
+
+def _requested(name: str, inputs: Any, shaped: bool = True) -> tuple[Any, ...]:
+    """The inputs of an operator with its options as one; without the result's shape unless ``shaped``."""
     op = FUNCTIONS[name].op
     if op == "fprop":
         return *inputs[:3], requested_of(name, None, *inputs[3:])
     at = 3 if op == "dgrad" else 2
-    return *inputs[:at], requested_of(name, tuple(inputs[at]), *inputs[at + 1 :])
+    return *inputs[:at], requested_of(name, tuple(inputs[at]) if shaped else None, *inputs[at + 1 :])
 
 
 def _autograd(name: str, backward: Callable[..., Any]) -> None:
@@ -397,7 +413,8 @@ def _autograd(name: str, backward: Callable[..., Any]) -> None:
     more = (None,) * (5 if FUNCTIONS[name].op == "fprop" else 6)
 
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _set_up(ctx, _requested(name, inputs), output)
+        # NOTE: derivatives do not need the shape. Its numbers may be symbols of what traces, which a check would fix
+        _set_up(ctx, _requested(name, inputs, shaped=False), output)
 
     def backward_of(ctx: Any, grad: Any) -> Any:
         return *backward(ctx, grad, _operator), *more
@@ -417,7 +434,7 @@ for _name in _SCHEMAS:
 # Autocast: as PyTorch's convolutions, in the lower precision
 
 
-def _lowered(arguments: Sequence[Any]) -> list[Any]:
+def as_autocast(arguments: Sequence[Any]) -> list[Any]:
     """The same with what autocast casts in its lower precision: floating-point tensors of its devices, not float64."""
 
     def cast(tensor: Any) -> Any:
@@ -434,7 +451,7 @@ def _autocast(name: str, key: str) -> None:
     excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
     def kernel(*arguments: Any) -> Any:
-        lowered = _lowered(arguments)  # before the guard, under which autocast is off
+        lowered = as_autocast(arguments)  # before the guard, under which autocast is off
         with torch._C._ExcludeDispatchKeyGuard(excluded):
             return operator(*lowered)
 

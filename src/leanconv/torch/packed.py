@@ -14,9 +14,10 @@ from leanconv.runtime import launch
 
 
 class Reads(Protocol):
-    """A layer that reads kept filters: see `leanconv.torch.functions.Layer`."""
+    """A layer that reads kept filters: see `leanconv.torch.decided.Layer`."""
 
     packed: Any
+    quick: Any
 
 
 def signature(tensor: Any) -> tuple[Any, ...]:
@@ -58,6 +59,11 @@ class PackedFilters:
         """
         return self._weights, bias
 
+    @property
+    def weights(self) -> PreparedWeights:
+        """The filters, with what is kept of them."""
+        return self._weights
+
     def refresh(self) -> None:
         """Drop what is kept."""
         self._weights.refresh()
@@ -66,7 +72,7 @@ class PackedFilters:
     def release(self) -> None:
         """Let their layers keep them, and the memory of the filters, no longer."""
         for layer in self.layers:
-            layer.packed = None
+            layer.packed = layer.quick = None
         self.layers.clear()
 
 
@@ -177,4 +183,4 @@ def version_of(weight: Any, bias: Any, dtype: Any) -> Any:
 
 
 def _prepared(weight: Any, axes: int) -> PreparedWeights:
-    return PreparedWeights(weight if axes == 2 else weight.unsqueeze(-2))
+    return PreparedWeights(weight.unsqueeze(-2) if axes == 1 else weight)

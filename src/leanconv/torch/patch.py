@@ -20,6 +20,7 @@ import torch
 from leanconv.arrays import arrays_of
 from leanconv.call import bind
 from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.gpu_call import GpuCall
 from leanconv.call.resolve import layer_problem, of_problem
 from leanconv.dtypes import DTYPES
 from leanconv.kernels import cost
@@ -38,7 +39,6 @@ from leanconv.torch.layers import (
     Options,
     Selection,
     Weights,
-    both,
     operations,
     options_of,
     selected,
@@ -46,8 +46,10 @@ from leanconv.torch.layers import (
     tf32_allowed,
     weights_of,
     why_never,
+    with_rows,
 )
 from leanconv.torch.report import Line, Report
+from leanconv.volumes.images import as_images
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
 MARSHAL_VERSION = 2
@@ -281,17 +283,21 @@ class Patch:
             warnings.warn(f"leanconv leaves {problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
+        ready = call if isinstance(call, GpuCall) else None
         if op.signals:
-            return Choice(lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem)
-        return Choice(lambda a, b, c: call(a, b, c, None), line, problem)
+            return Choice(
+                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, ready
+            )
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, ready)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""
         name = str(dtype).removeprefix("torch.")
         precision = self._precision if tf32_allowed() and name == "float32" else stricter(self._precision, "fp32")
         requested = layer_options(
-            FUNCTION_OF[op.op], both(options.stride, 1), both(options.padding, 0), both(options.dilation, 1),
-            options.groups, precision=precision, batch_invariant=self._batch_invariant and op.op != "wgrad",
+            FUNCTION_OF[op.op, len(op.x_shape) - 2], with_rows(options.stride, 1), with_rows(options.padding, 0),
+            with_rows(options.dilation, 1), options.groups, precision=precision,
+            batch_invariant=self._batch_invariant and op.op != "wgrad",
         )  # fmt: skip
         bias_shape = (op.x_shape[1] if op.op == "dgrad" else op.w_shape[0],) if op.bias else None
         return layer_problem(requested, op.x_shape, op.w_shape, bias_shape, DTYPES[name].name, op.layout)
@@ -304,7 +310,8 @@ class Patch:
                 "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
             )
         try:
-            loaded = bind.load(problem, index, "auto", workspace(problem))
+            images = as_images(problem)
+            loaded = bind.load(images, index, "auto", workspace(problem))
         except NoAlgorithmError:
             return Decision("", "no algorithm can run it")
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
@@ -321,7 +328,7 @@ class Patch:
                 f"{name} took {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
             )
         else:
-            launch = 0 if cost.fitted(loaded.choice.algorithm, problem, target).measured else LAUNCH
+            launch = 0 if cost.fitted(loaded.choice.algorithm, images, target).measured else LAUNCH
             ours, pytorch = loaded.choice.cost + launch, pytorch_cycles(problem, target, tf32)
             why = f"{name} is expected to take {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32
             if math.isinf(ours):

@@ -25,6 +25,9 @@ from leanconv.torch import layers, operators, patch, registration
 from leanconv.tuning import search
 from leanconv.volumes.images import as_images
 
+#: by the number of axes: what PyTorch calls channels last
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
 
 def warm_up(
     model: torch.nn.Module, example: Any, *, backward: bool | None = None, tune: bool = False, progress: bool = True
@@ -91,11 +94,11 @@ def _by_limit(found: _Recorder) -> dict[int | None, list[ConvProblem]]:
 def example_of(shapes: Sequence[tuple[int, ...]], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     """Tensors of these shapes, of the type and in the memory order of the model's parameters."""
     first = next(model.parameters(), torch.empty(0))
-    last = any(p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous()
+    last = any(p.dim() in _LAST and p.is_contiguous(memory_format=_LAST[p.dim()]) and not p.is_contiguous()
                for p in model.parameters())  # fmt: skip
     made = (torch.empty(shape, dtype=first.dtype, device=first.device) for shape in shapes)
     return tuple(
-        each.contiguous(memory_format=torch.channels_last) if last and each.dim() == 4 else each for each in made
+        each.contiguous(memory_format=_LAST[each.dim()]) if last and each.dim() in _LAST else each for each in made
     )
 
 
@@ -125,6 +128,12 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
         aten, ours = torch.ops.aten, _OURS.get(function)
+        if str(function).startswith(("aten.conv", "aten._conv")) and function is not aten.convolution.default:
+            # in inference mode aten.conv2d arrives, and the convolution that it is made of does not
+            with self:
+                made = function.decompose(*given, **(options or {}))
+            if made is not NotImplemented:
+                return made
         if function is aten.convolution.default:
             x, w, bias, *rest = given
             self._layer(x, w, bias is not None, rest, (True, False, False))
@@ -166,10 +175,10 @@ class _Every(_Recorder):
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
         result = super().__torch_dispatch__(function, types, given, options)
-        if function is torch.ops.aten.convolution.default and result.dim() == 4:
+        if function is torch.ops.aten.convolution.default and result.dim() > 3:
             # as on CUDA: the CPU's convolution may lay its result out otherwise
             last = layers.is_channels_last(given[0], given[1])
-            result = result.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+            result = result.contiguous(memory_format=_LAST[result.dim()] if last else torch.contiguous_format)
         return result
 
     def _belongs(self, w: Any, problem: ConvProblem) -> bool:

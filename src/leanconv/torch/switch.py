@@ -26,11 +26,11 @@ def enable(
     """Let leanconv compute the convolutions of all models on CUDA, forward and backward, where it expects to be faster.
 
     Nothing of a model changes: PyTorch's operators for convolution get another kernel on CUDA, until `disable`, or
-    until the ``with`` that this opens is left. A call is taken if it is a layer of one or two axes in float32, float16
-    or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as predicted and
-    expected (where a gradient is recorded, by so much that it is worth the host's time); and if it is at least as
-    precise as what PyTorch would run: float32's accuracy, also where PyTorch is allowed TF32. Everything else runs as
-    before. On the CPU nothing changes.
+    until the ``with`` that this opens is left. A call is taken if it is a layer of one, two or three axes in float32,
+    float16 or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as
+    predicted and expected (where a gradient is recorded, by so much that it is worth the host's time); and if it is at
+    least as precise as what PyTorch would run: float32's accuracy, also where PyTorch is allowed TF32. Everything else
+    runs as before. On the CPU nothing changes.
 
     Args:
         model: gives the layers in `Patch.report` their names, and ``include`` and ``exclude`` names to go by. Other

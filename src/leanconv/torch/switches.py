@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 #: whose autocast matters; tests, which have no GPU, patch the CPU's convolutions
 _KIND = "cuda"
@@ -13,6 +14,7 @@ _KIND = "cuda"
 compiling = torch.compiler.is_dynamo_compiling
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _autocast: Callable[[str], bool] = torch.is_autocast_enabled
@@ -37,6 +39,14 @@ capturing: Callable[[], bool] = (
 on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
+def is_default_device_alone() -> bool:
+    """Whether the one mode that sees functions is that of `torch.set_default_device`, which does nothing here.
+
+    With a mode on, each attribute of a tensor costs a call in Python; so ask under ``torch._C.DisableTorchFunction``.
+    """
+    return function_modes() == 1 and type(_mode_at(0)) is DeviceContext
+
+
 def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
     """aten::convolution as PyTorch's own kernel computes it. It is found sooner by its name than by its key."""
     deterministic = _deterministic() or _always_deterministic()
@@ -46,6 +56,27 @@ def left_to_pytorch(x: Any, w: Any, bias: Any, given: Any, tf32: bool) -> Any:
 def left_to_cudnn(x: Any, w: Any, given: tuple[Any, ...], tf32: bool) -> Any:
     """The same where it is a call of cuDNN and nothing else, ``given`` by `of_cudnn`; ask `uses_cudnn` before."""
     return _cudnn_convolution(x, w, *given, _benchmark(), _deterministic() or _always_deterministic(), tf32)
+
+
+def quick_left(line: Any, given: Any, tf32: bool, of_cudnn: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    """One of these two for a layer, which counts its calls in ``line``: see `leanconv.torch.decided`."""
+    return (_left, line, given, tf32) if of_cudnn is None else (_left_without_bias, line, given, tf32, *of_cudnn)
+
+
+def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
+    _, line, given, tf32, *_ = quick
+    line.calls += 1
+    deterministic = _deterministic() or _always_deterministic()
+    return _convolution(x, w, bias, *given, _benchmark(), deterministic, uses_cudnn(), tf32)
+
+
+def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
+    if not uses_cudnn():
+        return _left(quick, x, w, bias)
+    _, line, _, tf32, padding, stride, dilation, groups = quick
+    line.calls += 1
+    deterministic = _deterministic() or _always_deterministic()
+    return _cudnn_convolution(x, w, padding, stride, dilation, groups, _benchmark(), deterministic, tf32)
 
 
 def autocast_dtype() -> Any:
@@ -88,7 +119,7 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
 def of_cudnn(x: Any, w: Any, bias: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Padding, stride, dilation and groups, if all that PyTorch's convolution does is to call cuDNN's."""
     stride, padding, dilation, transposed, output_padding, groups = given
-    if bias is not None or transposed or x.dim() != 4 or x.dtype is not w.dtype:
+    if bias is not None or transposed or x.dim() not in (4, 5) or x.dtype is not w.dtype:
         return None
     backend = _backend(x, w, None, stride, padding, dilation, transposed, output_padding, groups, None)
     return (padding, stride, dilation, groups) if backend.name == "Cudnn" else None

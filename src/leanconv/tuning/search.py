@@ -28,6 +28,7 @@ from leanconv.runtime.progress import progress as progress_bar
 from leanconv.runtime.timing import Clock, GpuClock
 from leanconv.tuning.buffers import Buffers, buffers
 from leanconv.tuning.trials import MOST, Check, Compiler, Running, Skipped, Work, candidates_of, key_of
+from leanconv.volumes.images import computed
 
 #: A winner is this much quicker than what was chosen before, which keeps its place otherwise.
 DISPLACES = 0.98
@@ -146,7 +147,7 @@ def tune(
     if not on.target.model:
         raise ValueError(f"{device!r} has no name, so there is no table for it")
     if mode in ("frozen", "off"):
-        lacking = [p for p in different if not any(e.winner(limit) for _, e in tables.known(p, on.target))]
+        lacking = [p for p in different if not any(e.winner(limit) for _, e in tables.known(computed(p), on.target))]
         return TuningResult((), tuple(lacking), 0.0, None)
     folder = tables.user_folder(path)
     with GpuClock.opened(index) as clock:
@@ -181,9 +182,14 @@ class Search:
         self._again, self._most, self._peers = again, most, peers
         self._wrong: list[str] = []
         self._warm = False
+        #: by what computes them, the problems that other libraries compute
+        self._given: dict[Problem, list[Problem]] = {}
 
     def run(self, problems: Sequence[Problem], progress: bool = True, seconds: float | None = None) -> TuningResult:
-        """Tune every problem, in order, or those that can be begun in so many seconds."""
+        """Tune what computes every problem, in order, or those that can be begun in so many seconds."""
+        for each in problems:
+            self._given.setdefault(computed(each), []).append(each)
+        problems = [*self._given]
         begun, interval = perf_counter(), sys.getswitchinterval()
         done: list[Tuned] = []
         missing: tuple[Problem, ...] = ()
@@ -262,9 +268,9 @@ class Search:
             plans = [work.plans[id(each)] for each in (*work.new, *work.references)]
             with buffers(self._device, problem, plans, self._clock.cache_bytes) as arrays:
                 entry = entry.merged(Entry(tuple(self._times(work, arrays))))
-        if self._peers is not None and (self._again or not entry.peers):
-            peers, versions = self._peers(problem, self._clock)
-            entry = entry.merged(Entry(peers=peers, versions=versions))
+        peers = entry.peers
+        if self._peers is not None:
+            entry, peers = self._with_peers(self._peers, problem, entry)
         winner = self._winner(work, entry)
         entry = entry.merged(Entry(winners={tables.limit_key(self._limit): winner}))
         self.keep(problem, entry)
@@ -274,8 +280,24 @@ class Search:
         times = [by_key[key_of(each)].us for each in work.new]
         return Tuned(
             problem, replace(chosen, us=winner.us), winner.us or inf, model.us if model else None,
-            len(times) - times.count(None), times.count(None), entry.peers,
+            len(times) - times.count(None), times.count(None), peers,
         )  # fmt: skip
+
+    def _with_peers(self, time: Peers, problem: Problem, entry: Entry) -> tuple[Entry, Mapping[str, float]]:
+        """What is known of a problem, with the times of other libraries; and these of the problem that was given. One
+        of volumes that is computed as images keeps them in an entry of its own."""
+        found: list[Mapping[str, float]] = []
+        for given in self._given[problem]:
+            known = entry if given == problem else self._table.get(given) or Entry()
+            if self._again or not known.peers:
+                peers, versions = time(given, self._clock)
+                known = known.merged(Entry(peers=peers, versions=versions))
+                if given != problem:
+                    self.keep(given, known)
+            if given == problem:
+                entry = known
+            found.append(known.peers)
+        return entry, found[0]
 
     def _winner(self, work: Work, entry: Entry) -> Timed:
         """The quickest that today's kernels have, if it is enough quicker than what was chosen before."""

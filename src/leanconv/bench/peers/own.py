@@ -28,7 +28,7 @@ from leanconv.plan import Launch, Plan
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import cache, launch
 from leanconv.runtime.threads import side_by_side
-from leanconv.volumes.images import as_images
+from leanconv.volumes.images import computed
 
 
 class LeanconvPeer(Peer):
@@ -84,11 +84,6 @@ class LeanconvPeer(Peer):
                 layout = getattr(problem, "layout", None)
                 call = _call(problem, operands, algorithm, operands.output(layout))
                 yield Candidate("leanconv", algorithm.stem, call, layout, None, on_gpu=False, note="CPU")
-
-
-def computed(problem: Problem) -> Problem:
-    """What a call computes: of some layers of volumes it is a layer of images, on the same memory."""
-    return as_images(problem) if problem.kind == "conv2d" else problem
 
 
 def _picked(problems: Sequence[Problem]) -> Iterator[Plan]:

@@ -9,7 +9,7 @@
 // Work       2 * C/g * R * S flops an output, two loads an FMA, most of them from L1.
 // Measured   figure: im2win direct tflops-most = 6.24
 //            figure: im2win-nhwc direct tflops-most = 2.07
-//            figure: im2win-chwn direct tflops-most = 2.90
+//            figure: im2win-chwn direct tflops-most = 2.91
 #pragma once
 
 #include <device/epilogue.cuh>

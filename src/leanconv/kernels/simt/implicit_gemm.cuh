@@ -22,7 +22,7 @@
 // Measured   figure: im2win implicit_gemm/pytorch mean = 1.05
 //            figure: im2win implicit_gemm tflops-most = 45.8
 //            figure: im2win-nhwc implicit_gemm tflops-most = 45.9
-//            figure: im2win-chwn implicit_gemm tflops-most = 52.4
+//            figure: im2win-chwn implicit_gemm tflops-most = 49.7
 //            In CHWN both operands arrive in copies of 16 bytes.
 #pragma once
 

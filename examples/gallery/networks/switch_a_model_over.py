@@ -1,0 +1,67 @@
+"""
+Switch a ResNet over
+====================
+
+`leanconv.torch.enable` changes no model: it gives PyTorch's convolutions on CUDA another
+kernel, and its report says what ran, layer by layer. On this page there was no GPU, so the
+report is empty; below stands what would run on an H200.
+"""
+
+import matplotlib.pyplot as plt
+import torch
+
+import leanconv.torch
+
+
+class Block(torch.nn.Module):
+    """Two convolutions beside a short cut, as in ResNet-18."""
+
+    def __init__(self, c: int, k: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(c, k, 3, 1 if c == k else 2, 1)
+        self.second = torch.nn.Conv2d(k, k, 3, padding=1)
+        self.short = torch.nn.Identity() if c == k else torch.nn.Conv2d(c, k, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.short(x) + self.second(self.first(x).relu())).relu()
+
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+stem = [torch.nn.Conv2d(3, 64, 7, 2, 3), torch.nn.MaxPool2d(3, 2, 1)]
+model = torch.nn.Sequential(*stem, Block(64, 64), Block(64, 128), Block(128, 256)).to(device)
+x = torch.randn(1, 3, 128, 128, device=device)
+with leanconv.torch.enable(model) as taken, torch.no_grad():
+    y = model(x)
+print(taken.report())
+
+# %%
+# `leanconv.explain` says of each layer, with a batch of 64 images, what a call would run on an
+# H200.
+
+names, times, algorithms = [], [], []
+for name, layer in model.named_modules():
+    if isinstance(layer, torch.nn.Conv2d):
+        k, c, r, s = layer.weight.shape
+        size = {64: 56, 128: 28, 256: 14}[k] * layer.stride[0] * (2 if c == 3 else 1)
+        pad = (layer.padding[0],) * 4
+        problem = leanconv.ConvProblem(
+            64, c, size, size, k, r, s, layer.stride, pad, layout="NHWC"
+        )
+        choice = leanconv.explain(problem, device="cuda")
+        names.append(name)
+        algorithms.append(choice.chosen)
+        times.append(problem.flops / 1e9)
+
+figure, axis = plt.subplots(figsize=(8, 3.2), layout="constrained")
+axis.barh(
+    names,
+    times,
+    color=["#d55e00" if each.startswith("tensor") else "#0072b2" for each in algorithms],
+)
+for i, (length, algorithm) in enumerate(zip(times, algorithms, strict=True)):
+    axis.text(length, i, f" {algorithm}", va="center", fontsize=8)
+axis.set(
+    xlabel="10⁹ operations with 64 images, and what would compute them on an H200",
+    xlim=(0, 1.3 * max(times)),
+)
+axis.invert_yaxis()

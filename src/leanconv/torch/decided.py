@@ -1,0 +1,179 @@
+"""A layer with images of one shape: what was decided, and what computes a call that is as the one before.
+
+Such a call is known by one guard (`switches.alike`). What is left to do has no more to ask than the guard does not
+see: it is a function of images, filters and bias, made once, that returns None where the long way must decide.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+import torch
+
+from leanconv.runtime.driver import CudaError
+from leanconv.torch.deciding import Choice
+from leanconv.torch.layers import tf32_allowed
+from leanconv.torch.packed import PackedFilters, signature
+from leanconv.torch.report import Line
+from leanconv.torch.switches import (
+    address,
+    alike,
+    autocast_dtype,
+    capturing,
+    left_to_pytorch,
+    of_cudnn,
+    quick_left,
+    saved_hooks,
+)
+
+#: How often each layer looks at how it is called before it does so seldom: once in so many calls that are not as the
+#: one before, such as the first of an epoch and of an evaluation.
+_MOST_LOOKS, _SELDOM = 8, 64
+
+#: What computes a call of images, filters and bias that are alike: see below. Its result is None where it cannot.
+Quick = tuple[Any, ...]
+_data_ptr: Callable[[Any], int] = torch.Tensor.data_ptr
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
+
+
+class Layer:
+    """A layer with images of one shape: what was decided."""
+
+    __slots__ = (
+        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "function", "given", "input", "key", "line",
+        "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
+        "weight", "weight_ref",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
+    ) -> None:
+        self.key = key
+        self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
+        self.weight_ref = weakref.ref(weight)
+        self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
+        self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
+        #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
+        self.cudnn = None if self.call is not None or key[-1] is not None else of_cudnn(input, weight, bias, options)
+        #: kept filters, what computes with them, and its ready call
+        self.packed: tuple[PackedFilters, Callable[..., Any], Any] | None = None
+        #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
+        self.problem, self.version = choice.problem, -1
+        #: by the gradients that are wanted, of images and of filters: the lines of all that is left to PyTorch, forward
+        #: and backward, if all is; else None
+        self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
+        #: whether tensors, and the modes and transforms that the dispatcher goes by, are as at the call before: of
+        #: images, of filters where the layer is taken, and of a bias; None where it cannot be said
+        self.alike: Callable[..., bool] | None = None
+        #: what computes a call whose tensors are alike, without a gradient and with one; None: the long way
+        self.quick: Quick | None = None
+        self.recorded: Quick | None = None
+        #: how often it was called otherwise
+        self.looks = 0
+        _, self.function, *_, self.given, self.tf32, self.dtype = key
+        #: whether it matters if TF32 is allowed, or what autocast's type is
+        self.asks = self.dtype is not None or input.dtype is torch.float32
+        self.memory = memory_of(input, weight, bias)
+
+    def look(self, input: Any, weight: Any, bias: Any) -> None:
+        """Let the next call with tensors alike skip the key. One that is called otherwise each time seldom looks."""
+        self.looks += 1
+        if (bias is None) is not (self.bias is None) or (self.looks > _MOST_LOOKS and self.looks % _SELDOM):
+            return
+        ready = self.call is not None and self.dtype is None
+        if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
+            return
+        self.recorded = self.quick = None
+        if self.call is None:
+            self.quick = quick_left(self.line, self.options, self.tf32, self.cudnn if bias is None else None)
+        # PyTorch's convolution asks itself what filters are like
+        given = (input,) if self.call is None else (input, weight)
+        self.alike = alike(*given) if bias is None else alike(*given, bias)
+
+    def switched_alike(self) -> bool:
+        """Whether PyTorch is set as it was: TF32, and the type of autocast."""
+        if self.dtype is None:
+            return self.tf32 is tf32_allowed()
+        return self.dtype is autocast_dtype()
+
+    def fits(self, input: Any, bias: Any) -> bool:
+        """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
+        at = address(input)
+        return (
+            at is not None
+            and at != 0
+            and (at & 15, input.get_device(), input.is_neg()) == self.input
+            and (None if bias is None else signature(bias)) == self.bias
+        )
+
+
+def memory_of(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
+    """What a ready call depends on besides sizes and strides: alignment of the images, addresses of the parameters."""
+    return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
+
+
+# What computes a call whose tensors are alike: a tuple that begins with a function of itself, images, filters and bias.
+# So a layer brings little memory of its own that the host must fetch: a network has more than its caches. None of these
+# keeps a layer, or the memory of a tensor.
+
+
+def left_recorded(layer: Layer, lines: Sequence[Line], packed: Sized, refresh: Callable[[Any], None]) -> Quick:
+    """A layer whose gradient is recorded, and of which ``lines``, forward and backward, are all left to PyTorch.
+
+    Where filters are ``packed`` those of the layer are dropped, for passes without a gradient.
+    """
+    return _left_recorded, lines, packed, refresh, layer.options, layer.tf32
+
+
+def _left_recorded(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
+    if saved_hooks(True) is not None:
+        return None
+    _, lines, packed, refresh, given, tf32 = quick
+    if packed:
+        refresh(w)
+    for line in lines:
+        line.calls += 1
+    return left_to_pytorch(x, w, bias, given, tf32)
+
+
+def taken(layer: Layer) -> Quick | None:
+    """A layer that leanconv computes without a gradient and without autocast; None where the long way must."""
+    call: Any = layer.ready if layer.packed is None else layer.packed[2]
+    if layer.dtype is not None or layer.problem is not None or call is None:
+        return None
+    parts = call.quick()
+    if parts is None:
+        return None
+    weights, preparation = (None, None) if layer.packed is None else (layer.packed[0].weights, call.preparation)
+    return _taken, layer.line, *layer.memory, *parts, layer.function.axes == 1, weights, preparation
+
+
+def _taken(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
+    _, line, aligned, w_at, bias_at, device, stream_of, allocate, run, signals, weights, preparation = quick
+    x_at = _data_ptr(x)
+    # of tensors that are alike only their memory is asked
+    if x_at & 15 != aligned or _data_ptr(w) != w_at or _current_device() != device:
+        return None
+    if bias_at is None:
+        bias_at = 0
+    elif _data_ptr(bias) != bias_at:
+        return None
+    stream, prepared_at = stream_of(), 0
+    if weights is not None:
+        # a CUDA graph packs what the filters are when it is replayed
+        kept = None if stream and capturing() else weights.kept_for(preparation, w._version, stream)
+        if kept is None:
+            return None
+        prepared_at = kept.address
+    y = allocate()
+    y_at = _data_ptr(y)
+    if not y_at:
+        return None
+    try:
+        run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at), True)
+    except CudaError:  # the long way raises it again, unless it is that this thread has no context yet
+        return None
+    line.calls += 1
+    return y.squeeze(-2) if signals else y
