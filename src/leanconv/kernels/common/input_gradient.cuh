@@ -60,11 +60,8 @@ __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, Elements
         if (k < Problem::group_k && element < size) square[(row + i) * pitch + lane] = w[at];
     }
     __syncthreads();
-    // Of volumes whose channels come in whole squares a square has one tap: its place is found once, and the channels of a
-    // thread are equally far apart. Explored (H200, 1dea0fb1): filters of 512 x 512 x 3 x 3 x 3 took 23 µs element by element.
-    constexpr bool one_tap = FilterDepth<Problem>::volume && Problem::nhwc && Problem::group_c % side == 0;
 #pragma unroll
-    for (int i = 0; i < (one_tap ? rows : side); i += rows) {
+    for (int i = 0; i < side; i += rows) {
         const int k = first_k + (Problem::chwn ? row + i : lane), element = first_e + (Problem::chwn ? lane : row + i);
         if (k >= Problem::group_k || element >= size) continue;
         const int c = channels_inside ? element % Problem::group_c : element / taps;
@@ -86,14 +83,7 @@ __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, Elements
         const int64 at = Problem::nhwc   ? (channel * here + at_tap) * Problem::group_k + k
                          : Problem::chwn ? (static_cast<int64>(k) * here + at_tap) * channels + channel
                                          : (channel * Problem::group_k + k) * here + at_tap;
-        auto* const to = prepared + Problem::first_weight + before * channels * Problem::group_k + at;
-        if constexpr (one_tap) {
-            const int64 apart = static_cast<int64>(here) * Problem::group_k;
-#pragma unroll
-            for (int j = 0; j < side; j += rows) to[j * apart] = square[lane * pitch + row + j];
-        } else {
-            *to = square[lane * pitch + row + i];
-        }
+        prepared[Problem::first_weight + before * channels * Problem::group_k + at] = square[lane * pitch + row + i];
     }
 }
 
