@@ -49,7 +49,6 @@ from leanconv.torch.layers import (
     with_rows,
 )
 from leanconv.torch.report import Line, Report
-from leanconv.volumes.images import as_images
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
 MARSHAL_VERSION = 2
@@ -310,8 +309,7 @@ class Patch:
                 "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
             )
         try:
-            images = as_images(problem)
-            loaded = bind.load(images, index, "auto", workspace(problem))
+            loaded = bind.load(problem, index, "auto", workspace(problem))
         except NoAlgorithmError:
             return Decision("", "no algorithm can run it")
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
@@ -328,7 +326,7 @@ class Patch:
                 f"{name} took {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
             )
         else:
-            launch = 0 if cost.fitted(loaded.choice.algorithm, images, target).measured else LAUNCH
+            launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
             ours, pytorch = loaded.choice.cost + launch, pytorch_cycles(problem, target, tf32)
             why = f"{name} is expected to take {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32
             if math.isinf(ours):
