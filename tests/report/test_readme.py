@@ -52,7 +52,7 @@ def table(heading: str, text: str) -> dict[str, list[str]]:
     return {re.findall(r"`([^`]+)`", row[0])[0]: row[1:] for row in rows}
 
 
-@pytest.mark.parametrize("block", [*blocks("python"), *blocks("python", LAYERS)])
+@pytest.mark.parametrize("block", blocks("python"))
 def test_examples(
     block: str,
     request: pytest.FixtureRequest,
