@@ -196,7 +196,7 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
     explanation = Explanation(
         problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=settled.algorithm.workspace_bytes(problem, settled.config) if settled else 0,
-        prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
+        prepared_bytes=settled.algorithm.prepared_bytes(problem, settled.config) if settled else 0,
         workspace_limit=workspace_limit(problem, name, limit), others=_others(candidates, chosen, problem),
         source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,
     )  # fmt: skip
