@@ -52,6 +52,7 @@ types: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python -m report pages
 	$(BIN)/python -m research pages
+	$(BIN)/python -m research pictures
 	$(MAKE) site
 
 # The site, in build/site: warnings and links that lead nowhere are errors. What builds it is pinned.

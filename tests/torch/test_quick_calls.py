@@ -238,6 +238,24 @@ def test_packed_filters_are_freed(device: HostDevice, packing: None) -> None:
             close(layer(x), pytorch(x, layer.weight, layer.bias))
 
 
+def test_a_thread_without_a_context(device: HostDevice) -> None:
+    """A quick call takes the GPU's context to be current; the long way makes it so."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable() as enabled:
+        for device.without_context in (False, False, False, True, True, False):
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+        assert enabled.report().lines[0].calls == len(device.launches) == 6
+
+
+def test_another_gpu_is_current(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable():
+        for current in (0, 0, 0, 1, 0):
+            monkeypatch.setattr(decided, "_current_device", lambda current=current: current)
+            device.without_context = current == 1
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+
+
 def test_packed_filters_on_another_stream(device: HostDevice, packing: None) -> None:
     """PyTorch's allocator is told of each stream that reads them."""
     layer, x = nn.Conv2d(32, 64, 3), torch.randn(1, 32, 6, 5)

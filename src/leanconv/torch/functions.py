@@ -403,7 +403,7 @@ def _convolve(function: Function) -> Callable[[Any, Any, Any, tuple[Any, ...]], 
         )
         quick = (layer.recorded if recorded else layer.quick) if known else None
         if quick is not None:
-            y = quick(input, weight, bias)
+            y = quick[0](quick, input, weight, bias)
             if y is not None:
                 return y
         if not recorded:
