@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -150,3 +151,11 @@ def test_long_filters_take_no_code_without_end() -> None:
     problem = ConvProblem(1, 16, 1, 900, 16, 1, 801, padding=(0, 0, 400, 400), groups=16, layout="NHWC")
     x, w, _ = arrays(problem)
     assert not channels.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
+
+
+def test_numpy_may_be_told_to_do_without() -> None:
+    """One switch for its own loops and for this code; what is told is not known to every version."""
+    say = "from leanconv.cpu.machine_code import widest; print(widest())"
+    given = {**os.environ, "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX2 AVX512F"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", say], capture_output=True, text=True, env=given)
+    assert done.stdout == "0\n", done.stderr

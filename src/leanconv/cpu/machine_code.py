@@ -5,7 +5,8 @@ needs: it multiplies and adds from memory to memory. Here the sums of a tile of 
 pass over it. Twelve instructions are encoded here; there is no compiler, and no library beside NumPy.
 
 The code lies in memory that can be written before it can be run, never both. Where a system allows no such memory, on
-other processors, and where ``NPY_DISABLE_CPU_FEATURES`` takes AVX2 and AVX512F away, `kernel` gives None.
+other processors, and where ``NPY_DISABLE_CPU_FEATURES`` takes X86_V3 and X86_V4 away (AVX2 and AVX512F before NumPy
+2.4), there is none.
 """
 
 from __future__ import annotations
@@ -59,7 +60,10 @@ def widest() -> int:
             features = importlib.import_module(f"{core}._multiarray_umath").__cpu_features__
         except (ImportError, AttributeError):
             continue
-        return 64 if features.get("AVX512F") else 32 if features.get("AVX2") and features.get("FMA3") else 0
+        # since NumPy 2.4 two names stand for the sets that these are in, and alone can be disabled
+        if features.get("X86_V4", features.get("AVX512F")):
+            return 64
+        return 32 if features.get("X86_V3", features.get("AVX2") and features.get("FMA3")) else 0
     return 0
 
 
