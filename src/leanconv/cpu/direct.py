@@ -15,7 +15,7 @@ from math import gcd
 
 import numpy as np
 
-from leanconv.cpu import channels
+from leanconv.cpu import channels, dense_code
 from leanconv.cpu.blas import matmul
 from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, parts, product_cost, shared_limits, windows
 from leanconv.dtypes import item_bytes
@@ -47,15 +47,20 @@ class Direct(LayerAlgorithm):
             # to transpose images and results takes as long as some 15 taps, to split the columns by phases as 4
             around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
             return pixels * problem.k * (around + 17.0 * taps)
+        if lanes := dense_code.lanes_for(problem):
+            return dense_code.cost(problem, lanes)
         return product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
 
     def pixel_bytes(self, problem: ConvProblem) -> int:
-        return 0 if problem.group_c == 1 else (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
+        by_code = problem.group_c == 1 or dense_code.lanes_for(problem)
+        return 0 if by_code else (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
 
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         if problem.group_c == 1:
             if not channels.compute(problem, x, w, bias, y):
                 depthwise(problem, x, w, bias, y)
+            return
+        if dense_code.compute(problem, x, w, bias, y):
             return
         groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
         first = problem.layout == "NCHW"

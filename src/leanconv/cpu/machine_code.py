@@ -85,7 +85,7 @@ class Depthwise(NamedTuple):
     row: int
 
 
-class _Code:
+class Code:
     """Instructions, one after another. Memory operands are ``(base register, distance)``."""
 
     def __init__(self, vectors: Vectors) -> None:
@@ -119,6 +119,20 @@ class _Code:
     def _wide(self) -> int:
         """The bit that EVEX wants to be set for doubles."""
         return int(self._double and self.vectors.size == 64)
+
+    def broadcast(self, reg: int, at: tuple[int, int]) -> None:
+        """One number in all lanes."""
+        self._vector(2, 1, self._wide(), 0x19 if self._double else 0x18, reg, 0, at)
+
+    def multiply_add_of(self, reg: int, a: int, b: int) -> None:
+        """reg += a · b, of registers, rounded once."""
+        self.multiply_add(reg, a, (0, 0))
+        del self.bytes[-5:]
+        if self.vectors.size == 64:  # two bits more of the register
+            self.bytes[-4] = self.bytes[-4] & 0x9F | (not b & 16) << 6 | (not b & 8) << 5
+        else:
+            self.bytes[-3] = self.bytes[-3] & 0xDF | (not b & 8) << 5
+        self.bytes += bytes([0xC0 | (reg & 7) << 3 | b & 7])
 
     def clear(self, reg: int) -> None:
         """reg = 0."""
@@ -158,12 +172,12 @@ class _Code:
 
     def finish(self) -> bytes:
         """Registers as the caller wants them, and back."""
-        return b"\x53" + bytes(self.bytes) + b"\x5b\xc5\xf8\x77\xc3"
+        return b"\x55\x53" + bytes(self.bytes) + b"\x5b\x5d\xc5\xf8\x77\xc3"
 
 
 def assemble(layer: Depthwise) -> bytes:
     """The code: rows of outputs, tiles of a row, vectors of channels, rows of taps; then the taps of a row."""
-    code, (lanes, item) = _Code(layer.vectors), layer.vectors
+    code, (lanes, item) = Code(layer.vectors), layer.vectors
     most = min(MOST_SUMS, layer.vectors.registers - 4)
     # tiles of a row are as alike as can be: a short last one would wait for its own sums
     across = -(-layer.outputs // -(-layer.outputs // most))
@@ -226,11 +240,15 @@ def assemble(layer: Depthwise) -> bytes:
 
 @lru_cache(maxsize=256)
 def kernel(layer: Depthwise) -> Kernel | None:
-    """A function for a layer; None where the system does not let a process run code that it made, or for much code."""
+    """A function for a layer; None where there can be none, or for much code."""
     reach = max(layer.row, layer.width * layer.pixel, layer.taps * layer.channels * layer.vectors.item)
     if reach >= 2**30 or layer.taps * min(layer.outputs, 2 * layer.padding + 3 * MOST_SUMS) * 20 > MOST_CODE:
         return None
-    code = assemble(layer)
+    return function(assemble(layer))
+
+
+def function(code: bytes) -> Kernel | None:
+    """A function; None where the system does not let a process run code that it made."""
     try:
         return _function(code)
     except (OSError, AttributeError):  # a system that forbids it, or that has no such functions
