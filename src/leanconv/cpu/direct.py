@@ -1,6 +1,6 @@
 """Direct convolution: every filter tap adds its share to the output in place, with no matrix of columns at all.
 
-Depthwise layers take all taps of a filter at once over runs of neighbouring pixels and channels. With channels
+Where there is machine code for a layer (`channels`, `dense_code`), it runs. Otherwise depthwise layers take all taps of a filter at once over runs of neighbouring pixels and channels. With channels
 innermost a row of outputs is one run of Q·C numbers, and so are the pixels that a tap reads. With the filters repeated
 along that run, the whole layer is sums of products of such runs: ``np.einsum`` keeps a run of the output in the
 first-level cache while all taps pass over it. Explored (one core of an EPYC, e98bc9a): 0.2 to 0.3 ns for a tap of an
@@ -24,7 +24,7 @@ from leanconv.problem import ConvProblem
 
 
 class Direct(LayerAlgorithm):
-    """One small product per filter tap and block, summed in place: the leanest of the CPU engine.
+    """By machine code; or one small product per filter tap and block, summed in place: the leanest of the CPU engine.
 
     Where a filter reads one channel (depthwise) products are elementwise, and `depthwise` takes all taps at once.
     """

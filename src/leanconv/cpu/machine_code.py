@@ -1,8 +1,9 @@
-"""Machine code for depthwise layers, made for the exact problem as the kernels of GPUs are: x86-64, AVX2 or AVX-512.
+"""Machine code for layers, made for the exact problem as the kernels of GPUs are: x86-64, AVX2 or AVX-512.
 
-A depthwise layer is no matrix product, so BLAS has nothing for it, and NumPy takes ten times as long as the processor
-needs: it multiplies and adds from memory to memory. Here the sums of a tile of outputs stay in registers while all taps
-pass over it. Twelve instructions are encoded here; there is no compiler, and no library beside NumPy.
+Here are the instructions and the code of depthwise layers; `dense_code` has that of layers without groups. A depthwise
+layer is no matrix product, so BLAS has nothing for it, and NumPy takes ten times as long as the processor needs: it
+multiplies and adds from memory to memory. Here the sums of a tile of outputs stay in registers while all taps pass over
+it. Some instructions are encoded here; there is no compiler, and no library beside NumPy.
 
 The code lies in memory that can be written before it can be run, never both. Where a system allows no such memory, on
 other processors, and where ``NPY_DISABLE_CPU_FEATURES`` takes X86_V3 and X86_V4 away (AVX2 and AVX512F before NumPy
