@@ -1,10 +1,11 @@
 """Direct convolution: every filter tap adds its share to the output in place, with no matrix of columns at all.
 
-Where there is machine code for a layer (`channels`, `dense_code`), it runs. Otherwise depthwise layers take all taps of a filter at once over runs of neighbouring pixels and channels. With channels
-innermost a row of outputs is one run of Q·C numbers, and so are the pixels that a tap reads. With the filters repeated
-along that run, the whole layer is sums of products of such runs: ``np.einsum`` keeps a run of the output in the
-first-level cache while all taps pass over it. Explored (one core of an EPYC, e98bc9a): 0.2 to 0.3 ns for a tap of an
-output in float32, where a multiplication and an addition for each tap took 0.4 to 1.2.
+Where there is machine code for a layer (`channels`, `dense_code`), it runs. Otherwise depthwise layers take all taps
+of a filter at once over runs of neighbouring pixels and channels. With channels innermost a row of outputs is one run
+of Q·C numbers, and so are the pixels that a tap reads. With the filters repeated along that run, the whole layer is
+sums of products of such runs: ``np.einsum`` keeps a run of the output in the first-level cache while all taps pass
+over it. Explored (one core of an EPYC, e98bc9a): 0.2 to 0.3 ns for a tap of an output in float32, where a
+multiplication and an addition for each tap took 0.4 to 1.2.
 """
 
 from __future__ import annotations
