@@ -60,6 +60,9 @@ def layers_of_filters(count: int) -> Iterator[ConvProblem]:
         layout: Any = "NHWC" if rng.integers(2) else "NCHW"
         dtype: Any = "float32" if rng.integers(4) else "float64"
         yield replace(problem, c=c, k=k, groups=1, layout=layout, dtype=dtype)
+    # so many taps that channels are not unrolled
+    yield ConvProblem(1, 5, 2, 30, 18, 2, 11, padding=(1, 0, 4, 6), layout="NHWC")
+    yield ConvProblem(2, 4, 3, 40, 33, 1, 15, padding=(0, 0, 7, 7), stride=(1, 2), bias=True)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -19,6 +19,8 @@ from leanconv.problem import ConvProblem
 #: Bytes of pixels that are transposed at a time, and of a vector's results that are transposed back: what two levels of
 #: the cache hold.
 BUFFER_BYTES, RESULT_BYTES = 1 << 20, 96 << 10
+#: The most taps of a row with which the code is quick: it fits the cache of instructions.
+QUICK_TAPS = 100
 #: Bytes that loads of vectors should not cross.
 LINE = 64
 

@@ -28,6 +28,9 @@ RESULT_BYTES, CACHED = 32 << 10, 5 << 18
 
 #: Vectors of filters at a time, and channels that are unrolled.
 TOGETHER, UNROLLED = 2, 4
+#: The most taps of a row with which channels are unrolled, and with which the code is quick: code that the processor's
+#: cache of instructions does not hold takes three times as long.
+FEW_TAPS, QUICK_TAPS = 8, 40
 
 # as in machine_code; and a register more, which is the caller's
 _TABLE, _ROWS = 7, 6
@@ -63,6 +66,7 @@ def assemble(layer: Dense) -> bytes:
     registers = layer.vectors.registers
     most = (registers - 4) // TOGETHER
     across = ceil_div(layer.outputs, ceil_div(layer.outputs, most))
+    at_once = UNROLLED if layer.taps <= FEW_TAPS else 1
     of_vector = layer.rows * layer.taps * layer.channels * size
 
     def reads(first: int, count: int) -> list[list[tuple[int, int]]]:
@@ -89,16 +93,16 @@ def assemble(layer: Dense) -> bytes:
         code.sum_of(_FROM, _X, _COUNT)
         code.sum_of(_WEIGHTS, _W, _COUNT)
         code.read(_LEFT, (_TABLE, 24))
-        unrolled = layer.channels // UNROLLED * UNROLLED
+        unrolled = layer.channels // at_once * at_once
         with code.repeated(_LEFT):
             for outputs in tile:
                 if unrolled and outputs:
-                    code.set(_COUNT, layer.channels // UNROLLED)
+                    code.set(_COUNT, layer.channels // at_once)
                     with code.repeated(_COUNT):
-                        for c in range(UNROLLED):
+                        for c in range(at_once):
                             channel(outputs, some, c, c)
-                        code.add(_FROM, UNROLLED * item)
-                        code.add(_WEIGHTS, UNROLLED * size)
+                        code.add(_FROM, at_once * item)
+                        code.add(_WEIGHTS, at_once * size)
                     code.add(_FROM, -unrolled * item)
                 elif unrolled:
                     code.add(_WEIGHTS, unrolled * size)
@@ -153,7 +157,7 @@ def kernel(layer: Dense) -> Kernel | None:
     tiles = min(ceil_div(layer.outputs, most), 3 + 2 * ceil_div(layer.padding, most * layer.stride))
     reach = max(layer.row, layer.width * layer.pixel, layer.rows * layer.taps * layer.channels * layer.vectors.size)
     reach = max(reach, layer.outputs * layer.result) * max(2, layer.filters)
-    if reach >= 2**31 or tiles * layer.taps * most * UNROLLED * 60 > 4 * MOST_CODE:
+    if reach >= 2**31 or tiles * layer.taps * most * 4 * 30 > 4 * MOST_CODE:
         return None
     return function(assemble(layer))
 
@@ -178,7 +182,7 @@ def cost(problem: ConvProblem, lanes: int) -> float:
     weights = problem.r * problem.s * problem.c * vectors * lanes
     wanted = 16 if weights * item_bytes(problem.dtype) > CACHED else 6
     filters = (vectors + 0.4 * (vectors % TOGETHER)) * lanes
-    speed = 0.85 if problem.r * problem.s == 1 else 0.7
+    speed = 2.0 if problem.s > QUICK_TAPS else 0.85 if problem.r * problem.s == 1 else 0.7
     products = problem.flops / problem.k * filters * speed * max(1.0, wanted / across)
     if problem.layout == "NHWC":
         return products + 65.0 * weights

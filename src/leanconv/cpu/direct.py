@@ -43,7 +43,8 @@ class Direct(LayerAlgorithm):
         pixels, taps = problem.n * problem.p * problem.q, problem.r * problem.s
         if problem.group_c == 1 and (lanes := channels.lanes_for(problem)):
             computed = pixels * ceil_div(problem.k, lanes) * lanes
-            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * 2.5 * taps
+            each = 2.5 if problem.s <= channels.QUICK_TAPS else 25.0
+            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * each * taps
         if problem.group_c == 1:
             # to transpose images and results takes as long as some 15 taps, to split the columns by phases as 4
             around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
