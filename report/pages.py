@@ -135,7 +135,6 @@ MAKERS: dict[str, Maker] = {
         modes.picture, shows="Bars: how many times as fast as PyTorch whole networks run in three modes"
     ),
     "training": Maker(training.section),
-    "processes": Maker(training.processes),
     # computed from the timed candidates, which say themselves of which kernels they are
     "tuning": Maker(refit.section, read=records.read),
 }

@@ -6,7 +6,6 @@ benchmarks/results/<machine>/training.json.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from leanconv.bench.format import Table
@@ -44,32 +43,6 @@ def times(theirs: Record | None, ours: Record | None) -> str:
     return f"{theirs['us'] / ours['us']:.2f}" if theirs and ours else "–"
 
 
-def several(rows: Sequence[Record]) -> Table:
-    """A line for each training on several GPUs: milliseconds a step, how many times the images a second of one GPU that
-    has as many images in a step as each of them, and by how much losses differ from those of one with all images."""
-    lines = []
-    for row in (row for row in rows if row["gpus"] > 1):
-        keys = ("engine", "optimiser", "seed")
-        alone = [one for one in rows if one["gpus"] == 1 and all(one[key] == row[key] for key in keys)]
-        # "vgg16-b1024-32" on two GPUs has the images of "vgg16-b512-32" on each
-        part = re.sub(r"-b(\d+)-", lambda match: f"-b{int(match[1]) // row['gpus']}-", row["problem"])  # noqa: B023
-        share = [one for one in alone if one["problem"] == part]
-        whole = [one for one in alone if one["problem"] == row["problem"] and one["steps"] == row["steps"]]
-        one = f"{share[0]['us'] / 1000:.1f}" if share else "–"
-        times = f"{row['gpus'] * share[0]['us'] / row['us']:.2f}" if share else "–"
-        apart = "–"
-        if whole and not row.get("own_statistics"):
-            pairs = zip(row["losses"], whole[0]["losses"], strict=True)
-            curve = [abs(one - other) / other for one, other in pairs]
-            apart = f"{100 * max(curve[:4]):.2g} % / {100 * max(curve):.2g} %"
-        statistics = "each GPU's own" if row.get("own_statistics") else "of all"
-        pieces = f"{row.get('bucket_mb', 25):g} MB"
-        about = [row["problem"], row["engine"], row["optimiser"], str(row["gpus"]), statistics, pieces]
-        lines.append([*about, f"{row['us'] / 1000:.1f}", one, times, apart])
-    about = ["network", "engine", "optimiser", "GPUs", "statistics", "pieces"]
-    return [*about, "ms", "one GPU, ms", "×", "losses apart"], lines
-
-
 def section(record: Record) -> str:
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
@@ -79,12 +52,3 @@ def section(record: Record) -> str:
         "tenth of the steps, leanconv / PyTorch in strict FP32."
     )
     return f"{records.origin(record['machine'])}. {meaning}\n\n{records.table(table(record['rows']))}"
-
-
-def processes(record: Record) -> str:
-    meaning = (
-        "Milliseconds of a step, gradients sent in pieces of so many MB; × is the images a second beside one GPU "
-        "with as many images in a step as each of these has; “losses apart” is the largest relative difference of "
-        "the losses from those of one GPU with all the images, in the first four steps / in all."
-    )
-    return f"{records.origin(record['machine'])}. {meaning}\n\n{records.table(several(record['rows']))}"

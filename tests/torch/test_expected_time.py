@@ -71,7 +71,7 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
         choice = choose(as_images(problem), H200, limit=limit)
         if choice.algorithm.stem in LATER:
             continue
-        launch = 0 if cost.fitted(choice.algorithm, problem, H200).measured else LAUNCH
+        launch = 0 if cost.fitted(choice.algorithm, as_images(problem), H200).measured else LAUNCH
         mode = "volumes, " * problem.is_volume + ("16 bits" if problem.dtype != "float32" else peer)
         winning[mode] += us < 0.95 * peer_us
         if (choice.cost + launch) / pytorch_cycles(problem, H200, tf32) < most_share(problem, tf32):

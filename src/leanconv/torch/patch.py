@@ -321,7 +321,8 @@ class Patch:
                 "", why or ("its tensors lie on the CPU" if index is None else "there is nothing to compute")
             )
         try:
-            loaded = bind.load(as_images(problem), index, "auto", workspace(problem))
+            images = as_images(problem)
+            loaded = bind.load(images, index, "auto", workspace(problem))
         except NoAlgorithmError:
             return Decision("", "no algorithm can run it")
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
@@ -338,7 +339,7 @@ class Patch:
                 f"{name} took {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
             )
         else:
-            launch = 0 if cost.fitted(loaded.choice.algorithm, problem, target).measured else LAUNCH
+            launch = 0 if cost.fitted(loaded.choice.algorithm, images, target).measured else LAUNCH
             ours, pytorch = loaded.choice.cost + launch, pytorch_cycles(problem, target, tf32)
             why = f"{name} is expected to take {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32
             if math.isinf(ours):
