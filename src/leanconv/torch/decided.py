@@ -89,7 +89,7 @@ class Layer:
         if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
             return
         self.recorded = self.quick = None
-        cudnn = self.cudnn if bias is None else None
+        cudnn = self.cudnn is not None and bias is None
         if self.call is None:
             self.quick = quick_left(self.line, self.options, self.tf32, None, cudnn)
         elif self.eager is not None:
