@@ -78,7 +78,8 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(ratio > 1.05 for ratio in ratios) <= 0.02 * len(ratios), mode
     # of what would win by more than 5 %, where there are enough
     assert all(len(ratios) >= 0.6 * winning[mode] for mode, ratios in taken.items() if winning[mode] >= 20), winning
-    assert set(taken) - {"volumes, 16 bits"} == {"torch-fp32", "torch-tf32", "16 bits", "volumes, torch-fp32", "volumes, torch-tf32"}
+    known = {"torch-fp32", "torch-tf32", "16 bits", "volumes, torch-fp32", "volumes, torch-tf32", "volumes, 16 bits"}
+    assert known - {"volumes, 16 bits"} <= set(taken) <= known
 
 
 def test_groups_of_several_channels_are_expected_to_take_what_memory_takes() -> None:
