@@ -31,9 +31,11 @@ test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 	$(if $(TESTS),,$(BIN)/python scripts/mutate.py)
 
-# The host half on the oldest Python and on the newest, as far as they are installed.
+# The wheel on the oldest Python with the lowest versions of what it needs, and on the newest, as far as these are
+# installed; PYTHONS=all runs every environment of the script.
+PYTHONS ?= 3.10+lowest 3.13
 pythons: $(VENV)/.made
-	$(BIN)/python scripts/other_pythons.py 3.10 3.13
+	$(BIN)/python scripts/other_pythons.py $(PYTHONS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -50,6 +52,7 @@ types: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python -m report pages
 	$(BIN)/python -m research pages
+	$(BIN)/python -m research pictures
 	$(MAKE) site
 
 # The site, in build/site: warnings and links that lead nowhere are errors. What builds it is pinned.

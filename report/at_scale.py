@@ -106,7 +106,8 @@ def _tune(problems: Sequence[ConvProblem], path: Path, number: int) -> None:
     chosen = by_model(problem, NOMINAL)
     assert chosen.config is not None
     kernels = tables.kernels_of(chosen.plan(problem, NOMINAL))
-    timed = Timed(chosen.algorithm.stem, dict(chosen.config.constants()), 1.0, kernels)
+    config: Any = dict(chosen.config.constants())
+    timed = Timed(chosen.algorithm.stem, config, 1.0, kernels)
     entry = Entry((timed,), {tables.NO_LIMIT: timed})
     tables.update(path, Table(tables.gpu_record(NOMINAL), {format_problem(problem): entry}))
 
@@ -144,7 +145,7 @@ def simulate(count: int, layers: Sequence[Any], folder: Path) -> Iterator[dict[s
             variables = {"LEANCONV_NO_CACHE": "1", "LEANCONV_BUNDLE": str(bundle)}
         lockf = fcntl.lockf
         try:
-            fcntl.lockf = _refuses if way == "no locks" else lockf  # type: ignore[assignment]
+            fcntl.lockf = _refuses if way == "no locks" else lockf
             with _environment(**variables):
                 yield _row(way, len(launches), at_once(count, start))
         finally:

@@ -29,7 +29,9 @@ LAYERS = {
 }
 SIDES = {"torch": "PyTorch", "leanconv": "leanconv"}
 #: Outputs that are computed in float64 too: so many places, in all channels, the first and the last among them.
-_PLACES, _CALLS = 256, 5
+_PLACES = 256
+#: Calls that are timed; one, if it takes longer than so many microseconds.
+_CALLS, _LONG = 5, 1e6
 #: What a layer's own arrays may take of the memory that is free.
 _SHARE = 0.45
 
@@ -90,10 +92,12 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, dict[str, Any]]:
         end.record()
         end.synchronize()
         us.append(begin.elapsed_time(end) * 1e3)
+        if us[0] > _LONG:
+            break
     return y, {"us": round(statistics.median(us), 1), "peak_bytes": peak}
 
 
-def _rows(name: str, problem: ConvProblem) -> Iterator[dict[str, Any]]:
+def _rows(name: str, problem: ConvProblem, device: str = "cuda") -> Iterator[dict[str, Any]]:
     import torch
 
     from leanconv.torch import conv3d
@@ -104,10 +108,10 @@ def _rows(name: str, problem: ConvProblem) -> Iterator[dict[str, Any]]:
     dtype: Any = getattr(torch, problem.dtype)
     torch.manual_seed(0)
     # an array's values are made slice by slice, so that they take no second array in float32
-    x = torch.empty(plain.x_shape, dtype=dtype, device="cuda", memory_format=form)
+    x = torch.empty(plain.x_shape, dtype=dtype, device=device, memory_format=form)
     for part in x.unbind(2):
         part.normal_()
-    w = torch.randn(plain.w_shape, device="cuda").to(dtype).contiguous(memory_format=form)
+    w = torch.randn(plain.w_shape, device=device).to(dtype).contiguous(memory_format=form)
     sides = (problem.stride_d, *problem.stride), (*problem.padding_d, *problem.padding)
     calls: dict[str, Callable[[], Any]] = {
         "torch": call_of(problem, x, w),
@@ -118,7 +122,7 @@ def _rows(name: str, problem: ConvProblem) -> Iterator[dict[str, Any]]:
         try:
             with torch.no_grad():
                 y, found = _timed(call)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:  # out of memory, or what a library has no algorithm for
             yield mine | {"failed": str(error).split(". ")[0]}
         else:
             output = prod(y.shape) * y.element_size()
@@ -159,19 +163,23 @@ def table(rows: list[dict[str, Any]]) -> Table:
     of = {(row["layer"], row["layout"], row["side"]): row for row in rows}
     lines = []
     for name, layout in dict.fromkeys(key[:2] for key in of):
-        both = [of.get((name, layout, side), {"failed": "–"}) for side in SIDES]
-        scaled = next(f", {row['rows']} of {row['of_rows']} rows" if row["rows"] < row["of_rows"] else ""
-                      for row in both if "rows" in row)  # fmt: skip
+        both = [of[name, layout, side] for side in SIDES]
+        first = both[0]
+        scaled = f", {first['rows']} of {first['of_rows']} rows" if first["rows"] < first["of_rows"] else ""
         said = "NDHWC" if layout == "NHWC" else "NCDHW"
         cells = [
-            " / ".join("out of memory" if "failed" in row else write(row[key]) for row in both)
+            " / ".join(_failure(row) if "failed" in row else write(row[key]) for row in both)
             for key, write in (
                 ("us", lambda us: f"{us / 1000:.2f}"), ("workspace_bytes", size), ("error", "{:.1e}".format),
             )
         ]  # fmt: skip
-        lines.append([f"{name}{scaled}", f"`{next(iter(both))['problem']}`", said, *cells])
+        lines.append([f"{name}{scaled}", f"`{first['problem']}`", said, *cells])
     pair = f"{SIDES['torch']} / {SIDES['leanconv']}"
     return ["layer", "problem", "layout", f"ms, {pair}", f"workspace, {pair}", f"error, {pair}"], lines
+
+
+def _failure(row: dict[str, Any]) -> str:
+    return "out of memory" if "memory" in row["failed"] else "it fails"
 
 
 def section(record: dict[str, Any]) -> str:

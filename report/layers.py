@@ -50,9 +50,9 @@ def layers(target: Target, networks: Sequence[str] = NETWORKS) -> list[Layer]:
     by_kind: dict[Any, dict[ConvProblem, tuple[float, Layer]]] = {}
     for network, dtype, layout in product(networks, ("float16", "float32"), LAYOUTS):
         for problem, limit in _of_network(network, layout, dtype):
-            kind = problem.dtype, problem.layout, problem.op, problem.groups > 1
-            cost = choose(problem, replace(target, model=""), limit=limit).cost
-            by_kind.setdefault(kind, {}).setdefault(problem, (cost, Layer(problem, limit)))
+            kind, images = (problem.dtype, problem.layout, problem.op, problem.groups > 1), as_images(problem)
+            cost = choose(images, replace(target, model=""), limit=limit).cost
+            by_kind.setdefault(kind, {}).setdefault(images, (cost, Layer(problem, limit)))
     ordered = [[layer for _, layer in sorted(each.values(), key=lambda found: -found[0])] for each in by_kind.values()]
     # of each kind long and short ones in turn, then the kinds in turn
     return _in_turn(*(_in_turn(each[: len(each) // 2], each[len(each) // 2 :]) for each in ordered))
@@ -74,7 +74,7 @@ def _of_network(network: str, layout: Layout, dtype: str) -> Iterator[tuple[Conv
         form = memory_format(x, layout)
         model, x = model.to(x.dtype, memory_format=form), x.contiguous(memory_format=form)
     for limit, problems in problems_of(model, x, backward=True).items():
-        for problem in map(as_images, problems):
+        for problem in problems:
             if problem.dtype == dtype and not problem.is_empty:
                 yield problem, limit
 
@@ -110,8 +110,10 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
             # all other times are in the table: they are read there
             wrong.append(str(error))
             done = timed()
+        # a layer of volumes is timed as what computes it, beside PyTorch's convolution of volumes
+        given = {as_images(problem): problem for problem in problems}
         for each in done.problems:
-            problem: Any = each.problem
+            problem = given[each.problem]  # type: ignore[index]
             key = format_problem(problem), group[0].limit
             rows[key] = {
                 "problem": key[0], "limit": key[1], "layout": problem.layout, "us": each.us,

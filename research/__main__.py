@@ -28,6 +28,15 @@ def pages(docs: Docs = DOCS, results: Records = RESULTS) -> None:
 
 
 @app.command()
+def pictures(docs: Docs = DOCS) -> None:
+    """Draw what a block, a warp or a thread of each family computes, without a GPU."""
+    from research.pictures import draw
+
+    for path in draw(docs / "pictures"):
+        print(path)
+
+
+@app.command()
 def ablation(
     what: command_line.What,
     layout: command_line.Layout = None,

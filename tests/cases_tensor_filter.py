@@ -38,7 +38,8 @@ def _cases() -> list[Case]:
     for columns in (401, 402):
         for channels, name in ((1, ""), (3, "-3")):
             gap = -channels * columns % 16
-            add(f"columns-{columns}{name}", 1, 9, columns, 3, 3, gap=gap, y_gap=gap, dtype="uint8", channels=channels)
+            size = (3, 3) if channels == 1 else (4, 6)  # channels apart
+            add(f"columns-{columns}{name}", 1, 9, columns, *size, gap=gap, y_gap=gap, dtype="uint8", channels=channels)
     add("valid-channels", 2, 20, 500, 4, 5, valid=True, dtype="uint8", channels=3)
     add("bands", 1, 300, 400, 3, 3, border="wrap", dtype="float16")
     add("filters-of-images", 3, 11, 400, 3, 3, per_image=True, filters=2, dtype="uint8")

@@ -21,11 +21,24 @@ _LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "over-filter": ((1, 4, 7, 6, 5, 2, 2), dict(d=8, t=2, stride_d=3, stride=(3, 3), padding_d=(1, 1))),
     "groups": ((2, 6, 5, 6, 9, 3, 3), dict(d=4, t=3, groups=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
     "depthwise": ((1, 6, 6, 5, 6, 3, 3), dict(d=5, t=3, groups=6, padding=(1, 1, 1, 1), padding_d=(1, 1))),
+    "depthwise-strides": (
+        (2, 6, 9, 13, 12, 3, 3),
+        dict(d=5, t=3, groups=6, stride=(2, 2), padding=(1, 1, 1, 1), padding_d=(2, 1), bias=True),
+    ),
+    "depthwise-far": (
+        (2, 5, 11, 8, 5, 2, 3),
+        dict(d=9, t=2, groups=5, stride_d=2, dilation_d=3, dilation=(2, 1), padding=(0, 1, 1, 1), padding_d=(1, 2)),
+    ),
     "images": ((2, 8, 6, 7, 12, 3, 3), dict(d=3, t=1, padding=(1, 1, 1, 1))),
     "images-strided": ((1, 8, 6, 7, 12, 3, 3), dict(d=5, t=1, stride_d=2, padding=(1, 1, 1, 1))),
     "slices-strided": ((2, 8, 6, 7, 12, 1, 1), dict(d=6, t=3, stride=(2, 2), stride_d=2, padding_d=(1, 1))),
     "many-taps": ((1, 2, 12, 13, 3, 11, 2), dict(d=12, t=11, padding=(5, 5, 0, 1), padding_d=(5, 5))),
     "two-slices": ((2, 4, 4, 4, 8, 2, 2), dict(d=2, t=2, stride_d=2, stride=(2, 2))),
+    "patches": ((2, 3, 8, 12, 10, 4, 4), dict(d=4, t=2, stride_d=2, stride=(4, 4), bias=True)),
+    "apart": (
+        (1, 2, 9, 13, 7, 2, 2),
+        dict(d=7, t=2, stride_d=4, stride=(2, 5), dilation=(1, 3), padding=(1, 0, 2, 1), padding_d=(1, 1)),
+    ),
     "padding-alone": ((1, 3, 5, 6, 4, 3, 3), dict(d=1, t=1, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
     "empty": ((0, 4, 5, 5, 6, 3, 3), dict(d=4, t=3)),
     "tensor": ((1, 32, 5, 6, 24, 3, 3), dict(d=4, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True)),
@@ -55,7 +68,7 @@ def _cases() -> list[Case]:
             cases.append(Case(f"{of}-{end}", replace(placed, **relu), name in ("plain", "odd"), turn))
             cases.append(Case(f"{of}-dgrad-{end}", replace(placed, op="dgrad", bias=False), name == "strides", turn))
             cases.append(Case(f"{of}-wgrad-{end}", replace(placed, op="wgrad", bias=False), name == "odd", turn))
-            if name in ("plain", "strides", "groups", "tensor", "tensor-strides"):
+            if name in ("plain", "strides", "groups", "depthwise", "tensor", "tensor-strides"):
                 for op in ("fprop", "dgrad", "wgrad"):
                     for dtype in ("float16", "bfloat16"):
                         cases.append(

@@ -16,6 +16,7 @@ from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
+from leanconv.runtime.driver import CudaError
 from tests.oracles import as_result, oracle_conv, oracle_filter
 
 
@@ -59,6 +60,8 @@ class HostDevice:
         self.waited: list[int] = []
         #: streams that capture a graph
         self.captures: set[int] = set()
+        #: whether its context is not current, which only a launch that takes it to be meets
+        self.without_context = False
 
     def at(self, index: int) -> HostDevice:
         """GPU number ``index`` of the same machine."""
@@ -88,7 +91,9 @@ class HostDevice:
         computes = plan.every_launch != made.prepare
         self.executables += 1
 
-        def run(stream: int, values: Sequence[float]) -> None:
+        def run(stream: int, values: Sequence[float], here: bool = False) -> None:
+            if here and self.without_context:
+                raise CudaError("no context is current")
             given = dict(zip(roles, values, strict=True))
             self.launches.append((stream, dict(given)))
             if isinstance(problem, ConvProblem):

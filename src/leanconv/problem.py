@@ -178,6 +178,11 @@ class ConvProblem:
         return self.t * self.r * self.s
 
     @property
+    def window(self) -> str:
+        """The filter's size in words: ``3x3``, of volumes ``3x3x3``."""
+        return "x".join(map(str, (self.t, self.r, self.s)[0 if self.is_volume else 1 :]))
+
+    @property
     def pixels(self) -> int:
         """Output pixels of one channel, of all images."""
         return self.n * self.z * self.p * self.q
@@ -290,8 +295,7 @@ class ConvProblem:
         stride, dilation = (self.stride_d, *self.stride)[-axes:], (self.dilation_d, *self.dilation)[-axes:]
         padding = (*self.padding_d, *self.padding)[-2 * axes :]
         shape = "x".join(map(str, (self.n, self.c, *(self.d, self.h, self.w)[-axes:])))
-        window = "x".join(map(str, (self.t, self.r, self.s)[-axes:]))
-        text = f"{self.op} {layout} {self.dtype} {shape} k{self.k} {window}"
+        text = f"{self.op} {layout} {self.dtype} {shape} k{self.k} {self.window}"
         text += f" stride {','.join(map(str, stride))} padding {','.join(map(str, padding))}"
         text += f" dilation {','.join(map(str, dilation))} groups {self.groups} precision {self.precision}"
         text += " bias" * self.bias + (f" {self.activation}" if self.activation else "")

@@ -290,6 +290,8 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     told = leanconv.explain(conv2d, x, w, stride=2, device="cuda")
     first = choose(told.problem, host_device.target).algorithm.name
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
+    assert "op=" in told.others["direct_weight"][0] and "_weight" not in str(told), "it computes another operation"
+    assert "op=" in str(leanconv.explain(conv2d, x, w, stride=2, device="cuda", algorithm="direct_weight"))
     # it predicts no time
     assert told.others["direct"] == ("it could; algorithm='direct' chooses it",)
     assert told.why == "it is the first, in order of preference, that can", "several have the same cost"

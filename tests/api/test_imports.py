@@ -102,7 +102,7 @@ def test_a_choice_reads_measurements_and_needs_neither_the_tuner_nor_pytorch() -
 def test_only_the_command_line_needs_the_benchmark() -> None:
     known = modules()
     for name, path in known.items():
-        if not name.startswith(("leanconv.bench", "leanconv.cli", "report", "research")):
+        if not name.startswith(("leanconv.bench", "leanconv.cli", "leanconv.__main__", "report", "research")):
             others = {other for other in imports(path, known) if other.startswith(("leanconv.bench", "leanconv.cli"))}
             assert not others, f"{name} imports {others}"
 

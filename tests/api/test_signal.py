@@ -48,7 +48,8 @@ def same(got: np.ndarray, expected: np.ndarray, *inputs: np.ndarray) -> None:
     assert got.shape == expected.shape and got.dtype == expected.dtype
     if not expected.size:
         return
-    scale = max(1.0, float(np.abs(expected).max()))
+    # what roundings are relative to, where terms cancel
+    scale = max(1.0, float(np.abs(expected).max()), float(np.prod([np.linalg.norm(each) for each in inputs])))
     unit = 2e-6 if any(each.dtype in (np.float32, np.complex64) for each in inputs) else 1e-12
     np.testing.assert_allclose(got, expected, rtol=0, atol=0 if expected.dtype.kind in "iu" else unit * scale)
 

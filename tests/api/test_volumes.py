@@ -200,8 +200,9 @@ def problems(draw: Any) -> ConvProblem:
         taps.append(1 if alone else draw(st.integers(1, 3)))
         dilations.append(draw(st.integers(1, 2)))
         sizes.append(draw(st.sampled_from((taps[-1], 4, 5))))
-        strides.append(1 if alone else draw(st.integers(1, 3)))
-        sides.append((0, 0) if alone else (draw(st.integers(0, 2)), draw(st.integers(0, 2))))
+        patches = not alone and draw(st.booleans())
+        strides.append(taps[-1] if patches else 1 if alone else draw(st.integers(1, 3)))
+        sides.append((0, 0) if alone or patches else (draw(st.integers(0, 2)), draw(st.integers(0, 2))))
     op = draw(st.sampled_from(("fprop", "dgrad", "wgrad")))
     problem = ConvProblem(
         draw(st.integers(1, 2)), 2 * groups, sizes[1], sizes[2], 3 * groups, taps[1], taps[2], tuple(strides[1:]),
@@ -235,6 +236,9 @@ def test_words_and_checks_know_volumes(problem):
     assert parse_problem(format_problem(problem)) == problem
 
 
+PATCHES: dict[str, Any] = dict(
+    t=2, r=2, s=2, stride=(2, 2), stride_d=2, padding=(0, 0, 0, 0), padding_d=(0, 0), layout="NHWC", op="dgrad"
+)
 VOLUME = ConvProblem(2, 16, 14, 14, 32, 3, 3, padding=(1, 1, 1, 1), d=8, t=3, padding_d=(1, 1))
 
 
@@ -249,6 +253,10 @@ VOLUME = ConvProblem(2, 16, 14, 14, 32, 3, 3, padding=(1, 1, 1, 1), d=8, t=3, pa
         ({"t": 8, "padding_d": (0, 0)}, "NCHW float32 2x128x14x14 k32 3x3 "),
         ({"t": 8, "padding_d": (0, 0), "op": "dgrad", "bias": True}, "NCDHW float32 2x16x8x14x14 k32 8x3x3 "),
         ({"r": 1, "t": 1, "padding_d": (0, 0), "padding": (0, 0, 1, 1)}, "NCHW float32 2x16x112x14 k32 1x3 "),
+        (PATCHES, "dgrad NDHWC float32 2x32x8x14x7 k32 2x2x1 stride 2,2,1 "),
+        (PATCHES | {"bias": True}, "dgrad NDHWC float32 2x16x8x14x14 k32 2x2x2 stride 2,2,2 "),
+        (PATCHES | {"w": 15}, "dgrad NDHWC float32 2x16x8x14x15 k32 2x2x2 stride 2,2,2 "),
+        (PATCHES | {"layout": "NCHW"}, "dgrad NCDHW float32 2x16x8x14x14 k32 2x2x2 "),
     ],
 )
 def test_explain_shows_what_is_computed_as_images(change, shown):

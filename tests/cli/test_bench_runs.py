@@ -126,6 +126,27 @@ def test_samples_far_apart_are_told_once_a_run() -> None:
     assert told.startswith("samples of 2 of 3 rows lie far apart, those of b: torch direct from 8 to 20 µs"), told
 
 
+def test_an_interrupt_before_the_first_problem_exits_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever Ctrl-C comes, in `bench` and in any other command."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanconv.bench.run_suite", interrupted)
+    monkeypatch.setattr("leanconv.bench.parse_problem", interrupted)
+    assert bench("im2win") == 130 and capsys.readouterr().err == "interrupted\n"
+    with pytest.raises(SystemExit) as stopped:
+        main(["explain", "conv:c4,h12,k6,r3"])
+    assert stopped.value.code == 130
+
+
+@pytest.mark.parametrize("option", [("--batch", "0"), ("--seconds", "-1")])
+def test_numbers_that_mean_nothing_are_refused(option: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("im2win", *option) == 2 and option[0] in capsys.readouterr().err
+
+
 def test_an_interrupt_keeps_what_was_measured_and_exits_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*arguments: Any) -> None:
         raise KeyboardInterrupt

@@ -143,3 +143,18 @@ def test_a_legend_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "legend", lambda results: ["took [bold]12[/bold] of [3]"])
     put_legend(Console(file=text, width=80), None)  # type: ignore[arg-type]
     assert text.getvalue() == "took [bold]12[/bold] of [3]\n"
+
+
+def test_tables_are_whole_on_a_narrow_terminal() -> None:
+    """No word is cut: what has no room follows in a table of its own, with the layers' names again."""
+    results = Results.read(RESULTS / "nvidia-h200" / "im2win.json")
+    content = detail(results)
+    parts = tables.in_parts(content, 3, 80)
+    assert len(parts) > 1 and all(columns[:3] == content[0][:3] for columns, _ in parts)
+    assert [name for columns, _ in parts for name in columns[3:]] == content[0][3:]
+    for width in (80, 200):
+        out = StringIO()
+        tables.put(Console(file=out, width=width), "every engine", content, 3)
+        shown = out.getvalue()
+        assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+        assert all(word in shown for line in content[1] for cell in line[3:] for word in cell.split())

@@ -29,6 +29,7 @@ def test_the_tour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.run(tmp_path / "pictures", quick=True)
     out = capsys.readouterr().out
     assert "results pass the check against float64" in out and "FAIL" not in out
+    assert max(len(line) for line in out.partition("pass the check")[0].splitlines()) <= 80, "as wide as a terminal"
     for algorithm in CPU_ALGORITHMS:
         if not algorithm.volumes:
             told = algorithm.name in out
@@ -83,7 +84,7 @@ def test_on_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nan_is_wrong() -> None:
-    line = demo.Measured("layer", "name", "CPU", True, 1.0, 1.0, float("nan"), 1e-6)
+    line = demo.Measured("layer", "name", "CPU", True, 1.0, float("nan"), 1e-6)
     assert not line.passes and replace(line, error=1e-7).passes
 
 
@@ -94,6 +95,6 @@ def test_durations() -> None:
 
 
 def test_bars_of_both_places(tmp_path: Path) -> None:
-    line = demo.Measured("layer", "implicit_gemm", "GPU", True, 12.0, 900.0, 1e-7, 1e-6)
+    line = demo.Measured("layer", "implicit_gemm", "GPU", True, 12.0, 1e-7, 1e-6)
     demo.draw_layers([line, replace(line, algorithm="im2col", where="CPU", us=9e3)], "a GPU", tmp_path / "bars.png")
     assert np.array(Image.open(tmp_path / "bars.png").convert("L")).std() > 20

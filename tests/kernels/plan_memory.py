@@ -171,6 +171,75 @@ def _windows(p: Numbers, t: Numbers) -> Span:
     return 0, 4 * p["c"] * p["p"] * p["columns"] * p["r"]
 
 
+def _table(t: Numbers) -> int:
+    """Twiddle factors of all levels of a transform (`Transform::table`)."""
+    length, places = t["length"], 0
+    while length > t["elements"]:
+        places += length
+        length //= t["elements"]
+    return places
+
+
+def _spectra_of_lines(p: Numbers, t: Numbers) -> Span:
+    """Of the filter's pieces: of its rows, then of its columns."""
+    pieces = p["rank"] * (p["row_parts"] + p["column_parts"]) if "column_parts" in p else p["rank"] * p["row_parts"]
+    if "outputs" in p and "row_parts" in p:  # the column pass
+        pieces += p["rank"] * p["parts"]
+    return 0, 2 * BYTES[p["sum"]] * (_table(t) + pieces * t["length"])
+
+
+def _spectra_of_rows(p: Numbers, t: Numbers) -> Span:
+    rank = p["grid"] // (p["segments"] * p["groups"])
+    return 0, 2 * BYTES[p["sum"]] * (_table(t) + rank * p["parts"] * t["length"])
+
+
+def _rows_of_lines(p: Numbers, t: Numbers) -> Span:
+    """What the row pass writes: of each product the rows of a strip of columns."""
+    rank = p["grid"] // (p["segments"] * p["groups"])
+    last = rank * p["images"] * p["height"] - 1
+    return 0, BYTES[p["sum"]] * (last * p["pitch"] + p["columns"] * p["channels"])
+
+
+def _columns_of_lines(p: Numbers, t: Numbers) -> Span:
+    """What the column pass reads of it; its columns are elements."""
+    last = p["rank"] * p["images"] * p["height"] - 1
+    return 0, BYTES[p["sum"]] * (last * p["pitch"] + p["columns"])
+
+
+def _spectra_of_tiles(p: Numbers, t: Numbers) -> Span:
+    n, rows = t["length"], t["length"]
+    filters = p["grid"] // p["groups"] if "groups" in p else p["grid"] // p["r"]
+    if "filter" in p:
+        filters = p["filter"] + 1
+    elif "groups" not in p:
+        rows = p["r"]
+    return 0, 2 * BYTES[p["sum"]] * (_table(t) + ((filters - 1) * n + rows) * n)
+
+
+def _twiddles(p: Numbers, t: Numbers) -> Span:
+    return 0, 2 * BYTES[p["sum"]] * _table(t)
+
+
+def _tiles(p: Numbers, t: Numbers) -> Span:
+    """Spectra of pairs of tiles, and results of one filter of several beside them."""
+    n = t["length"]
+    rows = n * (p["grid"] // p["groups"]) if "groups" in p else p["grid"]
+    if "out_rows" in p and "filter" in p:
+        rows = (p["grid"] // p["out_rows"] - 1) * n + p["out_rows"]
+    return 0, 2 * BYTES[p["sum"]] * (p.get("beside", 0) + rows * n)
+
+
+#: What transforms reach of spectra, and of their workspace.
+TRANSFORMS: dict[str, tuple[Callable[[Numbers, Numbers], Span], Callable[[Numbers, Numbers], Span]]] = {
+    "fourier_lines_prepare": (_spectra_of_lines, _rows_of_lines),
+    "fourier_lines_rows": (_spectra_of_rows, _rows_of_lines),
+    "fourier_lines_columns": (_spectra_of_lines, _columns_of_lines),
+    "fourier_tiles_prepare_rows": (_spectra_of_tiles, _tiles),
+    "fourier_tiles_prepare_columns": (_spectra_of_tiles, _tiles),
+    "fourier_tiles_rows": (_twiddles, _tiles),
+    "fourier_tiles_columns": (_spectra_of_tiles, _tiles),
+    "fourier_tiles_results": (_twiddles, _tiles),
+}
 #: The launches that pack filters for what splits float32.
 PACKING = ("largest_channels", "tensor_filters", "speculative_filters", "validate_filters")
 #: What a kernel reaches of the scratch memory that it takes a pointer to.
@@ -204,7 +273,11 @@ def _reached(launch: Launch, batch: int) -> dict[str, Span]:
         if isinstance(each, TensorMap):
             reached[each.role] = _of_map(each)
         elif isinstance(each, Pointer) and each.role in SCRATCH:
-            first, end = SPANS[launch.symbol](dict(launch.problem), dict(launch.tuning))
+            given = {a.name: a.value for a in launch.arguments if isinstance(a, Number)}
+            numbers = {**dict(launch.problem), **given, "grid": launch.grid}
+            spans = TRANSFORMS.get(launch.symbol)
+            span = SPANS[launch.symbol] if spans is None else spans[each.role == "workspace"]
+            first, end = span(numbers, dict(launch.tuning))
             reached[each.role] = first, end * batch if launch.symbol.startswith("im2win") else end
     return reached
 
@@ -225,8 +298,6 @@ def faults(problem: Problem, plan: Plan) -> list[str]:
     """What the launches of a plan reach of scratch memory, or by tensor maps, that is not there, in words; and what
     they read of scratch memory that none before them has written."""
     found: list[str] = []
-    if any(launch.symbol.startswith("fourier") for launch in plan.launches):
-        return found  # NOTE: what transforms reach is seen by the emulator alone
     room = {**array_bytes(problem), "workspace": plan.workspace_bytes, "prepared": plan.prepared_bytes}
     for way in {plan.prepare + plan.launches, plan.every_launch}:
         there = dict.fromkeys(SCRATCH, 0)

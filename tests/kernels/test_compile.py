@@ -79,6 +79,18 @@ USUAL |= {
     f"single-channel{last}": ConvProblem(1, 1, 1024, 1024, 32, 3, 3, layout=layout)
     for last, layout in (("", "NCHW"), ("-nhwc", "NHWC"))
 }
+# Layers of volumes: depthwise ones and their gradients, patches, few pixels of many channels.
+SLICES = ConvProblem(8, 54, 40, 40, 54, 3, 3, padding=(1, 1, 1, 1), groups=54, d=13, t=3, padding_d=(1, 1))
+FEW_PIXELS = ConvProblem(8, 512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), d=2, t=3, padding_d=(1, 1), dtype="float16")
+USUAL |= {
+    "volume-depthwise": SLICES,
+    "volume-depthwise-nhwc": replace(SLICES, layout="NHWC", dtype="float16"),
+    "volume-depthwise-dgrad": replace(SLICES, stride=(2, 2), op="dgrad"),
+    "volume-depthwise-wgrad-nhwc": replace(SLICES, op="wgrad", layout="NHWC"),
+    "volume-patches": ConvProblem(4, 3, 224, 224, 96, 4, 4, stride=(4, 4), d=32, t=2, stride_d=2, op="dgrad"),
+    "volume-few-pixels": FEW_PIXELS,
+    "volume-few-pixels-wgrad-nhwc": replace(FEW_PIXELS, layout="NHWC", op="wgrad"),
+}
 USUAL["filter-several"] = filter_problem(1, 4096, 4096, 5, 5, filters=8)
 USUAL |= {
     f"filter-{size}x{size}": filter_problem(1, 8192, 8192, size, size, border=tuple(BORDERS)[size % len(BORDERS)])

@@ -51,6 +51,13 @@ LAYERS = {
     "gradient-float16": layer(3, 9, 12, 3, 3, padding=(1, 1, 1, 1), op="dgrad", dtype="float16"),
     "float16-stride": layer(3, 22, 24, 5, 5, stride=(2, 2), padding=(2, 2, 2, 2), dtype="float16"),
     "float16-dilation": layer(3, 22, 24, 3, 3, dilation=(2, 3), padding=(2, 2, 3, 3), dtype="float16"),
+    "volume": layer(5, 7, 9, 3, 3, d=7, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1), bias=True),
+    "volume-stride": layer(
+        3, 9, 16, 3, 4, n=1, d=9, t=4, stride_d=2, stride=(2, 1), padding=(1, 1, 1, 2), padding_d=(2, 0)
+    ),
+    "volume-float16": layer(
+        3, 8, 12, 2, 3, d=6, t=3, dilation_d=2, padding=(1, 0, 1, 1), padding_d=(2, 1), dtype="float16"
+    ),
 }
 EVERY = [(f"{name}-{layout.lower()}", replace(p, layout=layout)) for name, p in LAYERS.items() for layout in LAYOUTS]
 
@@ -62,20 +69,20 @@ def first_of_each_width() -> list[Any]:
         of_width = {}
         for config in DEPTHWISE.configs(problem, TARGETS[0]):
             if config.rows > 1:
-                of_width.setdefault((config.whole, config.columns), config)
+                of_width.setdefault((config.whole, config.columns, config.slices), config)
         for whole in (False, True):
-            widths = sorted(columns for kind, columns in of_width if kind == whole)
-            for columns in widths:
+            widths = sorted((columns, slices) for kind, columns, slices in of_width if kind == whole)
+            for columns, slices in widths:
                 # rows few enough that a small image has several bands
-                config = of_width[whole, columns]
+                config = of_width[whole, columns, slices]
                 config = replace(config, rows=min(config.rows, 3 + turn % 4))
-                what = f"{name}-{columns}" + ("-whole" if whole else "")
+                what = f"{name}-{columns}" + f"-{slices}" * problem.is_volume + ("-whole" if whole else "")
                 found.append(
                     (
                         problem,
                         config,
                         what,
-                        whole == (turn // 2 % 2 == 0) and columns == widths[turn // 2 % len(widths)],
+                        whole == (turn // 2 % 2 == 0) and (columns, slices) == widths[turn // 2 % len(widths)],
                     )
                 )
     chosen = [each for each in found if each[3]]
@@ -97,6 +104,7 @@ def test_what_it_computes_and_what_not() -> None:
     assert "a group has more than one channel" in why(replace(same, groups=1))
     assert "layout='CHWN' is neither" in why(replace(same, layout="CHWN"))
     assert "the filter has 11x11 taps, and a thread keeps 81" in why(replace(same, r=11, s=11))
+    assert "the filter has 5x5x5 taps" in why(replace(LAYERS["volume"], t=5, r=5, s=5))
     assert "reaches 41 rows" in why(layer(2, 60, 60, 5, 3, dilation=(10, 1)))
     for strided in (replace(LAYERS["gradient"], stride=(2, 2)), replace(LAYERS["multiplier"], op="dgrad", bias=False)):
         assert "gradient of layers of unit stride with one filter a channel" in why(strided)

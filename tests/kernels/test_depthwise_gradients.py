@@ -55,6 +55,13 @@ LAYERS = {
     "no-images": layer(3, 8, 9, 3, 3, n=0),
     "float16-stride": layer(3, 22, 24, 5, 5, stride=(2, 2), padding=(2, 2, 2, 2), dtype="float16"),
     "float16-dilation": layer(3, 22, 24, 3, 3, dilation=(2, 3), padding=(2, 2, 3, 3), dtype="float16"),
+    "volume": layer(5, 7, 9, 3, 3, d=7, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1)),
+    "volume-stride": layer(
+        3, 9, 16, 3, 4, n=1, d=9, t=4, stride_d=2, stride=(2, 1), padding=(1, 1, 1, 2), padding_d=(2, 0)
+    ),
+    "volume-float16": layer(
+        3, 8, 12, 2, 3, d=6, t=3, dilation_d=2, padding=(1, 0, 1, 1), padding_d=(2, 1), dtype="float16"
+    ),
 }
 EVERY = [(f"{name}-{layout.lower()}", replace(p, layout=layout)) for name, p in LAYERS.items() for layout in LAYOUTS]
 

@@ -9,7 +9,7 @@ import pytest
 
 from leanconv.kernels.hopper_native.native_gemm_nchw import TILES, linear_order
 from leanconv.problem import ConvProblem
-from tests import proof
+from tests import proof, selection
 from tests.cases import TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.kernels.tensor_cores import GRADIENT, LAYERS
@@ -40,6 +40,20 @@ def test_every_tile_is_right(tile):
     problem = replace(named("float16-blocks"), k=tile[2] + 8)
     config = next(c for c in NCHW.configs(problem, HOPPER) if (c.warpgroups, c.m_tiles, c.filters) == tile)
     proof.check(NCHW, problem, config, kinds=("positive",))
+
+
+#: Few pixels and many channels, of which each CTA has its stages; outputs of every number of adjacent ones.
+FEW = ConvProblem(1, 256, 3, 3, 40, 3, 3, padding=(1, 1, 1, 1), d=2, t=3, padding_d=(1, 1), dtype="float16")
+SPLIT = [(4, 64, FEW), (4, 128, replace(FEW, k=256, c=128, op="dgrad", bias=True)), (2, 64, replace(FEW, h=4, c=64))]
+SPLIT += [(8, 128, replace(FEW, c=512, k=72, bias=True, accumulate=True, dtype="bfloat16"))]
+
+
+@pytest.mark.parametrize(("split", "filters", "problem"), selection.marked(SPLIT, SPLIT[1:3], lambda s: (s, str(s[0]))))
+def test_a_cluster_shares_the_stages_of_a_volume(split, filters, problem):
+    config = next(c for c in NCHW.configs(problem, HOPPER) if (c.split, c.filters) == (split, filters))
+    proof.check(NCHW, problem, config, kinds=("zero-mean",))
+    # one CTA has all where a result must not depend on the batch
+    assert all(c.split == 1 for c in NCHW.configs(replace(problem, batch_invariant=True), HOPPER))
 
 
 @pytest.mark.parametrize("w", [11, 14, 12], ids=["one-by-one", "pairs", "fours"])

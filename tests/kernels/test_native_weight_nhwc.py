@@ -70,10 +70,11 @@ ROWS: list[dict[str, Any]] = [
     {"s": 5, "padding": (1, 1, 2, 2), "dilation": (1, 2)},
     {"n": 1, "h": 3, "w": 3, "padding": (0, 0, 0, 0)},
     {"c": 64, "padding": (0, 1, 1, 0), "r": 2, "s": 2},
+    {"h": 4, "w": 6, "d": 6, "t": 2, "stride_d": 2, "dilation_d": 3, "padding": (1, 0, 1, 1), "padding_d": (2, 1)},
 ]
 
 
-@pytest.mark.parametrize("changes", selection.marked(ROWS, ROWS[1:5], lambda each: ((each,), str(each))))
+@pytest.mark.parametrize("changes", selection.marked(ROWS, [*ROWS[1:5], ROWS[-1]], lambda each: ((each,), str(each))))
 def test_rows_of_all_kinds_are_right(changes):
     problem = ConvProblem(2, 24, 9, 13, 24, 3, 3, layout="NHWC", dtype="bfloat16", op="wgrad")
     problem = replace(problem, **changes)

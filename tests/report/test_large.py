@@ -31,6 +31,23 @@ def test_samples_are_the_layer(layout: Any) -> None:
     assert large.sampled_error(problem, x, w, y, places=2) > 1e-2, "the last output is among them"
 
 
+def test_both_sides_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "_timed", lambda call: (call(), {"us": 5.0, "peak_bytes": 10_000}))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    problem = replace(large._layer("conv:n1,c4,d5,h9,w8,k4,t3,r3,s3,pad2x0x1x1x1x1,NCDHW,bfloat16"), layout="NHWC")
+    theirs, ours = large._rows("a layer", problem, "cpu")
+    assert theirs["side"] == "torch" and ours["problem"].endswith("NDHWC,bfloat16")
+    output = 4 * 5 * 9 * 8 * 2
+    for row in theirs, ours:
+        assert (row["output_bytes"], row["workspace_bytes"]) == (output, 10_000 - output) and 0 < row["error"] < 4e-3
+
+    def fail(call: Any) -> Any:
+        raise RuntimeError("CUDA out of memory. Tried to allocate 5 GiB.")
+
+    monkeypatch.setattr(large, "_timed", fail)
+    assert [row["failed"] for row in large._rows("a layer", problem, "cpu")] == ["CUDA out of memory"] * 2
+
+
 def test_what_does_not_fit_has_fewer_rows() -> None:
     layers = [large._layer(words) for words in large.LAYERS.values()]
     assert [each.dtype for each in layers] == ["bfloat16", "float16", "float32"]

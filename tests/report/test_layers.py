@@ -57,9 +57,8 @@ def test_layers_of_videos_are_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> 
     found = study.layers(TARGETS[0], ("r3d_18",))
     kinds = {(each.problem.dtype, each.problem.layout, each.problem.op) for each in found}
     assert len(kinds) == 12 and len(found) == 20, "the gradient of the first layer's input is wanted by nobody"
-    # layers of volumes that are images on the same memory are timed as those
-    assert {each.problem.is_volume for each in found} == {False, True}
-    assert all(each.problem.n * each.problem.d == 128 for each in found if each.problem.is_volume)
+    # layers of volumes, whatever computes them: PyTorch's own convolution of them is timed beside that
+    assert all(each.problem.is_volume and each.problem.n * each.problem.d == 128 for each in found)
 
 
 def test_groups_have_one_limit_and_keep_the_order() -> None:

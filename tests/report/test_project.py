@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_the_newest_release_is_this_version() -> None:
     assert releases == sorted(releases, key=lambda release: [*map(int, release[0].split("."))], reverse=True)
     citation = text("CITATION.cff")
     assert f"\nversion: {version}\n" in citation and f"\ndate-released: {date}\n" in citation
+
+
+def test_a_tag_is_the_version_of_its_commit() -> None:
+    git = ["git", "-C", str(ROOT)]
+    listed = subprocess.run([*git, "tag", "--list", "v*"], capture_output=True, text=True, check=False)
+    for tag in listed.stdout.split():
+        found = subprocess.check_output([*git, "show", f"{tag}:src/leanconv/__init__.py"], text=True)
+        assert f'__version__ = "{tag[1:]}"' in found, tag
+        assert f"\n## [{tag[1:]}] - " in text("CHANGELOG.md"), tag
 
 
 def test_the_changelog_names_what_there_is() -> None:

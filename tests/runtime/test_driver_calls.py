@@ -135,6 +135,22 @@ def test_launches_run_in_the_gpus_context(before: list[int], gpus: FakeDriver, d
     assert len(gpus.named("cuCtxPushCurrent_v2")) == len(gpus.named("cuCtxPopCurrent_v2"))
 
 
+def test_a_launch_that_takes_the_context_to_be_current(
+    before: list[int], gpus: FakeDriver, device: launch.CudaDevice
+) -> None:
+    """It asks for none, and where that is another it raises."""
+    run = device.executable(Plan((kernel("f"),)), ("x", "y"))
+    gpus.calls.clear()
+    if gpus.device == 1:
+        run(0, (32, 64), True)
+    else:
+        with pytest.raises(CudaError):
+            run(0, (32, 64), True)
+    assert [call.name for call in gpus.calls if not call.name.startswith("cuGetError")] == ["cuLaunchKernelEx"]
+    run(0, (48, 64))
+    assert gpus.stack == before and gpus.started[-1].device == 1
+
+
 def test_the_context_is_restored_when_a_call_fails(
     before: list[int], gpus: FakeDriver, device: launch.CudaDevice
 ) -> None:

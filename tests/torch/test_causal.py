@@ -6,6 +6,9 @@ Numbers are small integers, so that every order of sums has the same bits: a vid
 from __future__ import annotations
 
 import copy
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
@@ -113,6 +116,11 @@ def test_it_is_a_module_of_pytorch(torch_on_device: HostDevice) -> None:
     model, x = torch.nn.Sequential(layer_of("3x3x3"), torch.nn.ReLU()), whole_numbers(1, 4, 3, 5, 6)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), model(x))
+    layer, x = layer_of("3x3x3", streaming=True), whole_numbers(1, 4, 12, 5, 6)
+    compiled, parts = torch.compile(layer, fullgraph=True, backend="aot_eager"), x.split(4, 2)
+    with torch.no_grad():
+        found = [compiled(part) for part in parts]
+        assert torch.equal(torch.cat(found, 2), expected(layer, x))
     layer, x = layer_of("stride", streaming=True), whole_numbers(1, 4, 20, 5, 6, form=FORMS[1])
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         parts = [layer(part) for part in x.split((1, 1, 18), 2)]
@@ -153,3 +161,16 @@ def test_mistakes_are_named(torch_on_device: HostDevice) -> None:
         layer.reset()
         layer(torch.ones(2, 1, 2, 4, 4))
     assert causal.CausalConv3d._frames is None
+
+
+@pytest.mark.parametrize("part", ["1", "4"])
+def test_the_example_decodes_parts_as_the_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str
+) -> None:
+    script = Path(__file__).resolve().parents[2] / "examples" / "decode_video.py"
+    options = ["--latents", "5", "--size", "4", "--channels", "8", "--part", part]
+    monkeypatch.setattr(sys, "argv", [str(script), *options])
+    runpy.run_path(str(script), run_name="__main__")
+    whole, parts, difference = capsys.readouterr().out.splitlines()
+    assert "(1, 3, 10, 16, 16)" in whole and f"parts of {part}: (1, 3, 10, 16, 16)" in parts
+    assert float(difference.split()[-1]) < 1e-5

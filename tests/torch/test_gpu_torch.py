@@ -19,7 +19,7 @@ import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
 from leanconv.bench import columns  # noqa: E402
 from leanconv.runtime import cache  # noqa: E402
-from leanconv.torch import patch  # noqa: E402
+from leanconv.torch import expected_time, patch  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -30,6 +30,8 @@ FORMS = torch.contiguous_format, torch.channels_last
 def _pytorch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
+    # layers are short here, and taken all the same
+    monkeypatch.setattr(expected_time, "_EAGER_US", 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # what is left to it
     torch.manual_seed(1)
@@ -344,3 +346,32 @@ def test_host_time_of_forward_and_backward(capsys: Any, monkeypatch: pytest.Monk
     # cores of one kind of machine differ by 1.8, and PyTorch's own time with them: 133 µs where these were 139 and 191
     assert took["taken over"] <= max(60, 1.3 * took["PyTorch"]), took
     assert took["leanconv.torch"] <= max(60, 1.8 * took["PyTorch"]), took
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_videos_in_parts(form: Any, dtype: Any) -> None:
+    """Small integers, whose sums are exact in any plain order; parts behind the first as replays of a CUDA graph."""
+    layer = ours.CausalConv3d(64, 32, 3, padding=1, time_padding="replicate", precision="ieee", device="cuda")
+    with torch.no_grad():
+        layer.weight.copy_(torch.randint(-2, 3, layer.weight.shape)), layer.bias.copy_(torch.randint(-2, 3, (32,)))
+        layer.to(dtype, memory_format=form)
+        x = torch.randint(-2, 3, (1, 64, 25, 20, 24)).to("cuda", dtype).contiguous(memory_format=form)
+        padded = torch.cat([x[:, :, :1]] * 2 + [x], 2).double()
+        expected = F.conv3d(padded, layer.weight.double(), layer.bias.double(), padding=(0, 1, 1)).to(dtype)
+        assert torch.equal(layer(x), expected)
+        layer.streaming = True
+        found = [layer(x[:, :, :9])]
+        part = x[:, :, 9:17].clone(memory_format=form)
+        for _ in range(2):  # compiles what a part needs
+            frames = layer._frames.clone()
+            layer(part)
+            layer._frames.copy_(frames)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(part)
+        for begin in (9, 17):
+            part.copy_(x[:, :, begin : begin + 8])
+            graph.replay()
+            found.append(y.clone())
+        assert torch.equal(torch.cat(found, 2), expected)

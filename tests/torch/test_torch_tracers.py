@@ -166,3 +166,11 @@ def test_an_onnx_file_has_conv(tmp_path: Any) -> None:
     assert [node.op_type for node in model.graph.node if "Conv" in node.op_type] == ["Conv", "ConvTranspose", "Conv"]
     (y,) = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x.numpy()})
     torch.testing.assert_close(torch.from_numpy(y), net(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+def test_aotinductor_packages_the_operators(tmp_path: Any) -> None:
+    net, peer, x = _pair()
+    program = torch.export.export(net, (x,))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), peer(x))

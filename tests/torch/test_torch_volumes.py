@@ -267,7 +267,7 @@ def test_layers_of_volumes_are_found_and_warmed_up(device: HostDevice, monkeypat
     )
     model = Clip().to(memory_format=torch.channels_last_3d)
     (x,) = recording.example_of([(2, 3, 4, 6, 8)], model)
-    assert x.is_contiguous(memory_format=torch.channels_last_3d)
+    assert x.normal_().is_contiguous(memory_format=torch.channels_last_3d)
     ours.warm_up(model, x)
     with ours.enable(model) as taken:
         gradients(model, x)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import leanconv
 from leanconv.call.choose import Candidate, by_model, choose
@@ -293,6 +294,16 @@ def test_writers_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(write, range(3)))
     assert len(json.loads(path.read_text())["problems"]) == 3
+
+
+def test_a_table_that_another_keeps_locked_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, table = tmp_path / "t.json", Table({"name": "g"}, {"conv:a": {"timed": [], "winners": {}}})
+    monkeypatch.setattr(tables, "PATIENCE", 0.1)
+    with FileLock(f"{path}.lock"), pytest.raises(OSError, match=r"t.json.lock"):
+        tables.update(path, table)
+    assert len(tables.update(path, table)) == 1
 
 
 def test_a_write_that_fails_leaves_the_old_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,23 @@ def test_pytorch_keeps_what_it_was_quicker_with(
     assert f"{300 / us:.2f}" in line.why
 
 
+def test_layers_of_volumes_are_recorded_as_pytorch_computes_them(
+    taken: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """leanconv computes them as images."""
+    layer, x = torch.nn.Conv3d(4, 8, (3, 1, 1), padding=(1, 0, 0), bias=False), torch.randn(1, 4, 3, 2, 3)
+    asked: list[Any] = []
+    monkeypatch.setattr(measured_time, "times", lambda problem, clock: asked.append(problem) or {"torch-tf32": 310.0})
+    with torch.no_grad(), leanconv.record_tuning(peers=True) as recorded:
+        layer(x)
+    (volume,) = recorded.problems
+    assert (volume.d, volume.t, volume.w) == (3, 3, 3) and asked == [volume]
+    assert [each.problem.is_volume for each in recorded.results[0].problems] == [False]
+    with torch.no_grad():
+        layer(x)
+    assert "when both were timed" in taken.report().lines[-1].why
+
+
 @pytest.mark.parametrize("searches, runs", [(True, "PyTorch"), (False, "leanconv")])
 def test_pytorchs_time_is_that_of_its_own_switch(
     taken: Any, stage: Stage, monkeypatch: pytest.MonkeyPatch, searches: bool, runs: str

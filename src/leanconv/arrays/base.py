@@ -70,6 +70,12 @@ class Arrays(ABC):
         """A function that allocates what `empty` does for these arguments, with nothing left to look up."""
         return partial(self.empty, shape, dtype, device, order)
 
+    def allocator_here(
+        self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None
+    ) -> Callable[[], Any]:
+        """As `allocator`, for who knows that the device is the current one."""
+        return self.allocator(shape, dtype, device, order)
+
     def fast_pointer(self) -> Callable[[Any], int]:
         """`pointer`, the cheapest way to call it."""
         return self.pointer

@@ -105,6 +105,21 @@ class TorchArrays(Arrays):
         return self.allocator(shape, dtype, device, order)()
 
     def allocator(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Callable[[], Any]:
+        plain_way, quick = self._ways(shape, dtype, device, order)
+        if quick is None:
+            return plain_way
+        current_device: Callable[[], int] = self._current_device
+        return lambda: quick() if current_device() == device else plain_way()
+
+    def allocator_here(
+        self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None
+    ) -> Callable[[], Any]:
+        return self._ways(shape, dtype, device, order)[1] or self.allocator(shape, dtype, device, order)
+
+    def _ways(
+        self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder
+    ) -> tuple[Callable[[], Any], Callable[[], Any] | None]:
+        """What allocates anywhere, and what does on the current GPU, where there is such a way."""
         options: dict[str, Any] = {"dtype": self._dtypes[dtype], "device": self._device(device)}
         strides, distance = [0] * len(shape), 1
         for axis in reversed(order or range(len(shape))):
@@ -114,11 +129,9 @@ class TorchArrays(Arrays):
         if order is not None:
             plain_way = partial(self._torch.empty_strided, shape, tuple(strides), **options)
         if device is None or not self._allocates_quickly(device):
-            return plain_way
+            return plain_way, None
         # NOTE: a plain tuple: a torch.Size, as autograd hands on shapes, is refused by PyTorch 2.11.
-        quick: Callable[[], Any] = partial(self._quick_empty, tuple(shape), tuple(strides), options["dtype"])
-        current_device: Callable[[], int] = self._current_device
-        return lambda: quick() if current_device() == device else plain_way()
+        return plain_way, partial(self._quick_empty, tuple(shape), tuple(strides), options["dtype"])
 
     def _allocates_quickly(self, device: int) -> bool:
         """Whether `_quick_empty`, which is no public interface of PyTorch, does what it is taken for; tried once."""

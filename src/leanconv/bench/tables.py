@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from leanconv.bench.families import GOALS, family_table, goal_table
@@ -160,15 +160,50 @@ def console(width: int = 120) -> Any:
 
 
 def put(out: Any, title: str, content: Table, left: int) -> None:
-    """Print a table on the console ``out``. The first ``left`` columns and notes are aligned left, numbers right."""
+    """Print a table on the console ``out``. The first ``left`` columns and notes are aligned left, numbers right.
+
+    Columns that the console has no room for follow in tables of their own, each with the first ``left`` again.
+    """
     from rich.table import Table as RichTable
 
-    table = RichTable(title=title, title_justify="left")
-    for number, name in enumerate(content[0]):
-        table.add_column(name, justify="left" if number < left or name == "note" else "right")
-    for line in content[1]:
-        table.add_row(*line)
-    out.print(table)
+    out.print(title, style="italic", highlight=False)
+    for columns, lines in in_parts(content, left, out.width):
+        table = RichTable()
+        for number, name in enumerate(columns):
+            side: Any = "left" if number < left or name == "note" else "right"
+            needed = widest([name, *(line[number] for line in lines)])
+            table.add_column(name, justify=side, overflow="fold", min_width=needed if number >= left else None)
+        for line in lines:
+            table.add_row(*line)
+        out.print(table)
+
+
+def widest(texts: Iterable[str]) -> int:
+    """The length of the longest word, which a column needs: lines are broken at blanks."""
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def in_parts(content: Table, left: int, width: int) -> list[Table]:
+    """A table's columns in as many tables as none of their words is cut, each with the first ``left`` columns, which
+    leave room for any other and may be folded for that.
+
+    >>> in_parts((["layer", "auto", "us"], [["conv1", "tensor_gemm", "12.5"]]), 1, 25)
+    [(['layer', 'auto'], [['conv1', 'tensor_gemm']]), (['layer', 'us'], [['conv1', '12.5']])]
+    """
+    names, lines = content
+    # a column has a border and two blanks
+    needed = [3 + widest([name, *(line[i] for line in lines)]) for i, name in enumerate(names)]
+    rest = max(needed[left:], default=0)
+    names_take = min(sum(needed[:left]), max(width - 1 - rest, 8 * left))
+    parts: list[list[int]] = []
+    room = 0
+    for number in range(left, len(names)):
+        if not parts or needed[number] > room:
+            parts.append([*range(left)])
+            room = width - 1 - names_take
+        parts[-1].append(number)
+        room -= needed[number]
+    return [([names[i] for i in part], [[line[i] for i in part] for line in lines]) for part in parts]
 
 
 def put_legend(out: Any, results: Results) -> None:

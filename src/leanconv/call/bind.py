@@ -12,6 +12,7 @@ from leanconv.call.resolve import Resolved
 from leanconv.problem import Problem
 from leanconv.runtime import launch
 from leanconv.runtime.bounded_cache import BoundedCache
+from leanconv.volumes.images import computed
 
 #: what was chosen for a problem, with its kernels; 8 kB each besides the kernels
 _loaded: BoundedCache[tuple[Problem, int, str, int | None], Loaded] = BoundedCache(1024)
@@ -44,9 +45,9 @@ def bind(resolved: Resolved) -> Call:
 
 
 def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
-    """What is chosen for a problem on a GPU; from the second time on, a look-up. ``limit`` is that of `choose`.
-
-    A layer of volumes must be what `as_images` makes of it, as that of a resolved call is."""
+    """What is chosen for what computes a problem on a GPU; from the second time on, a look-up. ``limit`` is that of
+    `choose`."""
+    given, problem = problem, computed(problem)
     key = (problem, device_index, algorithm, limit)
     loaded = _loaded.recall(key)
     if loaded is None:
@@ -58,7 +59,7 @@ def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: in
                 loaded = Loaded(problem, chosen, chosen.plan(problem, device.target), device)
                 _loaded.keep(key, loaded)
                 for listener in listeners:
-                    listener(*key)
+                    listener(given, device_index, algorithm, limit)
     return loaded
 
 

@@ -182,7 +182,7 @@ def _why_none_fits(
     needed, space = None, inf
     # configurations may depend on what there is: with less room others may take less
     while needed != 0 and (found := algorithm.within(problem, target, space)):
-        needed = min(algorithm.workspace_bytes(problem, config) for _, config in found)
+        needed = min(algorithm.counted_bytes(problem, config) for _, config in found)
         space = needed - 1
     if needed is None:
         return [

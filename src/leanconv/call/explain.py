@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -22,10 +23,13 @@ from leanconv.volumes.images import computed
 #: The GPU that `explain` assumes where none can be opened: an H200.
 NOMINAL = Target("sm_90a", 132, 227 * 1024, 228 * 1024, model="NVIDIA H200")
 
+#: How the reason of what computes another operation begins (`kernels.common.layers.limits`): it is no choice.
+_OTHER_OPERATION = re.compile(r"op='\w+' is (?:not|neither) ")
+
 
 @dataclass(frozen=True)
 class Explanation:
-    """The choice for one problem; ``print`` it.
+    """The choice for one problem; ``print`` it, with the algorithms that compute the same operation.
 
     ``chosen`` is an algorithm's name, or None where nothing runs; ``others`` maps every other algorithm to the
     sentences that say why it does not run.
@@ -64,7 +68,9 @@ class Explanation:
         for about, times in (("measured on such a GPU", self.times), ("stale, of kernels before today's", self.stale)):
             if times:
                 lines.append(f"  {about}: " + ", ".join(f"{name} {us:.4g} µs" for name, us in times.items()))
-        lines += [f"  not  {name}: {'; '.join(reasons)}" for name, reasons in self.others.items()]
+        for name, reasons in self.others.items():
+            if self.chosen is None or not _OTHER_OPERATION.match(reasons[0]):
+                lines.append(f"  not  {name}: {'; '.join(reasons)}")
         return "\n".join(lines)
 
     def _limit(self) -> str:
@@ -190,7 +196,7 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
     explanation = Explanation(
         problem, where, chosen.algorithm.name if chosen else None, why,
         workspace_bytes=settled.algorithm.workspace_bytes(problem, settled.config) if settled else 0,
-        prepared_bytes=chosen.algorithm.prepared_bytes(problem) if chosen else 0,
+        prepared_bytes=settled.algorithm.prepared_bytes(problem, settled.config) if settled else 0,
         workspace_limit=workspace_limit(problem, name, limit), others=_others(candidates, chosen, problem),
         source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from leanconv import words
 from leanconv.arrays import Arrays
@@ -106,6 +106,18 @@ def check_overlap(arrays: Arrays, out: Any, inputs: Sequence[tuple[str, Any]]) -
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
+class QuickLaunch(NamedTuple):
+    """What a call consists of whose arrays are known to be like those before, on the GPU that is current.
+
+    ``run(stream(), (x, w, bias, y, workspace, prepared), True)``, with addresses, of a ``y`` by ``allocate``.
+    """
+
+    device: int
+    stream: Callable[[], int]
+    allocate: Callable[[], Any]
+    run: Executable
+
+
 class GpuCall:
     """On arrays on a GPU: nothing is copied, except inputs that no kernel can read in place."""
 
@@ -126,7 +138,8 @@ class GpuCall:
         # filters of images are converted to the type of the sums
         self._cast = operands.w_dtype if problem.kind == "filter2d" and copy_w else None
         self._pointer, self.stream = arrays.fast_pointer(), arrays.fast_stream(device)
-        self._allocate = arrays.allocator(resolved.shape, operands.result, device, operands.out_order)
+        self._result = resolved.shape, operands.result, device, operands.out_order
+        self._allocate = arrays.allocator(*self._result)
         self._copies = copy_x, copy_w and prepares, copy_bias
         self._copy_any, self._out_direct = any(self._copies), resolved.operands.out_direct
         self._gradients = any(array is not None and arrays.requires_gradient(array) for array in given)
@@ -191,25 +204,12 @@ class GpuCall:
         self._arrays.assign(out, y)
         return out
 
-    def at_addresses(self) -> Callable[[int, int, int, int, int], Any] | None:
-        """This call of a layer as a function of addresses (images, filters, bias, packed filters) and a stream.
-
-        It asks nothing of arrays: the caller knows them to be like those before, and to want no gradient. None where
-        more is to be done than to allocate the result and to launch.
-        """
-        run, allocate, pointer, arrays = self._run, self._allocate, self._pointer, self._arrays
-        if run is None or self._copy_any or self._allocate_scratch is not None:
+    def quick(self) -> QuickLaunch | None:
+        """What runs this call of a layer on addresses; None where more is to be done than to allocate and to launch."""
+        if self._run is None or self._copy_any or self._allocate_scratch is not None or self._scalars:
             return None
-
-        def call(x_at: int, w_at: int, bias_at: int, prepared_at: int, stream: int) -> Any:
-            y = allocate()
-            y_at = pointer(y)
-            if not y_at:
-                refuse_null(arrays)
-            run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at))
-            return y
-
-        return call
+        allocate = self._arrays.allocator_here(*self._result)
+        return QuickLaunch(self._result[2], self.stream, allocate, self._run)
 
     def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
         copy_x, copy_w, copy_bias = self._copies
@@ -240,7 +240,7 @@ class PreparedCall:
             loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
         self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
-        self.types, self.stream = self._whole.types, self._whole.stream
+        self.types = self._whole.types
         w = resolved.operands.w
         copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self.preparation.copy else 0
         #: bytes that filters keep for it
@@ -254,9 +254,9 @@ class PreparedCall:
             return self._whole(x, w.array, bias, out)
         return self._rest(x, prepared.w, bias, out, prepared_at=prepared.address)
 
-    def at_addresses(self) -> Callable[[int, int, int, int, int], Any] | None:
-        """As `GpuCall.at_addresses`, with filters that `PreparedWeights.kept_for` has."""
-        return None if self.preparation.copy else self._rest.at_addresses()
+    def quick(self) -> QuickLaunch | None:
+        """As `GpuCall.quick`, with filters that `PreparedWeights.kept_for` has."""
+        return None if self.preparation.copy else self._rest.quick()
 
 
 class BiasGradientCall:

@@ -6,9 +6,10 @@ import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from leanconv.dtypes import GPU_LAYERS, INTEGER_LAYERS
 from leanconv.options import LAYOUTS, PRECISIONS
@@ -19,10 +20,22 @@ from leanconv.runtime.driver import CudaError
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
+class _Group(typer.core.TyperGroup):
+    """Commands that Ctrl-C ends with its own exit code, wherever it comes; typer alone has 1 for it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+
+
 def new_app(name: str, description: str, completion: bool = False) -> typer.Typer:
     """An application; ``completion`` adds the options that print and install what completes words in a shell."""
     return typer.Typer(
         name=name,
+        cls=_Group,
         help=description,
         no_args_is_help=True,
         add_completion=completion,
@@ -101,9 +114,9 @@ Operation = Annotated[
     str | None, typer.Option("--op", help="Operation, for suites of layers: fprop, dgrad (of the input) or wgrad.")
 ]
 Only = Annotated[str | None, typer.Option("--only", help="Pattern of problem names, such as 'conv1*'.")]
-Batch = Annotated[int | None, typer.Option("--batch", help="Images, instead of the suite's number.")]
+Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Images, instead of the suite's number.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Rougher figures in a quarter of the time.")]
-Seconds = Annotated[float | None, typer.Option("--seconds", help="Begin no further problem after this time.")]
+Seconds = Annotated[float | None, typer.Option("--seconds", min=0, help="Begin no further problem after this time.")]
 Resume = Annotated[
     Path | None,
     typer.Option("--resume", metavar="FILE", help="Results of a run whose missing problems to measure and add."),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from leanconv import api
-from leanconv.bench.format import duration, quantity
+from leanconv.bench.format import duration
 from leanconv.bench.plots import blank, save
 from leanconv.bench.suites import dense_filter
 from leanconv.bench.tables import console
@@ -138,21 +138,25 @@ def _composed(results: dict[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
     return shown
 
 
-def _print(out: Any, title: str, lines: Iterable[Measured]) -> None:
+def _print(out: Any, title: str, lines: Sequence[Measured]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    # narrow enough for terminals of 80 columns
     table = Table(title=title, title_justify="left", caption="* is what a call runs by itself", caption_justify="left")
+    table.box, table.padding = SIMPLE_HEAD, (0, 0)
     for name in ("", "on", "algorithm"):
         table.add_column(name)
-    for name in ("time", "GFLOP/s", "error", "allowed", ""):
+    for name in ("time", "error", "allowed", ""):
         table.add_column(name, justify="right", no_wrap=True)
     before = None
+    several = len({line.what for line in lines}) < len(lines)
     for line in lines:
-        if before not in (None, line.what):
+        if several and before not in (None, line.what):
             table.add_section()
         table.add_row(
             line.what if line.what != before else "", line.where, line.algorithm + (" *" if line.chosen else ""),
-            duration(line.us), quantity(line.gflops),
+            duration(line.us),
             f"{line.error:.1e}", f"{line.bound:.1e}", "[green]pass[/]" if line.passes else "[bold red]FAIL[/]",
         )  # fmt: skip
         before = line.what
@@ -168,7 +172,6 @@ class Measured:
     where: str
     chosen: bool
     us: float
-    gflops: float
     error: float
     bound: float
 
@@ -252,7 +255,7 @@ def _measured(
         with launch.resident(loaded.device, loaded.plan, values) as on_gpu:
             us = time_gpu(on_gpu, cold=problem.kind == "filter2d", budget_s=budget_s).median_us
     answer, bound = right
-    return y, Measured(*about, us, problem.flops / us * 1e-3, oracle.relative_error(y, answer), bound)
+    return y, Measured(*about, us, oracle.relative_error(y, answer), bound)
 
 
 #: A colour for each algorithm, in the order in which they appear; safe for colour-blind readers (Okabe and Ito).
@@ -276,7 +279,7 @@ def draw_filters(photo: np.ndarray, shown: Sequence[tuple[str, np.ndarray]], pat
 
 
 def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
-    """Bars of time, and points of error against what is allowed, for each layer and algorithm."""
+    """Points of time, and of error against what is allowed, for each layer and algorithm, on logarithmic axes."""
     layers = list(dict.fromkeys(line.what for line in lines))
     series = list(dict.fromkeys((line.algorithm, line.where) for line in lines))
     colour = {key: _COLOURS[i % len(_COLOURS)] for i, key in enumerate(series)}
@@ -288,8 +291,8 @@ def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
         middle.append(at + (len(own) - 1) / 2)
         for i, line in enumerate(own):
             paint = colour[line.algorithm, line.where]
-            times.barh(at + i, line.us / 1e3, 0.82, color=paint)
-            text = f" {duration(line.us)}" + ("  ← chosen" if line.chosen else "")
+            times.plot(line.us / 1e3, at + i, "o", color=paint, markersize=6.5)
+            text = f"   {duration(line.us)}" + ("  ← chosen" if line.chosen else "")
             times.text(line.us / 1e3, at + i, text, va="center", fontsize=7.5, color=_INK)
             errors.plot([line.error, line.bound], [at + i] * 2, color=_PALE, linewidth=1, zorder=1)
             errors.plot(line.error, at + i, "o", color=paint, markersize=5.5)
@@ -309,8 +312,8 @@ def draw_layers(lines: Sequence[Measured], gpu: str | None, path: Path) -> None:
         axis.set_axisbelow(True)
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
-    from matplotlib.patches import Patch
+    from matplotlib.lines import Line2D
 
-    names = [Patch(color=colour[key], label=f"{key[0]}, {key[1]}") for key in series]
+    names = [Line2D([], [], marker="o", linestyle="", color=colour[key], label=", ".join(key)) for key in series]
     figure.legend(handles=names, loc="outside upper center", ncols=min(5, len(names)), frameon=False, fontsize=9)
     save(figure, path)

@@ -53,10 +53,11 @@ struct DepthPhases<Problem, Void<decltype(Problem::phases_d)>> {
     static constexpr int out = Problem::out_d, first = Problem::first_z, step = Problem::step_z, count = Problem::phases_d,
                          phase_step = Problem::phase_step_d;
 };
-// Rows of a filter, of all its slices, and taps; pixels of an input and of an output, of all slices.
+// Rows of a filter, of all its slices, and taps; pixels of an input, rows and pixels of an output, of all slices.
 template <class Problem> constexpr int filter_rows = FilterDepth<Problem>::t * Problem::r;
 template <class Problem> constexpr int filter_taps = filter_rows<Problem> * Problem::s;
 template <class Problem> constexpr int input_pixels = Depth<Problem>::d * Problem::h * Problem::w;
+template <class Problem> constexpr int output_rows = Depth<Problem>::z * Problem::p;
 template <class Problem> constexpr int output_pixels = Depth<Problem>::z * Problem::p * Problem::q;
 
 // Numbers of pixels and elements, and offsets in bytes. A problem whose largest tensor stays under 4 GiB counts bytes

@@ -159,10 +159,7 @@ def filter3d(
     requested, kernel = _volume_options(kernel, border, anchor, device, dtype, channels_last, mode, per_image)
     factors = _split_volume(requested, volume, kernel, separable, out)
     if factors is None:
-        arrays = arrays_of(volume)
-        on_gpu = arrays is not None and (requested.device or arrays.device(volume)) is not None
-        each = _volume_by_volume if requested.per_image and on_gpu else run
-        return each(requested, volume, kernel, value, delta, out)
+        return run(requested, volume, kernel, value, delta, out)
     return _across_and_within(requested, volume, factors, value, delta, out)
 
 
@@ -226,21 +223,6 @@ def _split_volume(
     if separable:
         raise ValueError(f"separable=True: the {kd}x{size[0]}x{size[1]} kernel is no product of a line and a plane")
     return None
-
-
-def _volume_by_volume(requested: FilterOptions, volume: Any, kernel: Any, value: Any, delta: Any, out: Any) -> Any:
-    """`filter3d` of volumes that have a kernel each."""
-    arrays, shape = arrays_of(volume), tuple(volume.shape)
-    assert arrays is not None
-    dtype = one_of("volume", arrays.dtype(volume), FILTERS)
-    _, result = filter_problem(requested, shape, tuple(kernel.shape), dtype)
-    y = arrays.empty(result, requested.dtype or dtype, arrays.device(volume)) if out is None else out
-    if tuple(y.shape) != result:
-        raise ValueError(f"out has shape {tuple(y.shape)}; the result has {result}")
-    one = requested._replace(per_image=False)
-    for place in np.ndindex(*shape[: len(shape) - 3 - bool(requested.channels_last)]):
-        run(one, volume[place], kernel[place], value, delta, y[place])
-    return y
 
 
 def _across_and_within(

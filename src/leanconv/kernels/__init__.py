@@ -37,6 +37,7 @@ from leanconv.kernels.papers.im2win_basic import Im2winBasic
 from leanconv.kernels.simt.im2win_fused import Im2winFused
 from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
 from leanconv.kernels.simt.implicit_gemm_dp4a import ImplicitGemmDp4a
+from leanconv.kernels.simt.implicit_gemm_patches import ImplicitGemmPatches
 from leanconv.kernels.simt.implicit_gemm_weight import ImplicitGemmWeight
 from leanconv.kernels.simt.winograd1d import Winograd1d
 from leanconv.kernels.simt.winograd2d import Winograd2d
@@ -59,6 +60,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     DepthwiseLarge(),
     DepthwiseRow(),
     ImplicitGemmDp4a(),
+    ImplicitGemmPatches(),
     DepthwiseInput(),
     DepthwiseWeight(),
     DepthwiseWeightLarge(),

@@ -103,8 +103,9 @@ class Algorithm(ABC):
         """Bytes of scratch memory that a configuration takes on ``problem``."""
         return 0
 
-    def prepared_bytes(self, problem: Any) -> int:
-        """Bytes of packed weights, which may be kept between calls; not counted as workspace."""
+    def prepared_bytes(self, problem: Any, config: Any = None) -> int:
+        """Bytes of packed weights, which may be kept between calls; not counted as workspace. Without a configuration
+        the least that any takes."""
         return 0
 
     def reasons(self, problem: Problem, target: Target | None) -> list[str]:
@@ -151,6 +152,11 @@ class GpuAlgorithm(Algorithm):
             config.threads, shared_bytes, getattr(config, "min_blocks", 1), config.cluster,
         )  # fmt: skip
 
+    def counted_bytes(self, problem: Any, config: Any) -> int:
+        """What of a configuration a limit counts beside the `prepared_bytes` that all take: its scratch memory, and
+        more packed weights than others have."""
+        return self.workspace_bytes(problem, config)
+
     def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
         """The valid configurations that take no more than ``workspace`` bytes of scratch memory, with their predicted
         times in clock cycles, the quickest first.
@@ -158,7 +164,7 @@ class GpuAlgorithm(Algorithm):
         ``auto`` takes the least time of all algorithms, and among equals the earlier in the list. One that predicts no
         time has infinite ones: it is chosen only where nothing else fits, or by name.
         """
-        return [(inf, c) for c in self.configs(problem, target) if self.workspace_bytes(problem, c) <= workspace]
+        return [(inf, c) for c in self.configs(problem, target) if self.counted_bytes(problem, c) <= workspace]
 
     def quickest(self, problem: Any, target: Target, workspace: float = inf) -> tuple[float, Any] | None:
         """The first of `within`; one that has hundreds of configurations finds it without making the others."""
@@ -184,7 +190,7 @@ class TimedAlgorithm(GpuAlgorithm):
     def within(self, problem: Any, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
         """Of the configurations of `timed` those that fit."""
         timed = self.timed(problem, target)
-        return [(cycles, c) for cycles, c in timed if self.workspace_bytes(problem, c) <= workspace]
+        return [each for each in timed if workspace == inf or self.counted_bytes(problem, each[1]) <= workspace]
 
 
 class CpuAlgorithm(Algorithm):

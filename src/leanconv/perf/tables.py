@@ -36,7 +36,7 @@ from leanconv.problem import Problem
 from leanconv.runtime import bundle, env
 from leanconv.runtime import cache as kernel_cache
 from leanconv.runtime.errors import LeanconvError, warn_once
-from leanconv.runtime.files import read_bytes, read_json, whole
+from leanconv.runtime.files import PATIENCE, read_bytes, read_json, whole
 
 #: Counts up when what a table says has another meaning: others are refused by name.
 FORMAT = 2
@@ -294,12 +294,13 @@ def update(path: Path, newer: Table) -> Table:
     """Merge a table into the file at ``path``, which is replaced as a whole, under a lock; returns what it holds now.
 
     A damaged file is kept as ``.damaged``, one of an older version as ``.older``. Raises TableError for one of another
-    GPU, or of a newer version, which stays as it is; OSError where it cannot be written.
+    GPU, or of a newer version, which stays as it is; OSError where it cannot be written, or another process keeps it
+    locked.
     """
     from filelock import FileLock
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(path) + ".lock"):
+    with FileLock(str(path) + ".lock", timeout=PATIENCE):
         with suppress(FileNotFoundError):
             newer = _read_for(path, newer.gpu).merged(newer)
         with whole(path) as file:

@@ -27,8 +27,9 @@ from leanconv.runtime.kernels import Kernel, Kernels
 from leanconv.runtime.tensor_map import Slot, encoder
 from leanconv.runtime.threads import side_by_side
 
-#: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for.
-Executable = Callable[[int, Sequence[int | float]], None]
+#: ``run(stream, values)`` starts a plan: a raw stream handle, and a value for each of the roles it was made for. With a
+#: third argument, True, it takes the GPU's context to be current, and raises CudaError, having started nothing, if not.
+Executable = Callable[..., None]
 #: NumPy arrays and numbers by role; None where a role has none.
 Values = Mapping[str, np.ndarray | float | None]
 
@@ -150,6 +151,8 @@ class ArgumentBlock:
     then for each kernel the addresses of its parameters. The arguments of cuLaunchKernelEx are kept as ctypes objects,
     which saves their conversion at each call: four, where cuLaunchKernel has eleven.
     """
+
+    __slots__ = ("_addresses", "calls", "configs", "maps", "memory")
 
     def __init__(
         self,
@@ -344,15 +347,16 @@ class CudaDevice:
                     captured = True
             start(stream, values)
 
-        def run(stream: int, values: Sequence[int | float]) -> None:
+        def run(stream: int, values: Sequence[int | float], here: bool = False) -> None:
             # what `_enter` does first, without calls of it, in each launch
-            try:
-                current, address = cells.cell
-            except AttributeError:
-                return run_in(begin, stream, values)
-            get_current(address)
-            if current.value != context:
-                return run_in(begin, stream, values)
+            if not here:
+                try:
+                    current, address = cells.cell
+                except AttributeError:
+                    return run_in(begin, stream, values)
+                get_current(address)
+                if current.value != context:
+                    return run_in(begin, stream, values)
             return begin(stream, values) if stream and not captured else start(stream, values)
 
         return run

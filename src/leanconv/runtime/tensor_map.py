@@ -70,6 +70,8 @@ class Slot:
     block of arguments it serves one call at a time.
     """
 
+    __slots__ = ("_encoder", "_memory", "_pointer", "address")
+
     def __init__(self, encoder: Callable[[int], bytes]) -> None:
         self._encoder = encoder
         self._memory = aligned(BYTES, ALIGNMENT)

@@ -170,9 +170,9 @@ class CausalConv3d(Conv3d):
         elif missing:
             assert before is not None
             new = _joined(before.detach()[:, :, before.shape[2] - missing :], new)
-        old = self._frames
+        old = None if torch.compiler.is_compiling() else self._frames
         # PyTorch changes tensors of inference mode nowhere else
-        if old is not None and old.shape == new.shape and old.is_inference() == torch.is_inference_mode_enabled():
+        if old is not None and old.shape == new.shape and old.is_inference() is torch.is_inference_mode_enabled():
             old.copy_(new)
         else:
             self._frames = operators.like(x, new.shape).copy_(new)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from leanconv.runtime.driver import CudaError
 from leanconv.torch.deciding import Choice
 from leanconv.torch.layers import tf32_allowed
 from leanconv.torch.packed import PackedFilters, signature
@@ -31,17 +32,18 @@ from leanconv.torch.switches import (
 #: one before, such as the first of an epoch and of an evaluation.
 _MOST_LOOKS, _SELDOM = 8, 64
 
-#: what computes a call of images, filters and bias that are alike; its result is None where it cannot
-Quick = Callable[[Any, Any, Any], Any]
+#: What computes a call of images, filters and bias that are alike: see below. Its result is None where it cannot.
+Quick = tuple[Any, ...]
 _data_ptr: Callable[[Any], int] = torch.Tensor.data_ptr
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 
 
 class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "function", "given", "input", "key", "line",
-        "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
+        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "key",
+        "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
         "weight", "weight_ref",
     )  # fmt: skip
 
@@ -50,11 +52,14 @@ class Layer:
     ) -> None:
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
+        #: as `Choice.eager`
+        self.eager = choice.eager
         self.weight_ref = weakref.ref(weight)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
         #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
-        self.cudnn = None if self.call is not None or key[-1] is not None else of_cudnn(input, weight, bias, options)
+        taken = self.call is not None and self.eager is None
+        self.cudnn = None if taken or key[-1] is not None else of_cudnn(input, weight, bias, options)
         #: kept filters, what computes with them, and its ready call
         self.packed: tuple[PackedFilters, Callable[..., Any], Any] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
@@ -84,8 +89,11 @@ class Layer:
         if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
             return
         self.recorded = self.quick = None
+        cudnn = self.cudnn is not None and bias is None
         if self.call is None:
-            self.quick = quick_left(self.line, self.options, self.tf32, self.cudnn if bias is None else None)
+            self.quick = quick_left(self.line, self.options, self.tf32, None, cudnn)
+        elif self.eager is not None:
+            self.quick = quick_left(self.eager, self.options, self.tf32, self.ready.stream, cudnn)
         # PyTorch's convolution asks itself what filters are like
         given = (input,) if self.call is None else (input, weight)
         self.alike = alike(*given) if bias is None else alike(*given, bias)
@@ -112,7 +120,9 @@ def memory_of(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
     return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
 
 
-# What computes a call whose tensors are alike. None of these keeps a layer, or the memory of a tensor.
+# What computes a call whose tensors are alike: a tuple that begins with a function of itself, images, filters and bias.
+# So a layer brings little memory of its own that the host must fetch: a network has more than its caches. None of these
+# keeps a layer, or the memory of a tensor.
 
 
 def left_recorded(layer: Layer, lines: Sequence[Line], packed: Sized, refresh: Callable[[Any], None]) -> Quick:
@@ -120,18 +130,18 @@ def left_recorded(layer: Layer, lines: Sequence[Line], packed: Sized, refresh: C
 
     Where filters are ``packed`` those of the layer are dropped, for passes without a gradient.
     """
-    options, tf32 = layer.options, layer.tf32
+    return _left_recorded, lines, packed, refresh, layer.options, layer.tf32
 
-    def quick(input: Any, weight: Any, bias: Any) -> Any:
-        if saved_hooks(True) is not None:
-            return None
-        if packed:
-            refresh(weight)
-        for line in lines:
-            line.calls += 1
-        return left_to_pytorch(input, weight, bias, options, tf32)
 
-    return quick
+def _left_recorded(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
+    if saved_hooks(True) is not None:
+        return None
+    _, lines, packed, refresh, given, tf32 = quick
+    if packed:
+        refresh(w)
+    for line in lines:
+        line.calls += 1
+    return left_to_pytorch(x, w, bias, given, tf32)
 
 
 def taken(layer: Layer) -> Quick | None:
@@ -139,27 +149,37 @@ def taken(layer: Layer) -> Quick | None:
     call: Any = layer.ready if layer.packed is None else layer.packed[2]
     if layer.dtype is not None or layer.problem is not None or call is None:
         return None
-    start = call.at_addresses()
-    if start is None:
+    parts = call.quick()
+    if parts is None:
         return None
-    line, signals, stream = layer.line, layer.function.axes == 1, call.stream
-    aligned, w_at, bias_at = layer.memory
-    prepared = None if layer.packed is None else layer.packed[0].prepared_for(call.preparation)
+    weights, preparation = (None, None) if layer.packed is None else (layer.packed[0].weights, call.preparation)
+    return _taken, layer.line, *layer.memory, *parts, layer.function.axes == 1, weights, preparation
 
-    def quick(input: Any, weight: Any, bias: Any) -> Any:
-        x_at = _data_ptr(input)
-        # of tensors that are alike only their memory is asked
-        if x_at & 15 != aligned or _data_ptr(weight) != w_at or (bias_at is not None and _data_ptr(bias) != bias_at):
+
+def _taken(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
+    _, line, aligned, w_at, bias_at, device, stream_of, allocate, run, signals, weights, preparation = quick
+    x_at = _data_ptr(x)
+    # of tensors that are alike only their memory is asked
+    if x_at & 15 != aligned or _data_ptr(w) != w_at or _current_device() != device:
+        return None
+    if bias_at is None:
+        bias_at = 0
+    elif _data_ptr(bias) != bias_at:
+        return None
+    stream, prepared_at = stream_of(), 0
+    if weights is not None:
+        # a CUDA graph packs what the filters are when it is replayed
+        kept = None if stream and capturing() else weights.kept_for(preparation, w._version, stream)
+        if kept is None:
             return None
-        at, prepared_at = stream(), 0
-        if prepared is not None:
-            # a CUDA graph packs what the filters are when it is replayed
-            kept = None if at and capturing() else prepared(weight._version, at)
-            if kept is None:
-                return None
-            prepared_at = kept.address
-        line.calls += 1
-        y = start(x_at, w_at, bias_at or 0, prepared_at, at)
-        return y.squeeze(-2) if signals else y
-
-    return quick
+        prepared_at = kept.address
+    y = allocate()
+    y_at = _data_ptr(y)
+    if not y_at:
+        return None
+    try:
+        run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at), True)
+    except CudaError:  # the long way raises it again, unless it is that this thread has no context yet
+        return None
+    line.calls += 1
+    return y.squeeze(-2) if signals else y

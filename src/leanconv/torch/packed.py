@@ -6,11 +6,10 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 from leanconv.arrays import arrays_of
-from leanconv.call.weights import FilterPreparation, PreparedFilters, PreparedWeights
+from leanconv.call.weights import PreparedWeights
 from leanconv.runtime import launch
 
 
@@ -60,9 +59,10 @@ class PackedFilters:
         """
         return self._weights, bias
 
-    def prepared_for(self, preparation: FilterPreparation) -> Callable[[Any, int], PreparedFilters | None]:
-        """A function of how often the filters have changed, and of a stream: what is kept for a call with both."""
-        return partial(self._weights.kept_for, preparation)
+    @property
+    def weights(self) -> PreparedWeights:
+        """The filters, with what is kept of them."""
+        return self._weights
 
     def refresh(self) -> None:
         """Drop what is kept."""

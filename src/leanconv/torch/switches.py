@@ -58,26 +58,35 @@ def left_to_cudnn(x: Any, w: Any, given: tuple[Any, ...], tf32: bool) -> Any:
     return _cudnn_convolution(x, w, *given, _benchmark(), _deterministic() or _always_deterministic(), tf32)
 
 
-def quick_left(line: Any, given: Any, tf32: bool, of_cudnn: tuple[Any, ...] | None) -> Callable[[Any, Any, Any], Any]:
-    """One of these two, which counts its calls in ``line``, made once for a layer: nothing is unpacked or passed on."""
-    stride, padding, dilation, transposed, more, groups = given
-    enabled, benchmark, deterministic, always = uses_cudnn, _benchmark, _deterministic, _always_deterministic
-    by_pytorch, by_cudnn = _convolution, _cudnn_convolution
+def quick_left(line: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool) -> tuple[Any, ...]:
+    """One of these two for a layer, which counts its calls in ``line``: see `leanconv.torch.decided`.
 
-    def left(x: Any, w: Any, bias: Any) -> Any:
-        line.calls += 1
-        return by_pytorch(
-            x, w, bias, stride, padding, dilation, transposed, more, groups,
-            benchmark(), deterministic() or always(), enabled(), tf32,
-        )  # fmt: skip
+    ``stream``: what tells the stream of a layer that is left only where none captures a CUDA graph; else None.
+    """
+    return _left_without_bias if of_cudnn else _left, line, stream, tf32, *given
 
-    def left_without_bias(x: Any, w: Any, bias: Any) -> Any:
-        if not enabled():
-            return left(x, w, bias)
-        line.calls += 1
-        return by_cudnn(x, w, padding, stride, dilation, groups, benchmark(), deterministic() or always(), tf32)
 
-    return left if of_cudnn is None else left_without_bias
+def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
+    _, line, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
+    # the default stream, 0, cannot be captured
+    if stream is not None and stream() and capturing():
+        return None
+    line.calls += 1
+    return _convolution(
+        x, w, bias, stride, padding, dilation, transposed, more, groups,
+        _benchmark(), _deterministic() or _always_deterministic(), uses_cudnn(), tf32,
+    )  # fmt: skip
+
+
+def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
+    if not uses_cudnn():
+        return _left(quick, x, w, bias)
+    _, line, stream, tf32, stride, padding, dilation, _, _, groups = quick
+    if stream is not None and stream() and capturing():
+        return None
+    line.calls += 1
+    deterministic = _deterministic() or _always_deterministic()
+    return _cudnn_convolution(x, w, padding, stride, dilation, groups, _benchmark(), deterministic, tf32)
 
 
 def autocast_dtype() -> Any:

@@ -1,4 +1,5 @@
-"""Layers of volumes that are layers of images: the same arrays in memory, seen with fewer axes. Nothing is copied."""
+"""Layers of volumes that are layers of images, or of volumes with more channels and fewer taps: the same arrays in
+memory, seen with other axes. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -19,16 +20,22 @@ def computed(problem: Problem) -> Problem:
 
 @lru_cache(maxsize=256)
 def as_images(problem: ConvProblem) -> ConvProblem:
-    """The problem of images that computes ``problem`` on the same memory; ``problem`` itself where there is none.
+    """The problem that computes the volumes of ``problem`` on the same memory, of images where there is one;
+    ``problem`` itself where there is none.
 
     - Tx1x1 (and 1x1x1): slices are the rows of an image, and the pixels of a slice its columns.
     - 1x1xS: the rows of all slices are those of one image.
     - 1xRxS, channels last: each slice is an image of the batch. With the channels first the slices of one channel lie
       side by side, so there slices are no images.
     - a filter as deep as the volume, channels first: each slice of a channel is a channel.
+    - patches side by side, channels last: the pixels of a patch's row are channels of one pixel. All taps of a row are
+      computed together then, of a gradient too, of which each would be a phase.
     """
     if not problem.is_volume:
         return problem
+    if _is_patches(problem):
+        row = problem.s
+        problem = replace(problem, c=problem.c * row, w=problem.w // row, s=1, stride=(problem.stride[0], 1))
     alone = problem.t == 1 and problem.stride_d == 1 and problem.padding_d == (0, 0)
     rows_alone = problem.r == 1 and problem.stride[0] == 1 and problem.padding[:2] == (0, 0)
     columns_alone = problem.s == 1 and problem.stride[1] == 1 and problem.padding[2:] == (0, 0)
@@ -45,6 +52,14 @@ def as_images(problem: ConvProblem) -> ConvProblem:
     else:
         return problem
     return replace(problem, **images)
+
+
+def _is_patches(problem: ConvProblem) -> bool:
+    """Whether each pixel of a row belongs to one tap of one window, and pixels lie in memory as the taps do."""
+    side_by_side = problem.s == problem.stride[1] == problem.w // max(1, problem.q) > 1 and problem.w % problem.s == 0
+    alone = problem.padding[2:] == (0, 0) and problem.dilation[1] == 1 and problem.groups == 1
+    # the bias of a transposed layer is a number for each channel, and not for each pixel of it
+    return side_by_side and alone and problem.layout == "NHWC" and not (problem.op == "dgrad" and problem.bias)
 
 
 def _is_as_deep(problem: ConvProblem) -> bool:

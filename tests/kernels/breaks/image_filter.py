@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.kernels.breaks.base import FENCE, MISALIGNED, RACE, WRONG, breaks_of
 
 cache = breaks_of("register_cache")
-tensor = breaks_of("tensor_filter", "wide-{}", rows=16)
+tensor = breaks_of("tensor_filter", "wide-{}", rows=16, two_rows=False)
+pairs = breaks_of("tensor_filter", "wide-{}", rows=16, tiles=1, depth=8, two_rows=True)
 separable = breaks_of("separable", "separable-{}", least_steps=16)
 products = breaks_of("separable_tensor", "separable-{}", warps=4, tiles=1)
 median = breaks_of("median", "median-{}")
@@ -220,13 +221,28 @@ BREAKS = (
     tensor("the scale of a row is not undone", "add_products", "{{Pixels::scaled => false}} ? fmaf", WRONG, "float32"),
     tensor("delta is left out of sums that are rounded", "march", "Strip::begins_with_delta ? {{delta * => 0 *}}",
            WRONG, "uint8"),
-    tensor("signed bytes without their offset", "TensorPixels::make", "{{_ ? _._[0] ^ 0x80808080u :}}", WRONG, "int8"),
-    tensor("the third pixel's channel is another", "four_of_channel", "{{_[2] < 8 => true}}", WRONG, "uint8-3"),
+    tensor("signed bytes without their offset", "TensorPixels::half_of", "{{_ ? _._[0] ^ 0x80808080u :}}", WRONG,
+           "int8"),
+    tensor("the third pixel's channel is another", "four_of_channel", "{{_[2] < 8 => true}}", WRONG, "int8-3"),
     tensor("results are read before they are put together", "TensorWriter::store",
-           "if constexpr (channels > 1) { {{__syncwarp();}}", RACE, "uint8-3"),
+           "if constexpr (channels > 1) { {{__syncwarp();}}", RACE, "int8-3"),
     tensor("the last results are put together over others", "march", "cp_async_wait_group<0>(); {{__syncwarp();}}",
-           RACE, "uint8-3"),
-    tensor("bands begin one row late", "tensor_filter", "top = _ / strips * band_rows {{=> + 1}}", WRONG, "bands"),
+           RACE, "int8-3"),
+    tensor("bands begin one row late", "tensor_filter", "top = (...) * band_rows {{=> + 1}}", WRONG, "bands"),
     tensor("every filter has the weights of the first", "tensor_filter", "* filters {{+ filter}} : filter",
            WRONG, "filters-of-images"),
+    # Two rows of outputs at a time.
+    pairs("pairs of rows are read before they have come", "march_pairs", "{{cp_async_wait_group<depth - 4>();}}",
+          RACE, "uint8"),
+    pairs("a window's pairs of rows are not in turn", "march_pairs", "_[{{(_ + _1) % pairs => _1}}][_]", WRONG,
+          "uint8"),
+    pairs("edges of pairs are stored an iteration late", "march_pairs",
+          "_.store_one(_.ring + before({{4 => 2}}) * Strip::row, 0)", WRONG, "int8"),
+    pairs("both rows of outputs have the first one's weights", "TensorWeights::of_pair",
+          "_ / 2 : _ / 2) {{- _ / 4}}", WRONG, "uint8"),
+    pairs("bytes begin one too early", "TensorPixels::of_words", "0x1111 * {{shifted => (shifted - 1)}}", WRONG,
+          "uint8"),
+    pairs("lanes have the other row", "TensorWriter::row_of_lane", "lane % 4 {{/ 2 => % 2}}", RACE | WRONG, "uint8"),
+    pairs("a row past the band's end is stored", "TensorWriter::store", "two ? {{_ + _() < _ => true}} : _",
+          FENCE | WRONG, "uint8"),
 )  # fmt: skip

@@ -370,7 +370,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         first, phases = _first(problem), distinct_phases(problem)
         each = (
             first + sum(phase.times * prepared_floats(phase.problem, config)[1] for phase in phases)

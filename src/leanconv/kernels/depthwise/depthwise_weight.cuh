@@ -3,6 +3,7 @@
 //   dw[k, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, k / group_k, p * stride + r * dilation - pad, ...]
 //
 // Requires   one channel a group; NCHW or NHWC; at most 81 taps.
+// Volumes    a walk has the rows of one slice of dy, and windows of x in all slices that this slice meets.
 // Numerics   float32 FMAs; every 16 rows the sums are promoted: added to totals in shared memory, and begun anew, so that no
 //            chain of additions is as long as the reduction. Sums over lanes (shuffles), warps (shared memory), the blocks
 //            of a cluster (distributed shared memory) or partial sums (split-K) in a fixed order: no atomics, the same bits
@@ -65,6 +66,7 @@ template <class Problem, class Tuning, class Window = DepthwiseWindow<Problem, T
 __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x, ElementsIn<Problem> dy, int k,
                                             int worker, int workers, long long batch, int most_rows) {
     using T = typename Problem::element;
+    using D = Depth<Problem>;
     constexpr int columns = Window::columns, span = Window::span, stride = Problem::stride_h;
     // Rows of dy that an iteration takes, windows of x that are here or in flight, and steps that rows are brought to the
     // L2 cache before they are loaded. Explored (H200, 152a946, one row an iteration): 11 % faster in NCHW, 11 % slower
@@ -76,7 +78,8 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
     constexpr int dy_pixel = Problem::nhwc ? Problem::k : 1, dy_row = Problem::q * dy_pixel;
     const int c = k / Problem::group_k;
     const int bands = (Problem::p + most_rows - 1) / most_rows;
-    const int64 walks = batch * (bands * Window::strips);
+    const int of_slice = bands * Window::strips, of_image = D::z * of_slice;
+    const int64 walks = batch * of_image;
     float sum[Window::taps] = {};
     const auto promote = [&] {
 #pragma unroll
@@ -88,27 +91,48 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
 
 #pragma unroll 1
     for (int64 walk = worker; walk < walks; walk += workers) {
-        const int64 n = walk / (bands * Window::strips);
-        const int in_image = static_cast<int>(walk - n * (bands * Window::strips));
+        const int64 n = walk / of_image;
+        int in_image = static_cast<int>(walk - n * of_image), z = 0;
+        if constexpr (D::volume) z = in_image / of_slice, in_image -= z * of_slice;
+        const int first_d = z * D::stride - D::pad;
         const int first_q = in_image % Window::strips * columns, first_p = in_image / Window::strips * most_rows;
         const int column = first_q * Problem::stride_w - Problem::pad_left;
         const int first_i = first_p * stride - Problem::pad_top;
         const int rows = min(most_rows, Problem::p - first_p), steps = rows + span;
-        const T* const image = x + (Problem::nhwc ? n * Problem::h * x_row + c : (n * Problem::c + c) * Problem::h * x_row);
-        const T* const grad = dy + static_cast<int64>(first_p) * dy_row +
-            (Problem::nhwc ? n * Problem::p * dy_row + k : (n * Problem::k + k) * Problem::p * dy_row);
+        constexpr int x_rows = D::d * Problem::h, dy_rows = output_rows<Problem>;
+        const T* image = x + (Problem::nhwc ? n * x_rows * x_row + c : (n * Problem::c + c) * x_rows * x_row);
+        const T* grad = dy + static_cast<int64>(first_p) * dy_row +
+            (Problem::nhwc ? n * dy_rows * dy_row + k : (n * Problem::k + k) * dy_rows * dy_row);
+        if constexpr (D::volume) {
+            image += static_cast<int64>(first_d) * Problem::h * x_row;
+            grad += static_cast<int64>(z) * Problem::p * dy_row;
+        }
         // Row `at` of x from the first that the band reads.
         const auto inside = [&](int at) { return static_cast<unsigned>(first_i + at) < static_cast<unsigned>(Problem::h); };
         const auto row_of_x = [&](int at) { return image + static_cast<int64>(first_i + at) * x_row; };
+        const auto exists = [&](int tap) {
+            return !D::volume || static_cast<unsigned>(first_d + tap * D::dilation) < static_cast<unsigned>(D::d);
+        };
+        // Its window in each slice.
+        const auto load = [&](WindowPixels<Window, T>(&to)[D::t], int at) {
+            if constexpr (!D::volume) return load_window(to[0], row_of_x(at), column, inside(at));
+#pragma unroll
+            for (int tap = 0; tap < D::t; ++tap)
+                load_window(to[tap], row_of_x(at) + static_cast<int64>(tap * D::dilation) * Problem::h * x_row, column,
+                            inside(at) && exists(tap));
+        };
         const auto prefetch = [&](int t) {
             if constexpr (ahead > 0) {
                 if (t < rows)
                     prefetch_pixels<columns, Problem::q, dy_pixel>(grad + static_cast<int64>(t) * dy_row, first_q);
 #pragma unroll
                 for (int at = t * stride; at < (t + 1) * stride; ++at)
-                    if (t < steps && inside(at))
-                        prefetch_pixels<columns * Problem::stride_w, Problem::w, Window::pixel>(
-                            row_of_x(at), first_q * Problem::stride_w);
+#pragma unroll
+                    for (int tap = 0; tap < D::t; ++tap)
+                        if (t < steps && inside(at) && exists(tap))
+                            prefetch_pixels<columns * Problem::stride_w, Problem::w, Window::pixel>(
+                                row_of_x(at) + static_cast<int64>(tap * D::dilation) * Problem::h * x_row,
+                                first_q * Problem::stride_w);
             }
         };
 #pragma unroll 1
@@ -116,9 +140,9 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
 
         // Rows of dy that those of x in one iteration overlap; above the band and below it they are zeros.
         float passed[span + unrolled][columns] = {};
-        WindowPixels<Window, T> window[windows];
+        WindowPixels<Window, T> window[windows][D::t];
 #pragma unroll
-        for (int i = 0; i < windows - 1; ++i) load_window(window[i], row_of_x(i), column, inside(i));
+        for (int i = 0; i < windows - 1; ++i) load(window[i], i);
         const auto step = [&](int t, int slot) {
             prefetch(t + ahead);
             // used last, with the first row of taps
@@ -127,20 +151,23 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
 #pragma unroll
             for (int j = 0; j < stride; ++j) {
                 const int at = t * stride + j, now = (slot * stride + j) % windows, next = at + windows - 1;
-                load_window(window[(now + windows - 1) % windows], row_of_x(next), column, inside(next));
+                load(window[(now + windows - 1) % windows], next);
                 if (Problem::padded && !inside(at)) continue;
 #pragma unroll
                 for (int r = Problem::r - 1; r >= 0; --r) {
                     if (r * Problem::dilation_h % stride != j) continue;
                     const int back = r * Problem::dilation_h / stride;
 #pragma unroll
-                    for (int q = 0; q < columns; ++q)
+                    for (int tap = 0; tap < D::t; ++tap)
 #pragma unroll
-                        for (int s = 0; s < Problem::s; ++s) {
-                            const float pixel = window[now][q * Problem::stride_w + s * Problem::dilation_w];
-                            const float of_dy = back == 0 ? strip[q] : passed[span + slot - back][q];
-                            sum[r * Problem::s + s] = fmaf(of_dy, pixel, sum[r * Problem::s + s]);
-                        }
+                        for (int q = 0; q < columns; ++q)
+#pragma unroll
+                            for (int s = 0; s < Problem::s; ++s) {
+                                const float pixel = window[now][tap][q * Problem::stride_w + s * Problem::dilation_w];
+                                const float of_dy = back == 0 ? strip[q] : passed[span + slot - back][q];
+                                float& to = sum[(tap * Problem::r + r) * Problem::s + s];
+                                to = fmaf(of_dy, pixel, to);
+                            }
                 }
             }
 #pragma unroll
@@ -153,11 +180,15 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
                 if (t + slot < steps) step(t + slot, slot);
             // The window of the next row becomes the first.
             constexpr int moved = unrolled * stride % windows;
-            WindowPixels<Window, T> old[windows];
+            WindowPixels<Window, T> old[windows][D::t];
 #pragma unroll
-            for (int i = 0; i < windows; ++i) old[i] = window[i];
+            for (int i = 0; i < windows; ++i)
 #pragma unroll
-            for (int i = 0; i < windows; ++i) window[i] = old[(i + moved) % windows];
+                for (int tap = 0; tap < D::t; ++tap) old[i][tap] = window[i][tap];
+#pragma unroll
+            for (int i = 0; i < windows; ++i)
+#pragma unroll
+                for (int tap = 0; tap < D::t; ++tap) window[i][tap] = old[(i + moved) % windows][tap];
 #pragma unroll
             for (int i = 0; i < span; ++i)
 #pragma unroll
@@ -173,7 +204,7 @@ __device__ __forceinline__ void walk_strips(float* totals, ElementsIn<Problem> x
 template <class Problem, class Tuning>
 __device__ __forceinline__ void sum_block(float* shared, ElementsIn<Problem> x, ElementsIn<Problem> dy, int first_k,
                                           int rank, long long batch, int rows) {
-    constexpr int channels = Tuning::channels, taps = Problem::r * Problem::s, warps = Tuning::threads / 32, sums = channels * taps;
+    constexpr int channels = Tuning::channels, taps = filter_taps<Problem>, warps = Tuning::threads / 32, sums = channels * taps;
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
     static_assert(channels <= 32 && 32 % channels == 0 && Tuning::threads % 32 == 0, "a warp has whole tiles of filters");
     static_assert(!Problem::bias && !Problem::relu, "a gradient is stored as it is");
@@ -213,7 +244,7 @@ __device__ __forceinline__ void sum_block(float* shared, ElementsIn<Problem> x, 
 // Stores the gradient of the block's filters, the sums over the blocks of its cluster.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void store_filters(ElementsOut<Problem> dw, const float* shared, int first_k, int rank) {
-    constexpr int split = Tuning::split, taps = Problem::r * Problem::s, sums = Tuning::channels * taps;
+    constexpr int split = Tuning::split, taps = filter_taps<Problem>, sums = Tuning::channels * taps;
     const auto store = [&](int at, float value) {
         typename Problem::element* const to = dw + static_cast<int64>(first_k) * taps + at;
         if (at >= (Problem::k - first_k) * taps) return;

@@ -77,7 +77,7 @@ class WeightSpeeds(Speeds):
 def registers_needed(problem: ConvProblem, columns: int) -> int:
     """Registers that a thread needs: sums, rows of dy, two windows of x, and about 40 for addresses."""
     rows_of_dy = (live_rows(problem) - 1 + UNROLLED) * columns
-    return problem.r * problem.s + rows_of_dy + 2 * window(problem, columns) + 40
+    return problem.taps + rows_of_dy + 2 * problem.t * window(problem, columns) + 40
 
 
 class DepthwiseWeight(split_k.SplitK):
@@ -86,12 +86,13 @@ class DepthwiseWeight(split_k.SplitK):
     name = "depthwise_weight"
     paper = PAPER
     precision = "ieee"
+    volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*depthwise_limits(problem, "wgrad"), *tap_limits(problem)]
         if not reasons and not _usable(problem):
             reasons.append(
-                f"a filter of {problem.r}x{problem.s} with dilation={problem.dilation} and stride={problem.stride} "
+                f"a filter of {problem.window} with dilation={problem.dilation} and stride={problem.stride} "
                 f"overlaps {live_rows(problem)} rows, too many for the registers of a thread"
             )
         return reasons
@@ -119,7 +120,7 @@ class DepthwiseWeight(split_k.SplitK):
 
 def _shared_bytes(problem: ConvProblem, threads: int) -> int:
     """Shared memory of a block: the totals of its threads."""
-    return 4 * threads * problem.r * problem.s
+    return 4 * threads * problem.taps
 
 
 def _with_split_k(
@@ -152,6 +153,9 @@ def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Ite
     """The configurations for blocks of so many filters, each block with its own."""
     fitting_threads = [threads for threads in THREADS if _shared_bytes(problem, threads) <= target.shared_per_block]
     for columns, threads in product(_usable(problem), fitting_threads):
+        registers = registers_needed(problem, columns)
+        if problem.is_volume and registers * threads > target.registers_per_multiprocessor:
+            continue  # windows of several slices would spill
         fitting = blocks_that_fit(registers_needed(problem, columns), threads, target)
         for rows, filters in product(sorted({min(rows, problem.p) for rows in ROWS}), channels):
             yield DepthwiseWeightConfig(columns, rows, filters, threads, 1, fitting)
@@ -164,7 +168,7 @@ def shared_by(problem: ConvProblem, shape: DepthwiseWeightConfig, most: int) -> 
 
 
 def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
-    return problem.n * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
+    return problem.n * problem.z * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
 
 
 def _usable(problem: ConvProblem) -> list[int]:
@@ -188,9 +192,9 @@ def predicted_cycles(problem: ConvProblem, config: DepthwiseWeightConfig, target
         loads = ceil_div(loads + -problem.padding[2] % 4, 4)
     if nchw and problem.q % 4 == 0:
         strip = ceil_div(columns, 4)
-    accesses = loads * problem.stride[0] + strip
+    accesses = loads * problem.stride[0] * problem.t + strip
     moved = (live_rows(problem) - 1) * columns / UNROLLED
-    instructions = problem.r * problem.s * columns + 2 * accesses + moved + speed.beside
+    instructions = problem.taps * columns + 2 * accesses + moved + speed.beside
     # Lines that the lanes of an access touch in NCHW, where they are strips of several rows.
     strips = ceil_div(problem.q, columns)
     lines = min(32.0, max(1, 32 / strips) * (0.5 + min(32, strips) * columns * 4 * problem.stride[1] / 128))

@@ -3,6 +3,7 @@
 //   y[n, k, p, q] = sum over r, s of x[n, k / group_k, p * stride + r * dilation - pad, ...] * w[k, r, s]
 //
 // Requires   one channel a group; NCHW or NHWC; at most 81 taps.
+// Volumes    a thread computes a strip of `slices` slices of outputs. A window is the same row of all slices that these read.
 // Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
 // CTA tile   NCHW: `threads` strips of `columns` outputs x `rows` rows. NHWC: `channels` neighbouring filters of
 //            threads / channels strips, their filters in shared memory.
@@ -40,12 +41,14 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
                                                  ElementsOut<Problem> y, long long batch) {
     using Shape = DepthwiseShape<Problem, Tuning>;
+    using Slices = ThreadSlices<Problem, Tuning>;
+    using D = Depth<Problem>;
     using T = typename Problem::element;
-    constexpr int columns = Shape::columns, span = Shape::span, taps = Shape::taps;
+    constexpr int columns = Shape::columns, span = Shape::span, taps = Shape::taps, slices = Slices::slices;
     constexpr int channel_tiles = ceil_div(Problem::k, Tuning::channels), in_block = Tuning::threads / Tuning::channels;
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
 
-    // Which strip of which band of which filter's output. NCHW: strips, bands, filters, images; a block of NHWC has a
+    // Which strip of which band of which filter's output. NCHW: strips, bands, slices, filters, images; a block of NHWC has a
     // tile of filters, and of the others some after each other.
     using Count = Offset<Problem>;
     const int local = threadIdx.x % Tuning::channels;
@@ -58,6 +61,11 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
     rest /= Shape::strips;
     const int band = static_cast<int>(rest % Shape::bands);
     rest /= Shape::bands;
+    int first_z = 0;
+    if constexpr (D::volume) {
+        first_z = static_cast<int>(rest % Slices::tiles) * slices;
+        rest /= Slices::tiles;
+    }
     int k = first_k + local;
     if constexpr (!Problem::nhwc) {
         k = static_cast<int>(rest % Problem::k);
@@ -71,17 +79,26 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
     const int column = first_q * Problem::stride_w - Problem::pad_left;
     constexpr int row_step = Problem::w * (Problem::nhwc ? Problem::c : 1);
     const T* const image =
-        x + (Problem::nhwc ? n * Problem::h * row_step + c : (n * Problem::c + c) * Problem::h * row_step);
-    // Input row `at` from the first that the band reads; zeros outside the image.
-    const int first_i = first_p * Problem::stride_h - Problem::pad_top;
-    const auto load = [&](WindowPixels<Shape, T>& to, int at) {
+        x + (Problem::nhwc ? n * (D::d * Problem::h) * row_step + c : (n * Problem::c + c) * (D::d * Problem::h) * row_step);
+    // Input row `at` from the first that the band reads, of all slices; zeros outside the image.
+    const int first_i = first_p * Problem::stride_h - Problem::pad_top, first_d = first_z * D::stride - D::pad;
+    const auto load = [&](WindowPixels<Shape, T>(&to)[Slices::deep], int at) {
         const int i = first_i + at;
         const bool inside = exists && static_cast<unsigned>(i) < static_cast<unsigned>(Problem::h);
-        load_window<Shape>(to, image + static_cast<int64>(i) * row_step, column, inside);
+        if constexpr (D::volume) {
+            const T* const row = image + (static_cast<int64>(first_d) * Problem::h + i) * row_step;
+#pragma unroll
+            for (int j = 0; j < Slices::deep; ++j)
+                if (Slices::read(j))
+                    load_window<Shape>(to[j], row + static_cast<int64>(j) * Problem::h * row_step, column,
+                                       inside && static_cast<unsigned>(first_d + j) < static_cast<unsigned>(D::d));
+        } else {
+            load_window<Shape>(to[0], image + static_cast<int64>(i) * row_step, column, inside);
+        }
     };
     // The first rows are in flight while filters arrive: those of a few windows, or all that the band reads.
     constexpr int windows = Tuning::whole ? Shape::height : Shape::ahead + 1;
-    WindowPixels<Shape, T> window[windows];
+    WindowPixels<Shape, T> window[windows][Slices::deep];
 #pragma unroll
     for (int i = 0; i < (Tuning::whole ? Shape::height : Shape::ahead); ++i)
         if (!Tuning::whole || Shape::read_row(i)) load(window[i], i);
@@ -98,20 +115,24 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
         __syncthreads();
     }
     if (!exists) return;
-    const auto weight = [&](int r, int s) {
+    const auto weight = [&](int r, int s) {  // r counts the rows of all slices
         const int tap = Problem::reversed ? taps - 1 - r * Problem::s - s : r * Problem::s + s;
         return Problem::nhwc ? filters[local * Problem::filter_pitch + tap] : to_float(my_filter[tap]);
     };
 
     constexpr int out_pixel = Problem::nhwc ? Problem::k : 1, out_row = Problem::q * out_pixel;
     T* const result = y + static_cast<int64>(first_p) * out_row + first_q * out_pixel +
-        (Problem::nhwc ? n * Problem::p * out_row + k : (n * Problem::k + k) * Problem::p * out_row);
+        (Problem::nhwc ? n * output_rows<Problem> * out_row + k : (n * Problem::k + k) * output_rows<Problem> * out_row);
     const bool vector = Shape::vector_stores && reinterpret_cast<unsigned long long>(y) % (4 * item<Problem>) == 0;
     const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
 
-    // The sums of row `p` of the band, which are complete.
-    const auto store = [&](int p, const float(&done)[columns]) {
-        T* const to = result + static_cast<int64>(p) * out_row;
+    // The sums of row `p` of the band, which are complete, of the thread's slice z.
+    const auto store = [&](int p, int z, const float(&done)[columns]) {
+        T* to = result + static_cast<int64>(p) * out_row;
+        if constexpr (D::volume) {
+            if (D::z % slices != 0 && first_z + z >= D::z) return;
+            to += static_cast<int64>(first_z + z) * Problem::p * out_row;
+        }
 #pragma unroll
         for (int q = 0; q < columns; q += 4) {
             T v[4];
@@ -132,33 +153,40 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
     };
 
     if constexpr (Tuning::whole) {
-        float sum[Tuning::rows][columns] = {};
+        float sum[Tuning::rows][slices][columns] = {};
 #pragma unroll
-        for (int r = 0; r < Problem::r; ++r)
+        for (int row = 0; row < filter_rows<Problem>; ++row)
 #pragma unroll
             for (int s = 0; s < Problem::s; ++s) {
-                const float tap = weight(r, s);
+                // the order in which a walking thread adds
+                const int r = row / D::t, t = row % D::t;
+                const float tap = weight(t * Problem::r + r, s);
 #pragma unroll
                 for (int p = 0; p < Tuning::rows; ++p)
 #pragma unroll
-                    for (int q = 0; q < columns; ++q)
-                        sum[p][q] = fmaf(tap, window[p * Problem::stride_h + r * Problem::dilation_h]
-                                                    [q * Problem::stride_w + s * Problem::dilation_w], sum[p][q]);
+                    for (int z = 0; z < slices; ++z)
+#pragma unroll
+                        for (int q = 0; q < columns; ++q)
+                            sum[p][z][q] = fmaf(tap, window[p * Problem::stride_h + r * Problem::dilation_h]
+                                                           [z * D::stride + t * D::dilation]
+                                                           [q * Problem::stride_w + s * Problem::dilation_w], sum[p][z][q]);
             }
 #pragma unroll
         for (int p = 0; p < Tuning::rows; ++p)
-            if (Problem::p % Tuning::rows == 0 || first_p + p < Problem::p) store(p, sum[p]);
+#pragma unroll
+            for (int z = 0; z < slices; ++z)
+                if (Problem::p % Tuning::rows == 0 || first_p + p < Problem::p) store(p, z, sum[p][z]);
         return;
     }
 
-    float filter[Problem::r][Problem::s];
+    float filter[filter_rows<Problem>][Problem::s];
 #pragma unroll
-    for (int r = 0; r < Problem::r; ++r)
+    for (int r = 0; r < filter_rows<Problem>; ++r)
 #pragma unroll
         for (int s = 0; s < Problem::s; ++s) filter[r][s] = weight(r, s);
     const int total = min(Tuning::rows, Problem::p - first_p) + span;
     // Sums of an iteration's rows, and of those before them that it reaches.
-    float sum[span + Shape::unrolled][columns] = {};
+    float sum[span + Shape::unrolled][slices][columns] = {};
     // Input rows of step t reach the outputs of rows t - span ... t of the band, of which the first is then complete. Its
     // sums are number `slot` of the iteration.
     const auto step = [&](int t, int slot) {
@@ -170,16 +198,23 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
             for (int r = Problem::r - 1; r >= 0; --r) {
                 if (r * Problem::dilation_h % Problem::stride_h != j) continue;
                 const int back = r * Problem::dilation_h / Problem::stride_h;
-                float(&to)[columns] = sum[span + slot - back];
 #pragma unroll
-                for (int s = 0; s < Problem::s; ++s)
+                for (int u = 0; u < slices * D::t; ++u) {
+                    const int z = u / D::t, tap = u % D::t;
+                    float(&to)[columns] = sum[span + slot - back][z];
 #pragma unroll
-                    for (int q = 0; q < columns; ++q)
-                        to[q] = fmaf(filter[r][s],
-                                     window[now][q * Problem::stride_w + s * Problem::dilation_w], to[q]);
+                    for (int s = 0; s < Problem::s; ++s)
+#pragma unroll
+                        for (int q = 0; q < columns; ++q)
+                            to[q] = fmaf(filter[tap * Problem::r + r][s],
+                                         window[now][z * D::stride + tap * D::dilation]
+                                               [q * Problem::stride_w + s * Problem::dilation_w], to[q]);
+                }
             }
         }
-        if (t >= span) store(t - span, sum[slot]);
+#pragma unroll
+        for (int z = 0; z < slices; ++z)
+            if (t >= span) store(t - span, z, sum[slot][z]);
     };
 #pragma unroll 1
     for (int t = 0; t < total; t += Shape::unrolled) {
@@ -188,15 +223,21 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
             if (t + slot < total) step(t + slot, slot);
         // the window of the next row becomes the first, and so do the sums after the complete ones
         constexpr int moved = Shape::unrolled * Problem::stride_h % windows;
-        WindowPixels<Shape, T> old[windows];
+        WindowPixels<Shape, T> old[windows][Slices::deep];
 #pragma unroll
-        for (int i = 0; i < windows; ++i) old[i] = window[i];
+        for (int i = 0; i < windows; ++i)
 #pragma unroll
-        for (int i = 0; i < windows; ++i) window[i] = old[(i + moved) % windows];
+            for (int j = 0; j < Slices::deep; ++j) old[i][j] = window[i][j];
+#pragma unroll
+        for (int i = 0; i < windows; ++i)
+#pragma unroll
+            for (int j = 0; j < Slices::deep; ++j) window[i][j] = old[(i + moved) % windows][j];
 #pragma unroll
         for (int i = 0; i < span + Shape::unrolled; ++i)
 #pragma unroll
-            for (int q = 0; q < columns; ++q) sum[i][q] = i < span ? sum[i + Shape::unrolled][q] : 0.0f;
+            for (int z = 0; z < slices; ++z)
+#pragma unroll
+                for (int q = 0; q < columns; ++q) sum[i][z][q] = i < span ? sum[i + Shape::unrolled][z][q] : 0.0f;
     }
 }
 

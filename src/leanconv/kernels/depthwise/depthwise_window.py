@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from leanconv.kernels.contract import Config, ceil_div, variant
 from leanconv.kernels.cost import Speeds, blocks_that_fit, busy_cycles, overlapped
@@ -13,7 +14,9 @@ from leanconv.kernels.depthwise.strategy import (
     blocks_of,
     bytes_moved,
     channel_tile,
+    deep,
     live_rows,
+    slices_of,
     tap_limits,
     threads_of,
     window,
@@ -24,8 +27,10 @@ from leanconv.problem import ConvProblem
 #: Outputs of a row that a thread computes, and rows that it walks down or loads at once.
 COLUMNS = {"NCHW": (4,), "NHWC": (4, 7, 8, 14)}
 WALKED_ROWS, WHOLE_ROWS = (7, 14, 28, 56), (1, 2, 3, 4, 7)
-#: Rows of outputs that a walking thread sums in an iteration, and rows of the image that are in flight meanwhile.
-UNROLLED, AHEAD = 2, 2
+#: Rows of outputs that a walking thread sums in an iteration, and rows of the image that are in flight meanwhile: fewer
+#: where a thread computes several slices. Explored (H200, 1dea0fb1): 3x3x3 filters on 54 x 13 x 40 x 40 took 35.5 µs
+#: with two of each, 38.7 with three rows an iteration; with bands of 14 rows 40 and 47.
+UNROLLED, AHEAD, AHEAD_OF_SLICES = 2, 2, 1
 #: Most taps of the layers that the speeds were fitted to: what it takes to load the filter is in them. Explored
 #: (H200, 1926f54): five layers of longer ones took 1.1 to 2.1 times as long as these say in NCHW.
 FITTED_TAPS = 49
@@ -36,7 +41,7 @@ class DepthwiseConfig(Config):
     """A thread computes strips of ``columns`` outputs, ``rows`` rows of them, a block of ``threads``.
 
     In NHWC a block has ``channels`` neighbouring filters. A thread walks down its rows, or with ``whole`` loads all
-    that it reads at once.
+    that it reads at once. Of volumes it computes strips of ``slices`` slices.
     """
 
     columns: int
@@ -45,6 +50,7 @@ class DepthwiseConfig(Config):
     channels: int
     threads: int
     min_blocks: int
+    slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -81,23 +87,28 @@ def loaded_rows(problem: ConvProblem, config: DepthwiseConfig) -> int:
 
 def registers_needed(problem: ConvProblem, config: DepthwiseConfig) -> int:
     """Registers of a thread: windows and sums; a walking one has the whole filter, and both need some for addresses."""
-    width = window(problem, config.columns)
+    width = window(problem, config.columns) * deep(problem, config.slices)
     if config.whole:
-        return loaded_rows(problem, config) * width + config.rows * config.columns + problem.s + 40
-    sums = (live_rows(problem) - 1 + UNROLLED) * config.columns
-    return problem.r * problem.s + sums + (1 + AHEAD) * width + 25
+        return loaded_rows(problem, config) * width + config.rows * config.slices * config.columns + problem.s + 40
+    sums = (live_rows(problem) - 1 + UNROLLED) * config.slices * config.columns
+    return problem.taps + sums + (1 + _ahead(config)) * width + 25
+
+
+def _ahead(config: DepthwiseConfig) -> int:
+    return AHEAD if config.slices == 1 else AHEAD_OF_SLICES
 
 
 class DepthwiseWindow(DepthwiseStrategy):
     """Rows of the image pass through registers once."""
 
     strategy = "window"
+    volumes = True
 
     def limits(self, problem: ConvProblem, target: Target) -> list[str]:
         if tap_limits(problem) or any(self.candidates(problem, target)):
             return tap_limits(problem)
         return [
-            f"a filter of {problem.r}x{problem.s} with dilation={problem.dilation} reaches {live_rows(problem)} "
+            f"a filter of {problem.window} with dilation={problem.dilation} reaches {live_rows(problem)} "
             "rows, too many for the registers of a thread"
         ]
 
@@ -106,43 +117,49 @@ class DepthwiseWindow(DepthwiseStrategy):
         threads = threads_of(channels)
         for whole, rows_of in ((True, WHOLE_ROWS), (False, WALKED_ROWS)):
             for columns in COLUMNS[problem.layout]:
-                for rows in sorted({min(rows, problem.p) for rows in rows_of}):
-                    config = DepthwiseConfig(columns, rows, whole, channels, threads, 1)
+                sizes = product(sorted({min(rows, problem.p) for rows in rows_of}), slices_of(problem))
+                for rows, slices in sizes:
+                    config = DepthwiseConfig(columns, rows, whole, channels, threads, 1, slices)
                     registers = registers_needed(problem, config)
                     if registers <= MOST_REGISTERS:
                         yield variant(config, min_blocks=blocks_that_fit(registers, threads, target))
 
     def blocks(self, problem: ConvProblem, config: DepthwiseConfig) -> int:
         strips = problem.n * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
+        strips *= ceil_div(problem.z, config.slices)
         return blocks_of(problem, strips, problem.k, config.channels, config.threads)
 
     def shared_bytes(self, problem: ConvProblem, config: DepthwiseConfig) -> int:
         return 4 * config.channels * _pitch(problem) if problem.layout == "NHWC" else 0
 
     def constants(self, problem: ConvProblem, config: DepthwiseConfig) -> Constants:
-        return ("unrolled", UNROLLED), ("ahead", AHEAD), ("filter_pitch", _pitch(problem))
+        return ("unrolled", UNROLLED), ("ahead", _ahead(config)), ("filter_pitch", _pitch(problem))
 
     def cycles(self, problem: ConvProblem, config: DepthwiseConfig, target: Target) -> float:
         """That of the memory, or of the busiest multiprocessor's instructions and lines."""
         speed, nchw = WindowSpeeds.of(target, "whole" if config.whole else "walked"), problem.layout == "NCHW"
-        rows, filter_taps = min(config.rows, problem.p), problem.r * problem.s
+        rows, filter_taps = min(config.rows, problem.p), problem.taps
+        # rows of the input in one of the image, and of outputs
+        read, slices = deep(problem, config.slices), config.slices
         height, width = loaded_rows(problem, config), window(problem, config.columns)
         loads, stores = width, config.columns
         if nchw and problem.w % 4 == 0 and config.columns * problem.stride[1] % 4 == 0:
             loads = ceil_div(width + -problem.padding[2] % 4, 4)
         if nchw and problem.q % 4 == 0:
             stores = ceil_div(config.columns, 4)
+        loads, stores = loads * read, stores * slices
         moved = height * loads * _lines(problem, config, problem.w, *problem.stride)
         moved += rows * stores * _lines(problem, config, problem.q, 1, 1)
-        taps = filter_taps * config.columns
+        taps = filter_taps * config.columns * slices
         if config.whole:
-            steps, instructions = 1, float(taps * rows + 2 * rows * config.columns)
+            steps, instructions = 1, float(taps * rows + 2 * rows * config.columns * slices)
         else:
             steps, instructions = height, taps * (height // problem.stride[0]) + 3 * rows * stores
         instructions += 2 * height * loads + speed.beside * steps
         if nchw and filter_taps > FITTED_TAPS:
             # a warp loads the filters of all output channels that its lanes have
             in_channel = ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
+            in_channel *= ceil_div(problem.z, slices)
             instructions += filter_taps
             moved += filter_taps * (1 + 31 / in_channel)
         warps = config.threads / 32
@@ -159,7 +176,7 @@ class DepthwiseWindow(DepthwiseStrategy):
 
 def _pitch(problem: ConvProblem) -> int:
     """Floats from one filter to the next in shared memory: an odd number, so that lanes read different banks."""
-    return problem.r * problem.s | 1
+    return problem.taps | 1
 
 
 def _lines(problem: ConvProblem, config: DepthwiseConfig, width: int, down: int, right: int) -> float:

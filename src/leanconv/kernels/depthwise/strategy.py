@@ -18,6 +18,8 @@ PAPER = "X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels on
 #: Most taps of a filter that a thread keeps in registers, and most registers of such a thread.
 MOST_TAPS, MOST_REGISTERS = 81, 200
 THREADS = 256
+#: Slices of outputs that a thread computes of volumes.
+SLICES = (1, 2, 4)
 
 
 def live_rows(problem: ConvProblem) -> int:
@@ -56,13 +58,24 @@ def depthwise_limits(problem: ConvProblem, *ops: str) -> list[str]:
 
 def tap_limits(problem: ConvProblem) -> list[str]:
     """Why a thread cannot keep a filter."""
-    taps = problem.r * problem.s
-    return [f"the filter has {problem.r}x{problem.s} taps, and a thread keeps {MOST_TAPS} at most"] * (taps > MOST_TAPS)
+    return [f"the filter has {problem.window} taps, and a thread keeps {MOST_TAPS} at most"] * (
+        problem.taps > MOST_TAPS
+    )
+
+
+def deep(problem: ConvProblem, slices: int) -> int:
+    """Slices of the input that so many slices of outputs read, or lie between those."""
+    return (slices - 1) * problem.stride_d + (problem.t - 1) * problem.dilation_d + 1
+
+
+def slices_of(problem: ConvProblem) -> list[int]:
+    """Slices of outputs that a thread may compute, those of images one."""
+    return sorted({min(slices, problem.z) for slices in SLICES}) if problem.is_volume else [1]
 
 
 def as_convolution(problem: ConvProblem) -> ConvProblem:
     """The convolution that computes the problem; of a gradient with the filters reversed."""
-    unit = problem.op == "dgrad" and problem.stride == (1, 1)
+    unit = problem.op == "dgrad" and (problem.stride_d, *problem.stride) == (1, 1, 1)
     return replace(problem.as_forward(), accumulate=problem.accumulate) if unit else problem
 
 
@@ -73,7 +86,10 @@ def bytes_moved(problem: ConvProblem) -> int:
     NHWC 1.25 times.
     """
     reads = problem.group_k if problem.layout == "NCHW" else 1
-    pixels, outputs = reads * problem.c * problem.h * problem.w, problem.k * problem.p * problem.q
+    pixels, outputs = (
+        reads * problem.c * problem.d * problem.h * problem.w,
+        problem.k * problem.z * problem.p * problem.q,
+    )
     return item_bytes(problem.dtype) * problem.n * (pixels + outputs)
 
 
@@ -107,9 +123,10 @@ class DepthwiseStrategy(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = depthwise_limits(problem, "fprop", "dgrad")
-        if problem.group_c == 1 and problem.op == "dgrad" and (problem.stride != (1, 1) or problem.group_k != 1):
+        strides = (problem.stride_d, *problem.stride)[0 if problem.is_volume else 1 :]
+        if problem.group_c == 1 and problem.op == "dgrad" and (max(strides) > 1 or problem.group_k != 1):
             reasons.append(
-                f"op='dgrad' with stride={problem.stride} and {problem.group_k} filters a channel: it computes the "
+                f"op='dgrad' with stride={strides} and {problem.group_k} filters a channel: it computes the "
                 "gradient of layers of unit stride with one filter a channel"
             )
         return reasons or self.limits(as_convolution(problem), target)

@@ -12,7 +12,7 @@ namespace leanconv {
 // The window of a strip of so many outputs of a layer: the pixels of an input row that it reads.
 template <class Problem, int columns_>
 struct DepthwiseWindow {
-    static constexpr int columns = columns_, taps = Problem::r * Problem::s;
+    static constexpr int columns = columns_, taps = filter_taps<Problem>;
     // pixels of a window, and rows of outputs besides one that an input row reaches or lies between
     static constexpr int window = (columns - 1) * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
     static constexpr int span = (Problem::r - 1) * Problem::dilation_h / Problem::stride_h;
@@ -82,6 +82,22 @@ __device__ __forceinline__ void load_window(WindowPixels<Window, T>& window, con
         }
     }
 }
+
+// The output slices of a thread, and those of the input that it reads a row of at once; one of each of images, whose Tuning
+// says nothing of them.
+template <class Problem, class Tuning, bool volume = Depth<Problem>::volume>
+struct ThreadSlices {
+    static constexpr int slices = 1, deep = 1, tiles = 1;
+    __host__ __device__ static constexpr bool read(int) { return true; }
+};
+template <class Problem, class Tuning>
+struct ThreadSlices<Problem, Tuning, true> {
+    using D = Depth<Problem>;
+    static constexpr int slices = Tuning::slices, deep = (slices - 1) * D::stride + (D::t - 1) * D::dilation + 1;
+    static constexpr int tiles = ceil_div(D::z, slices);
+    // Whether some output reads slice `at` of those.
+    __host__ __device__ static constexpr bool read(int at) { return reads_place(at, slices, D::t, D::stride, D::dilation); }
+};
 
 // Brings `count` pixels of a row that begins at `row`, from column `first` on, to the L2 cache: those that exist.
 // `apart` is the distance of pixels in elements. Neighbours share a sector of 32 bytes where they are adjacent.

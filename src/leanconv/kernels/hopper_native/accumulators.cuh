@@ -4,6 +4,7 @@
 
 #include <device/element.cuh>
 #include <device/epilogue.cuh>
+#include <device/ptx/cluster.cuh>
 #include <device/ptx/mma.cuh>
 
 namespace leanconv {
@@ -21,5 +22,17 @@ __device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], const A
 // Two neighbours, rounded, as they lie in memory.
 __device__ __forceinline__ unsigned rounded_pair(float16, const float (&v)[2]) { return cvt_rn_f16x2_f32(v[0], v[1]); }
 __device__ __forceinline__ unsigned rounded_pair(bfloat16, const float (&v)[2]) { return cvt_rn_bf16x2_f32(v[0], v[1]); }
+
+// This CTA's share of a thread's sums, those of neighbouring filters, added over the CTAs of a cluster in the order of their
+// ranks. `own` holds the sums of this CTA, those of one thread next to the other's; between two barriers of the cluster.
+template <int split, int threads, int blocks, int count>
+__device__ __forceinline__ void add_shares(float (&share)[blocks][count], const float* own) {
+    const int first = static_cast<int>(cluster_rank()) * count;
+#pragma unroll
+    for (int i = 0; i < blocks * count; ++i) {
+        const float* const at = own + (i / count * split * count + first + i % count) * threads + threadIdx.x;
+        share[i / count][i % count] = cluster_sum<split>(at);
+    }
+}
 
 }  // namespace leanconv

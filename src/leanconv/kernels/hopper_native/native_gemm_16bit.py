@@ -20,7 +20,7 @@ from leanconv.kernels.common.tensor_core_gemm import (
     reach_of,
 )
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles, overlapped
 from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -115,6 +115,8 @@ class NativeSpeeds(Speeds):
     tile: float
     first: float
     split: float
+    #: bytes that all multiprocessors together copy in a cycle: asked of volumes, whose reductions are long
+    copied_per_cycle: float
     #: the share of the shorter of computing and memory that the longer does not hide
     not_hidden: float
 
@@ -229,7 +231,7 @@ class NativeGemm16bit(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:
@@ -259,7 +261,13 @@ class NativeGemm16bit(TimedAlgorithm):
             stages = ceil_div(_stages(phase.problem, config), config.split)
             rounds = ceil_div(_tiles(phase, config) * config.split, target.multiprocessors)
             each = stages * 2 * config.pixels * config.filters * config.depth / speed
-            launch = rounds * (each + speeds.tile) + speeds.first + (speeds.split if config.split > 1 else 0)
+            computed = rounds * (each + speeds.tile)
+            if phase.volume:
+                copied = _tiles(phase, config) * _stages(phase.problem, config) * config.stage_bytes
+                computed = max(computed, copied / speeds.copied_per_cycle)
+                if config.split > 1 and _tiles(phase, config) > clusters_at_once(config.split, 1, target):
+                    computed *= 2  # clusters wait for others
+            launch = computed + speeds.first + (speeds.split if config.split > 1 else 0)
             time += phase.times * launch
         memory = problem.bytes / target.bytes_per_cycle
         return overlapped(time, memory, speeds.not_hidden) + launch_cycles(target)

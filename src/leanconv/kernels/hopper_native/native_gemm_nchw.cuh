@@ -8,6 +8,7 @@
 //
 // Requires   sm_90a; NCHW; packed weights (packed_filters.cuh); the tile's pixels with their halo in shared memory.
 // Volumes    each output slice is an image; the channel blocks of all slices that it reads follow each other.
+//            A cluster of `split` CTAs shares these stages where tiles are few, and the filters whose sums each then adds up.
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage of pixels has channel_block channels and serves all taps; a stage
 //            of filters has channel_block channels of one tap. Persistent.
@@ -31,6 +32,7 @@
 #pragma once
 
 #include <device/pipeline/rings.cuh>
+#include <device/ptx/cluster.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
 #include <device/ptx/sync.cuh>
@@ -88,11 +90,25 @@ struct NchwGemm {
     static_assert(!Tuning::by_tma || Problem::groups == 1 || Problem::group_c % Tuning::channel_block == 0,
                   "a tensor copy has channels of one group");
 
+    // Stages of pixels of a CTA: all, or its share where the CTAs of a cluster split them.
+    static constexpr int split = Tuning::split, share = ceil_div(blocks, split);
+    static_assert(share * (split - 1) < blocks, "each CTA of a cluster has stages");
+    static_assert(split == 1 || pixels * Tuning::filters * 4 <= Tuning::taps_at, "the rings take the sums of a tile");
+
     unsigned char* base;
     long long batch;
+    int first_block, end_block;
 
     __device__ __forceinline__ explicit NchwGemm(long long batch)
-        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch * Depth<Problem>::z) {}
+        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch * Depth<Problem>::z),
+          first_block(0), end_block(blocks) {
+        if constexpr (split > 1) {
+            first_block = static_cast<int>(cluster_rank()) * share;
+            end_block = min(first_block + share, blocks);
+        }
+    }
+    static __device__ __forceinline__ int first_tile() { return static_cast<int>(blockIdx.x) / split; }
+    static __device__ __forceinline__ int tile_step() { return static_cast<int>(gridDim.x) / split; }
 
     // Tiles: filters first, then groups, then pixels. Those of the same pixels follow each other.
     __device__ __forceinline__ int tiles() const {
@@ -133,11 +149,12 @@ struct NchwGemm {
     struct Walk : UnitWalk<GemmSource<Problem, Tuning>, loading_warps, Tuning::pixel_stages> {
         using Base = UnitWalk<GemmSource<Problem, Tuning>, loading_warps, Tuning::pixel_stages>;
         const NchwGemm& gemm;
-        int tile, block = 0;
-        __device__ __forceinline__ Walk(const NchwGemm& gemm, int warp) : Base(warp), gemm(gemm), tile(blockIdx.x) {}
+        int tile, block;
+        __device__ __forceinline__ Walk(const NchwGemm& gemm, int warp)
+            : Base(warp), gemm(gemm), tile(first_tile()), block(gemm.first_block) {}
         __device__ __forceinline__ bool valid() const { return tile < gemm.tiles(); }
         __device__ __forceinline__ void advance() {
-            if (Base::advance() && ++block == blocks) block = 0, tile += gridDim.x;
+            if (Base::advance() && ++block == gemm.end_block) block = gemm.first_block, tile += tile_step();
         }
     };
     // Loads of pixels, by the loading warps.
@@ -156,8 +173,8 @@ struct NchwGemm {
         static_assert(!Depth<Problem>::volume, "tensor copies bring images");
         if (thread > 0) return;
         RingPlace<Tuning::pixel_stages> place;
-        for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x)
-            for (int block = 0; block < blocks; ++block) {
+        for (int tile = first_tile(); tile < tiles(); tile += tile_step())
+            for (int block = first_block; block < end_block; ++block) {
                 Mbarrier* const full = pixels_full(place.stage);
                 mbarrier_wait_parity(pixels_empty(place.stage), place.parity ^ 1);
                 mbarrier_arrive_expect_tx(full, pixel_bytes);
@@ -175,8 +192,8 @@ struct NchwGemm {
     __device__ __forceinline__ void copy_filters(const T* prepared) const {
         const uint4* const all = reinterpret_cast<const uint4*>(prepared + Problem::first_prepared);
         RingPlace<Tuning::filter_stages> place;
-        for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x)
-            for (int block = 0; block < blocks; ++block)
+        for (int tile = first_tile(); tile < tiles(); tile += tile_step())
+            for (int block = first_block; block < end_block; ++block)
                 for (int tap = 0; tap < taps; ++tap) {
                     mbarrier_wait_parity(filters_empty(place.stage), place.parity ^ 1);
                     mbarrier_arrive_expect_tx(filters_full(place.stage), filter_bytes);
@@ -194,14 +211,14 @@ struct NchwGemm {
         const int* const offsets = tap_offsets();
         RingPlace<Tuning::pixel_stages> source, source_before;
         RingPlace<Tuning::filter_stages> place;
-        for (int tile = blockIdx.x; tile < tiles(); tile += gridDim.x) {
+        for (int tile = first_tile(); tile < tiles(); tile += tile_step()) {
             float sums[Tuning::m_tiles][Tuning::filters / 2];
             int before = 0;
             wgmma_fence(sums);
-            for (int block = 0; block < blocks; ++block) {
+            for (int block = first_block; block < end_block; ++block) {
                 mbarrier_wait_parity(pixels_full(source.stage), source.parity);
                 for (int tap = 0; tap < taps; ++tap) {
-                    const bool first = block == 0 && tap == 0;
+                    const bool first = block == first_block && tap == 0;
                     const auto a = Operand::at(pixels_of(source.stage), offsets[tap] + first_row);
                     mbarrier_wait_parity(filters_full(place.stage), place.parity);
                     const MatrixDescriptor b = matrix_descriptor(filters_of(place.stage), Tuning::filters * 16, 128, 0);
@@ -229,11 +246,32 @@ struct NchwGemm {
             wgmma_wait_group<0>(sums);
             mbarrier_arrive_warp(filters_empty(before), pixels_empty(source_before.stage), lane);
             source_before.advance();
+            store(sums, bias, y, warpgroup, first_pixel(tile) + first_row, group(tile), filter_tile(tile) * Tuning::filters);
+        }
+    }
+    // The sums of a warpgroup to the output; those of a cluster, of which this is the only tile, are added before.
+    __device__ __forceinline__ void store(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2], const Result* bias, Result* y,
+                                          int warpgroup, int first, int group, int first_k) const {
+        unsigned char* const staging = base + Tuning::outputs_at + warpgroup * output_bytes;
+        if constexpr (split == 1) {
 #pragma unroll
             for (int m = 0; m < Tuning::m_tiles; ++m)
-                OutputNchw<Problem, Tuning>::store(sums[m], base + Tuning::outputs_at + warpgroup * output_bytes, bias, y, batch,
-                                                   first_pixel(tile) + first_row + m * 64, group(tile),
-                                                   filter_tile(tile) * Tuning::filters, warpgroup);
+                OutputNchw<Problem, Tuning>::store(sums[m], staging, bias, y, batch, first + m * 64, group, first_k, warpgroup);
+        } else {
+            constexpr int count = Tuning::filters / 2, threads = 32 * consumer_warps, own_filters = Tuning::filters / split;
+            float* const own = reinterpret_cast<float*>(base);
+            barrier_sync(1 + Tuning::warpgroups, threads);  // the stages of this CTA have been read
+#pragma unroll
+            for (int i = 0; i < Tuning::m_tiles * count; ++i) own[i * threads + threadIdx.x] = sums[i / count][i % count];
+            meet_in_cluster();
+            float added[Tuning::m_tiles][count / split];
+            add_shares<split, threads>(added, own);
+            meet_in_cluster();
+            first_k += static_cast<int>(cluster_rank()) * own_filters;
+#pragma unroll
+            for (int m = 0; m < Tuning::m_tiles; ++m)
+                OutputNchw<Problem, Tuning, own_filters>::store(added[m], staging, bias, y, batch, first + m * 64, group, first_k,
+                                                                warpgroup);
         }
     }
 };
@@ -252,6 +290,12 @@ __device__ __forceinline__ void native_gemm_nchw(const Source& x, const typename
         set_registers_down<Tuning::producer_registers>();
         if (thread < loading) gemm.load_pixels(x, thread);
         else if (thread == loading) gemm.copy_filters(prepared);
+        if constexpr (gemm.split > 1) {
+            // NOTE: lanes that copied alone converge before the barriers that all threads take part in.
+            __syncwarp();
+            meet_in_cluster();
+            meet_in_cluster();
+        }
     } else {
         set_registers_up<Tuning::consumer_registers>();
         gemm.consume(bias, y, warpgroup);

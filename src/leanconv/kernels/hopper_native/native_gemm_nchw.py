@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -32,6 +32,8 @@ MAX_INDEX = 2**31 - 2**20
 PITCH = 72
 #: Threads of the launch that packs filters.
 THREADS = 256
+#: CTAs of a cluster that share a reduction, of volumes; filters and sums of a thread that each adds up.
+SPLITS, LEAST_FILTERS, MOST_SUMS = (2, 4, 8), 16, 32
 #: Taps whose offsets lie in shared memory, and the stride whose phases the compiler counts.
 MAX_TAPS, MAX_STRIDE = 4096, 64
 
@@ -94,7 +96,8 @@ class NchwConfig(Config):
     warpgroups load.
 
     The ring of ``pixel_stages`` has ``channel_block`` channels of the pixels that a tile reads, that of
-    ``filter_stages`` as many channels of one tap of its filters. Pixels may come ``by_tma``, as they lie in memory.
+    ``filter_stages`` as many channels of one tap of its filters. Pixels may come ``by_tma``, as they lie in memory. A
+    cluster of ``split`` CTAs shares a reduction.
     """
 
     warpgroups: int
@@ -107,10 +110,11 @@ class NchwConfig(Config):
     consumer_registers: int
     producer_registers: int
     by_tma: bool = False
+    split: int = 1
 
     @property
     def order(self) -> Hashable:
-        return self.channel_block
+        return (self.channel_block, self.split) if self.split > 1 else self.channel_block
 
     @property
     def threads(self) -> int:
@@ -160,6 +164,8 @@ class NchwSpeeds(Speeds):
     copied_per_cycle: float
     #: of a tile beside its stages, and more for each filter of 64 pixels
     tile: tuple[float, float]
+    #: of the sum over the CTAs of a cluster, for each of them
+    split: float
     #: before the first tile of a launch, and of packing filters
     first: float
     pack: float
@@ -246,6 +252,29 @@ def _tiles(problem: ConvProblem, config: NchwConfig) -> int:
     return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
+def _blocks(problem: ConvProblem, config: NchwConfig) -> int:
+    """Stages of pixels of the whole reduction."""
+    return problem.t * _rounded(problem.group_c) // config.channel_block
+
+
+def _with_splits(
+    problem: ConvProblem, config: NchwConfig, phases: list[PartialConvolution], target: Target
+) -> Iterator[NchwConfig]:
+    """The configuration, and of volumes with the reduction split over a cluster where tiles leave multiprocessors
+    idle. The rings take the sums of a tile."""
+    yield config
+    rings = min(int(dict(config.layout(phase))["taps_at"]) for phase in phases)
+    if not problem.is_volume or problem.batch_invariant or 4 * config.pixels * config.filters > rings:
+        return
+    tiles = max(_tiles(phase.problem, config) for phase in phases)
+    blocks = min(_blocks(phase.problem, config) for phase in phases)
+    for split in SPLITS:
+        filters, shared = config.filters // split, ceil_div(blocks, split) * (split - 1) < blocks
+        few = filters >= LEAST_FILTERS and config.m_tiles * filters // 2 <= MOST_SUMS
+        if shared and few and tiles * split <= target.multiprocessors:
+            yield variant(config, split=split)
+
+
 def linear_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
     """Why kernels of 16-bit elements that compute ``ops`` over a linear pixel index cannot run ``problem``."""
     reasons = [*layers.limits(problem, *ops, dtypes=layers.FLOATS_16BIT), *layers.wgmma_limits(target)]
@@ -297,7 +326,7 @@ class NativeGemmNchw(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         phases = _distinct(problem)
         return max(
             sum(phase.times * _filter_bytes(phase.problem, tile[2]) for phase in phases) for tile in _tiles_for(problem)
@@ -329,7 +358,12 @@ class NativeGemmNchw(TimedAlgorithm):
             return [(0.0, NchwConfig(*tile, K16, 2, MIN_STAGES, *_producers(tile)))]
         ways = [False, True] if all(_can_copy(phase) for phase in phases) else [False]
         configs = (self._fitting(tile, phases, target, way) for tile in _tiles_for(problem) for way in ways)
-        return by_time((self._cycles(problem, phases, config, target), config) for config in configs if config)
+        return by_time(
+            (self._cycles(problem, phases, config, target), config)
+            for whole in configs
+            if whole
+            for config in _with_splits(problem, whole, phases, target)
+        )
 
     def _cycles(
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NchwConfig, target: Target
@@ -338,10 +372,11 @@ class NativeGemmNchw(TimedAlgorithm):
         for phase, times in ((each.problem, each.times) for each in phases):
             full = config.channel_block // K16 * config.warpgroups * config.m_tiles * config.filters // 2
             multiplied = phase.r * phase.s * (speeds.stage[0] * full + speeds.stage[1])
-            blocks = phase.t * _rounded(phase.group_c) // config.channel_block
+            blocks = ceil_div(_blocks(phase, config), config.split)
             of_tile = blocks * max(multiplied, _load_cycles(phase, config, speeds)) + speeds.tile[0]
             of_tile += speeds.tile[1] * config.m_tiles * config.filters
-            launch = ceil_div(_tiles(phase, config), target.multiprocessors) * of_tile + speeds.first
+            launch = ceil_div(_tiles(phase, config) * config.split, target.multiprocessors) * of_tile + speeds.first
+            launch += speeds.split * config.split if config.split > 1 else 0
             packing = speeds.pack + _filter_bytes(phase, config.filters) / speeds.packed_per_cycle
             time += times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
@@ -366,7 +401,8 @@ class NativeGemmNchw(TimedAlgorithm):
         order = config.pixel_order(phase.problem).constants(config.pixels)
         tuning = (*config.constants(), *order, *config.layout(phase))
         arguments = (source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest)
-        grid = min(_tiles(phase.problem, config), target.multiprocessors)
+        tiles = _tiles(phase.problem, config)
+        grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
         constants = (*constants, ("first_prepared", first))
         return self.launch(config, constants, arguments, grid, config.shared_bytes(phase), tuning)
 

@@ -61,7 +61,7 @@ class NativeGemmTf32(NativeGemm16bit):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "tf32"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem)
 
     def _cycles(

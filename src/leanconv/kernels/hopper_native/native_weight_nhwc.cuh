@@ -3,7 +3,9 @@
 //   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]
 //
 // Requires   sm_90a; NHWC; rows of channels and filters of whole 16 bytes, with groups in each group; a filter's reach of at most
-//            255 pixels.
+//            255 pixels, of 31 in volumes.
+// Volumes    slices of outputs are rows of dy, which lie behind each other; maps of x have five axes; the rows of all slices of
+//            a filter are its rows.
 // Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-11 of
 //            a sum of one sign is lost. NOTE: where taps share x, columns of the linear order without an output have zeros of
 //            dy: an infinite pixel next to the image's edge makes NaN of the gradients of taps of its row that do not read it.
@@ -45,8 +47,8 @@ template <class Problem, class Tuning>
 struct WeightColumns {
     static constexpr int taps = Tuning::taps, block = Tuning::channel_block, width = taps * block;
     static constexpr int of_row = ceil_div(Problem::s, taps), of_group = ceil_div(Problem::group_c, block);
-    static constexpr int count = Problem::r * of_row * of_group;
-    int r, s, channel;  // the first tap and channel
+    static constexpr int count = filter_rows<Problem> * of_row * of_group;
+    int r, s, channel;  // the first tap and channel; r counts the rows of all slices
     __device__ __forceinline__ explicit WeightColumns(int number)
         : r(number / of_group / of_row), s(number / of_group % of_row * taps), channel(number % of_group * block) {}
 };
@@ -69,7 +71,7 @@ template <class Problem, class Tuning>
 struct StageShare {
     int first, end;
     __device__ __forceinline__ StageShare(long long batch, int pixels, int slice) {
-        const long long all = (batch * (Problem::p * Tuning::row_pitch) + pixels - 1) / pixels;
+        const long long all = (batch * (output_rows<Problem> * Tuning::row_pitch) + pixels - 1) / pixels;
         const int number = Tuning::split == 1 ? slice : slice * Tuning::split + static_cast<int>(cluster_rank());
         first = static_cast<int>(all * number / (Tuning::split_k * Tuning::split));
         end = static_cast<int>(all * (number + 1) / (Tuning::split_k * Tuning::split));
@@ -123,7 +125,8 @@ __device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap&
                                             const StageShare<Problem, Tuning>& share) {
     using Ring = WeightStages<Problem, Tuning>;
     using Columns = WeightColumns<Problem, Tuning>;
-    constexpr int row = Tuning::row_pitch, image = Problem::p * row;
+    using D = Depth<Problem>;
+    constexpr int row = Tuning::row_pitch, image = output_rows<Problem> * row;
     RingPlace<Tuning::stages> place;
     for (int stage = share.first; stage < share.end; ++stage, place.advance()) {
         const Offset<Problem> number = static_cast<Offset<Problem>>(stage) * Ring::pixels;
@@ -137,12 +140,19 @@ __device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap&
         for (int i = 0; i < WeightTile<Problem, Tuning>::blocks; ++i) {
             // NOTE: blocks past the last repeat it; what is computed from them is not stored.
             const Columns columns(min(tile.first_block + i, Columns::count - 1));
-            cp_async_bulk_tensor_im2col_shared_global(ring.x(place.stage, i), x, full,
-                                                      tile.group * Problem::group_c + columns.channel,
-                                                      q * Problem::stride_w - Problem::pad_left,
-                                                      p * Problem::stride_h - Problem::pad_top, n,
-                                                      static_cast<unsigned short>(columns.s * Problem::dilation_w),
-                                                      static_cast<unsigned short>(columns.r * Problem::dilation_h));
+            const int c = tile.group * Problem::group_c + columns.channel, w = q * Problem::stride_w - Problem::pad_left;
+            const auto right = static_cast<unsigned short>(columns.s * Problem::dilation_w);
+            if constexpr (D::volume) {
+                cp_async_bulk_tensor_im2col_shared_global(
+                    ring.x(place.stage, i), x, full, c, w, p % Problem::p * Problem::stride_h - Problem::pad_top,
+                    p / Problem::p * D::stride - D::pad, n, right,
+                    static_cast<unsigned short>(columns.r % Problem::r * Problem::dilation_h),
+                    static_cast<unsigned short>(columns.r / Problem::r * D::dilation));
+            } else {
+                cp_async_bulk_tensor_im2col_shared_global(ring.x(place.stage, i), x, full, c, w,
+                                                          p * Problem::stride_h - Problem::pad_top, n, right,
+                                                          static_cast<unsigned short>(columns.r * Problem::dilation_h));
+            }
         }
     }
 }
@@ -162,7 +172,7 @@ __device__ __forceinline__ void store_sums(Result* dw, const WeightTile<Problem,
     const Columns columns(block);
     const int s = columns.s + column / Columns::block % Columns::taps, channel = columns.channel + column % Columns::block;
     if (own >= rows || block >= Columns::count || s >= Problem::s || channel >= Problem::group_c) return;
-    constexpr int64 of_filter = static_cast<int64>(Problem::r) * Problem::s * Problem::group_c;
+    constexpr int64 of_filter = static_cast<int64>(filter_taps<Problem>) * Problem::group_c;
     Result* const to = dw + (static_cast<int64>(tile.group) * Problem::group_k + tile.first_filter) * of_filter +
                        (columns.r * Problem::s + s) * Problem::group_c + channel;
     const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * share;
@@ -276,7 +286,7 @@ __device__ __forceinline__ void native_weight_nhwc(const TensorMap& x, const Ten
     const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup < Ring::consumers) {
         set_registers_up<Tuning::consumer_registers>();
-        constexpr int64 all = static_cast<int64>(Problem::k) * Problem::group_c * (Problem::r * Problem::s);
+        constexpr int64 all = static_cast<int64>(Problem::k) * Problem::group_c * filter_taps<Problem>;
         sum_stages<Problem, Tuning>(dw + slice * all, tile, ring, share, warpgroup);
     } else {
         set_registers_down<Tuning::producer_registers>();

@@ -9,7 +9,7 @@ from functools import lru_cache
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import layers, split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
-from leanconv.kernels.common.tensor_core_gemm import MAX_REACH, REGISTERS, pixel_map
+from leanconv.kernels.common.tensor_core_gemm import MAX_REACH, REGISTERS, pixel_map, reach_of
 from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
@@ -147,17 +147,17 @@ def x_map(problem: ConvProblem, taps: int, channels: int) -> TensorMap:
     if taps == 1:
         return plain
     left = problem.padding[2]
-    return replace(plain, upper=(row_pitch(problem, taps) - left - problem.w, plain.upper[1]))
+    return replace(plain, upper=(row_pitch(problem, taps) - left - problem.w, *plain.upper[1:]))
 
 
 def dy_map(problem: ConvProblem, taps: int) -> TensorMap:
-    """How TMA walks over dy: boxes of 64 filters of 64 pixels."""
-    row = ITEM * problem.k
+    """How TMA walks over dy: boxes of 64 filters of 64 pixels. Slices are rows behind one another."""
+    row, rows = ITEM * problem.k, problem.z * problem.p
     return TensorMap(
         "dy",
         problem.dtype,
-        shape=(problem.k, problem.q, problem.p, problem.n),
-        strides=(row, row * problem.q, row * problem.q * problem.p),
+        shape=(problem.k, problem.q, rows, problem.n),
+        strides=(row, row * problem.q, row * problem.q * rows),
         lower=(0, 0),
         upper=(row_pitch(problem, taps) - problem.q, 0),
         channels=MMA_M,
@@ -191,6 +191,7 @@ class NativeWeightNhwc(split_k.PredictedSplitK):
     strategy = "nhwc"
     paper = NativeGemm16bit.paper
     precision = "fp32"
+    volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*limits(problem, "wgrad", dtypes=layers.FLOATS_16BIT), *wgmma_limits(target)]
@@ -204,11 +205,11 @@ class NativeWeightNhwc(split_k.PredictedSplitK):
             if number * item_bytes(problem.dtype) % 16:
                 where = "" if problem.groups == 1 else " in a group"
                 return [f"{number} {name}{where} of 16 bits are no multiple of 16 bytes, which tensor copies require"]
-        reach = max((problem.r - 1) * problem.dilation[0], (problem.s - 1) * problem.dilation[1])
-        if reach > MAX_REACH[0]:
-            return [f"a filter reaches {reach} pixels, and tensor copies {MAX_REACH[0]}"]
-        if problem.n * problem.p * problem.q >= 2**31:
-            return [f"the output has {problem.n * problem.p * problem.q} pixels, 2**31 or more"]
+        reach, most = reach_of(problem), MAX_REACH[problem.is_volume]
+        if reach > most:
+            return [f"a filter reaches {reach} pixels, and tensor copies {most}"]
+        if problem.pixels >= 2**31:
+            return [f"the output has {problem.pixels} pixels, 2**31 or more"]
         return _maps_why_not(problem, 1)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
@@ -276,7 +277,7 @@ def _config(tile: Tile, blocks: int, taps: int, block: int, behind: int, room: i
 
 def columns_of(problem: ConvProblem, taps: int, block: int) -> int:
     """Column blocks of the gradient."""
-    return problem.r * ceil_div(problem.s, taps) * ceil_div(problem.group_c, block)
+    return problem.t * problem.r * ceil_div(problem.s, taps) * ceil_div(problem.group_c, block)
 
 
 def tiles_of(problem: ConvProblem, config: NativeWeightConfig) -> int:
@@ -286,7 +287,7 @@ def tiles_of(problem: ConvProblem, config: NativeWeightConfig) -> int:
 
 def pixels_of(problem: ConvProblem, taps: int) -> int:
     """Linear pixel indices."""
-    return problem.n * problem.p * row_pitch(problem, taps)
+    return problem.n * problem.z * problem.p * row_pitch(problem, taps)
 
 
 def _shared_by(

@@ -12,11 +12,12 @@
 
 namespace leanconv {
 
-template <class Problem, class Tuning>
+// `filters_`: those of a tile, or of a CTA's share of it.
+template <class Problem, class Tuning, int filters_ = Tuning::filters>
 struct OutputNchw {
     using T = typename Problem::result;
     using Output = LinearOutput<Problem, Tuning>;
-    static constexpr int filters = Tuning::filters, count = filters / 2, width = filters < 64 ? filters : 64;
+    static constexpr int filters = filters_, count = filters / 2, width = filters < 64 ? filters : 64;
     using D = Depth<Problem>;
     static constexpr int64 image = static_cast<int64>(DepthPhases<Problem>::out) * Problem::out_h * Problem::out_w;
     static constexpr bool whole = Phase<Problem>::whole;

@@ -7,18 +7,6 @@
 
 namespace leanconv {
 
-// This CTA's share of a thread's sums, those of neighbouring filters, added over the CTAs of a cluster in the order of their
-// ranks. `own` holds the sums of this CTA, those of one thread next to the other's; between two barriers of the cluster.
-template <int split, int threads, int blocks, int count>
-__device__ __forceinline__ void add_shares(float (&share)[blocks][count], const float* own) {
-    const int first = static_cast<int>(cluster_rank()) * count;
-#pragma unroll
-    for (int i = 0; i < blocks * count; ++i) {
-        const float* const at = own + (i / count * split * count + first + i % count) * threads + threadIdx.x;
-        share[i / count][i % count] = cluster_sum<split>(at);
-    }
-}
-
 // The bias of a group's filters k and k + 1, as far as these exist.
 template <class Problem, class T>
 __device__ __forceinline__ void load_bias(float (&to)[2], const T* bias, int group, int k) {

@@ -13,7 +13,7 @@ from leanconv.kernels.cost import launch_cycles
 from leanconv.kernels.image_filter.register_cache import EXTENT
 from leanconv.kernels.image_filter.transform import (
     LENGTHS,
-    TransformSpeeds,
+    LineSpeeds,
     chunks,
     distances,
     elements_of,
@@ -91,14 +91,15 @@ class FourierLines(TimedAlgorithm):
         rows = problem.rank * config.images * problem.h
         return rows * pitch_of(problem, config.columns) * item_bytes(problem.sums)
 
-    def prepared_bytes(self, problem: FilterProblem) -> int:
-        """Of the longest transforms."""
-        most = self._choices(problem)
-        return max((self._prepared(problem, config) for config in most), default=0)
-
-    def _prepared(self, problem: FilterProblem, config: FourierLinesConfig) -> int:
+    def prepared_bytes(self, problem: FilterProblem, config: FourierLinesConfig | None = None) -> int:
+        if config is None:
+            return min((self.prepared_bytes(problem, each) for each in self._choices(problem)), default=0)
         parts = sum(parts_of(taps, config.length) for taps in (problem.kh, problem.kw))
         return 2 * item_bytes(problem.sums) * (table_places(config) + problem.rank * parts * config.length)
+
+    def counted_bytes(self, problem: FilterProblem, config: FourierLinesConfig) -> int:
+        more = self.prepared_bytes(problem, config) - self.prepared_bytes(problem)
+        return self.workspace_bytes(problem, config) + more
 
     def _choices(self, problem: FilterProblem) -> list[FourierLinesConfig]:
         elements = elements_of(problem)
@@ -126,7 +127,7 @@ class FourierLines(TimedAlgorithm):
         return by_time((self._cycles(problem, config, target), config) for config in self._choices(problem))
 
     def _cycles(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> float:
-        speeds, length = TransformSpeeds.of(target), config.length
+        speeds, length = LineSpeeds.of(target, "lines"), config.length
         strips = ceil_div(max(1, problem.out_w), config.columns)
         launches = strips * ceil_div(max(1, problem.batch), config.images)
         lines = problem.batch * problem.channels
@@ -140,7 +141,7 @@ class FourierLines(TimedAlgorithm):
             segments = times * ceil_div(max(1, extent), outputs_of(taps, length, parts))
             work = speeds.cycles(length, ceil_div(count, 2) * segments * (products * parts + 1), target)
             memory = (sums + prod(beside.shape) * item_bytes(beside.dtype)) / target.bytes_per_cycle
-            total += max(work, memory) + launches * speeds.start
+            total += work + speeds.memory * memory + launches * speeds.start
         return total
 
     def plan(self, problem: FilterProblem, config: FourierLinesConfig, target: Target) -> Plan:
@@ -191,4 +192,5 @@ class FourierLines(TimedAlgorithm):
                     *numbers(outputs=column_outputs, segments=segments, groups=groups),
                 )  # fmt: skip
                 launches.append(launch("columns", config.lines, down, images * groups * segments))
-        return Plan(tuple(launches), self.workspace_bytes(problem, config), (prepare,), self._prepared(problem, config))
+        memory = self.workspace_bytes(problem, config), self.prepared_bytes(problem, config)
+        return Plan(tuple(launches), memory[0], (prepare,), memory[1])

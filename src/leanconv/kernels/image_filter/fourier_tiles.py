@@ -88,12 +88,14 @@ class FourierTiles(GpuAlgorithm):
     def workspace_bytes(self, problem: FilterProblem, config: FourierTilesConfig) -> int:
         return (1 + (problem.filters > 1)) * config.pairs * config.length**2 * 2 * item_bytes(problem.sums)
 
-    def prepared_bytes(self, problem: FilterProblem) -> int:
-        """Of the smallest tiles that it takes."""
-        return min((self._prepared(problem, config) for config in self._choices(problem)), default=0)
-
-    def _prepared(self, problem: FilterProblem, config: FourierTilesConfig) -> int:
+    def prepared_bytes(self, problem: FilterProblem, config: FourierTilesConfig | None = None) -> int:
+        if config is None:
+            return min((self.prepared_bytes(problem, each) for each in self._choices(problem)), default=0)
         return 2 * item_bytes(problem.sums) * (table_places(config) + problem.filters * config.length**2)
+
+    def counted_bytes(self, problem: FilterProblem, config: FourierTilesConfig) -> int:
+        more = self.prepared_bytes(problem, config) - self.prepared_bytes(problem)
+        return self.workspace_bytes(problem, config) + more
 
     def _choices(self, problem: FilterProblem) -> list[FourierTilesConfig]:
         usable, elements = [], elements_of(problem)
@@ -113,7 +115,7 @@ class FourierTiles(GpuAlgorithm):
         yield from (config for _, config in by_time(timed))
 
     def _cycles(self, problem: FilterProblem, config: FourierTilesConfig, target: Target) -> float:
-        speeds, n = TransformSpeeds.of(target), config.length
+        speeds, n = TransformSpeeds.of(target, "tiles"), config.length
         pairs = pairs_of(problem, n)
         rounds = ceil_div(max(1, pairs), config.pairs)
         lines = n * (pairs * (1 + 3 * problem.filters) + 2 * problem.filters)
@@ -174,4 +176,5 @@ class FourierTiles(GpuAlgorithm):
                     *numbers(first_pair=first, filters=problem.filters, filter=filter_, **shape),
                 )  # fmt: skip
                 launches.append(launch("results", 1, results, pairs * shape["out_rows"]))
-        return Plan(tuple(launches), self.workspace_bytes(problem, config), prepare, self._prepared(problem, config))
+        prepared = self.prepared_bytes(problem, config)
+        return Plan(tuple(launches), self.workspace_bytes(problem, config), prepare, prepared)

@@ -78,7 +78,7 @@ __device__ __forceinline__ void register_cache(const typename Problem::element* 
     // Shared memory: the input rows, then the filters, their rows padded to whole vectors, then `staging`.
     T* const image_rows = reinterpret_cast<T*>(shared_memory());
     T* const weights = image_rows + inputs * Rows::row;
-    if (Problem::per_image) w += static_cast<int64>(image) * Problem::all_filters * r * s;
+    if (Problem::per_image) w += static_cast<int64>(volumes ? volume : image) * Problem::all_filters * Problem::depth * r * s;
     T sums[volumes ? rows : 1][volumes ? columns : 1];  // from one slice to the next
 #pragma unroll 1
     for (int t = 0; t < Problem::depth; ++t) {

@@ -193,8 +193,6 @@ class RegisterCache(TimedAlgorithm):
             reasons.append(f"the filter is {problem.kh}x{problem.kw}, and the limit is {LIMIT}x{LIMIT}")
         elif not (0 <= problem.anchor[0] < problem.kh and 0 <= problem.anchor[1] < problem.kw):
             reasons.append(f"anchor={problem.anchor} lies outside the {problem.kh}x{problem.kw} filter")
-        if problem.is_volume and problem.per_image:
-            reasons.append("volumes have one filter for all of a batch")
         if problem.is_volume and not 0 <= problem.anchor_z < problem.kd:
             reasons.append(f"anchor_z={problem.anchor_z} lies outside the {problem.kd} slices of the filter")
         if max(problem.d, problem.h, problem.w * problem.channels) > EXTENT:

@@ -5,7 +5,10 @@
 // Transform  a row of 128 outputs is 16 blocks of 8. With one row of the filter they are the product of
 //              A  16 x 16 k  row m has the window of block m: 16 k elements of the image's row from 8 m - pad on
 //              B  16 k x 8   column n has the filter's row from n + pad - anchor_x on, zeros above and below (a band)
-//            The order of the window's elements is free. Lane t of four has four neighbours of it, one load.
+//            The order of the window's elements is free. Lane t of four has four neighbours of it, one load; of float16 and
+//            bfloat16 two pairs, which need no moves. Taps of several channels that fit into a window stay where they lie.
+// Two rows   results that are rounded, and filters of up to five columns: blocks are 2 x 4 outputs, a window is r + 1 rows of 8
+//            columns, and a product has two rows of it. Pairs of rows stay in registers until the last window has them.
 // Requires   tensor cores of sm_80 or newer; filters of at most 32x32; up to four channels side by side; float32 sums.
 // Numerics   operands are float16 (bfloat16 where the image is), sums float32. Weights, scaled by one power of two, are
 //            sums of two float16, or of three bfloat16; those after the first are left out where they are zero everywhere.
@@ -21,7 +24,8 @@
 // Inf, NaN   zeros of the band times infinity would reach other outputs: rows of outputs with sums that are not finite
 //            are made again by FMAs in direct order.
 // Registers  4 r sums a tile and channel, 4 r weights for each k16 step unless they lie in shared memory, pixels of two rows.
-// Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21.
+// Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21. Of two rows r / 2 + 1 in
+//            place of r: 5x5 of uint8 6 where rows alone take 10.
 // Measured   figure: filter-types tensor_filter/cvcuda mean = 2.71
 //            figure: filter-types tensor_filter/cvcuda least = 1.36
 #pragma once
@@ -40,21 +44,38 @@ struct TensorStrip {
     using In = typename Problem::element;
     using Out = typename Problem::result;
     using Pixels = TensorPixels<In>;
-    static constexpr int r = Problem::r, s = Problem::s, channels = Problem::channels;
-    static constexpr int width = 128 * Tuning::tiles, tiles = Tuning::tiles * channels;  // of one channel each
-    static constexpr int pad = round_up(Problem::anchor_x, 4), lead = pad - Problem::anchor_x;
-    static constexpr int steps = ceil_div(lead + 8 + s - 1, 16);  // of k16, in a window
+    static constexpr int r = Problem::r, s = Problem::s;
+    // Of several channels a row is a line of elements, whose taps lie `apart`, where a window of that fits into one step.
+    static constexpr int of_line = round_up(Problem::anchor_x * Problem::channels, 4) - Problem::anchor_x * Problem::channels;
+    static constexpr bool line = of_line + 8 + (s - 1) * Problem::channels <= 16;
+    // Two rows of outputs are made at a time, in blocks of 2 x 4, whose windows are r + 1 rows of 8 columns.
+    static constexpr bool two = Tuning::two_rows;
+    static constexpr int channels = line ? 1 : Problem::channels, apart = line ? Problem::channels : 1;
+    static constexpr int width = 128 * Tuning::tiles;
+    static constexpr int tiles = Tuning::tiles * channels * (two ? 2 : 1);  // of one channel each, of 128 outputs
+    // Of float16 and bfloat16 a lane has two pairs of a window, as operand A has them by rule; of others four neighbours.
+    static constexpr bool pairs = half_type<In> && channels == 1;
+    static constexpr int before = Problem::anchor_x * apart, pad = round_up(before, pairs ? 2 : 4);
+    static constexpr int lead = two ? 0 : pad - before;
+    static constexpr int steps = two ? 1 : ceil_div(lead + 8 + (s - 1) * apart, 16);  // of k16, in a window
+    // Rows of the filter, or pairs of rows of a window.
+    static constexpr int rows = two ? r / 2 + 1 : r;
+    // The first of a lane's elements in a window, from the window's first on, and element e from there.
+    static __device__ __forceinline__ constexpr int first_of(int lane) { return (pairs ? 2 : 4) * (lane % 4); }
+    static __device__ __forceinline__ constexpr int element(int e) { return pairs ? e % 2 + e / 2 * 8 : e; }
     static constexpr int pieces = same_type<In, bfloat16> ? 3 : 2;  // of a weight
     // A row of inputs in shared memory, in elements: whole vectors of 16 bytes, which begin at multiples of as many in the
     // image's row.
     static constexpr int in_vector = 16 / sizeof(In), left = round_up(pad * channels, in_vector);
-    static constexpr int vectors = ceil_div(left + (width - pad - 8 + 16 * steps) * channels, in_vector);
+    static constexpr int vectors = ceil_div(left + (two ? width + 8 : width - pad - 8 + 16 * steps) * channels, in_vector);
     static constexpr int row = vectors * in_vector;
     // Whether products of one filter row are summed apart, and rounded to nearest when they are added to the others.
     static constexpr bool promoted = Pixels::split || (sizeof(Out) == 4 || (small_integer<Out> && sizeof(Out) == 2));
     // A result that is rounded anyway begins with delta.
     static constexpr bool begins_with_delta = !same_type<Out, float>;
-    static constexpr int fragment_bytes = 8 * 32 * pieces * r * steps;
+    static constexpr int fragment_bytes = 8 * 32 * pieces * rows * steps;
+    static_assert(!two || (!promoted && 4 + (s - 1) * apart <= 8), "results are rounded, and windows have 8 columns");
+    static_assert(!two || Pixels::bytes || channels == 1, "pixels of one piece");
     static_assert(Problem::planes == 1, "channels are filtered side by side");
     static_assert(0 <= Problem::anchor_x && Problem::anchor_x < s, "the anchor lies inside the filter");
     static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
@@ -64,9 +85,9 @@ struct TensorStrip {
 template <class Problem, class Tuning>
 struct TensorWeights {
     using Strip = TensorStrip<Problem, Tuning>;
-    static constexpr int r = Strip::r, steps = Strip::steps, pieces = Strip::pieces;
+    static constexpr int r = Strip::r, rows = Strip::rows, steps = Strip::steps, pieces = Strip::pieces;
     static constexpr bool kept = !Tuning::shared;  // in registers
-    unsigned fragments[kept ? pieces : 1][kept ? r : 1][kept ? steps : 1][2];
+    unsigned fragments[kept ? pieces : 1][kept ? rows : 1][kept ? steps : 1][2];
     const unsigned char* shared;
     float scale, inverse;  // of the weights; of the sums
     float pixel_scale;
@@ -75,14 +96,23 @@ struct TensorWeights {
 
     // Weight (u, position of the window, column of the output in its block), scaled.
     __device__ __forceinline__ float banded(const float* w, int u, int position, int n) const {
-        const int v = position - Strip::lead - n;
-        return v >= 0 && v < Strip::s ? w[u * Strip::s + v] * scale : 0.0f;
+        const int at = position - Strip::lead - n, v = at / Strip::apart;
+        return at >= 0 && v < Strip::s && at % Strip::apart == 0 ? w[u * Strip::s + v] * scale : 0.0f;
+    }
+    // Of two rows of outputs: element e of the lane in pair u of the window's rows. Columns of B are 2 rows of 4 outputs.
+    __device__ __forceinline__ float of_pair(const float* w, int pair, int e, int lane) const {
+        const int n = lane / 4, t = lane % 4;
+        const int row = 2 * pair + (Strip::pairs ? e / 2 : t / 2) - n / 4;
+        const int position = (Strip::pairs ? 2 * t + e % 2 : 4 * (t % 2) + e);
+        return row >= 0 && row < r ? banded(w, row, position, n % 4) : 0.0f;
     }
 
     __device__ __forceinline__ void make(unsigned (&to)[pieces][2], const float* w, int u, int step, int lane) const {
         float rest[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) rest[e] = banded(w, u, 16 * step + 4 * (lane % 4) + e, lane / 4);
+        for (int e = 0; e < 4; ++e)
+            rest[e] = Strip::two ? of_pair(w, u, e, lane)
+                                 : banded(w, u, 16 * step + Strip::first_of(lane) + Strip::element(e), lane / 4);
 #pragma unroll
         for (int p = 0; p < pieces; ++p) cut_piece<Strip::Pixels::is_bfloat16>(to[p], rest);
     }
@@ -112,7 +142,7 @@ struct TensorWeights {
         several = __any_sync(0xffffffffu, more);
         if constexpr (kept) {
 #pragma unroll
-            for (int k = 0; k < r * steps; ++k) {
+            for (int k = 0; k < rows * steps; ++k) {
                 unsigned made[pieces][2];
                 make(made, w, k / steps, k % steps, lane);
 #pragma unroll
@@ -121,11 +151,11 @@ struct TensorWeights {
         } else {
             uint2* const to = reinterpret_cast<uint2*>(shared_);
 #pragma unroll 1
-            for (int k = threadIdx.x; k < r * steps * 32; k += 32 * Tuning::warps) {
+            for (int k = threadIdx.x; k < rows * steps * 32; k += 32 * Tuning::warps) {
                 unsigned made[pieces][2];
                 make(made, w, k / (32 * steps), k / 32 % steps, lane);
 #pragma unroll
-                for (int p = 0; p < pieces; ++p) to[p * r * steps * 32 + k] = make_uint2(made[p][0], made[p][1]);
+                for (int p = 0; p < pieces; ++p) to[p * rows * steps * 32 + k] = make_uint2(made[p][0], made[p][1]);
             }
             __syncthreads();
         }
@@ -135,7 +165,7 @@ struct TensorWeights {
         if constexpr (kept) {
             to[0] = fragments[piece][u][step][0], to[1] = fragments[piece][u][step][1];
         } else {
-            ld_shared_v2_u32(to, shared + 8 * (((piece * r + u) * steps + step) * 32 + lane));
+            ld_shared_v2_u32(to, shared + 8 * (((piece * rows + u) * steps + step) * 32 + lane));
         }
     }
 };
@@ -149,7 +179,7 @@ struct TensorRows {
     using Border = typename Problem::border;
     using View = Image<In, typename Strip::Out, float>;
     // Of each block of 8 columns, a lane's four pixels of each step of its window.
-    using Row = FourElements<In>[Tuning::tiles][Strip::steps][2][Strip::channels];
+    using Row = FourElements<In>[Strip::tiles / Strip::channels][Strip::steps][2][Strip::channels];
     static constexpr int depth = Tuning::depth, unroll = Tuning::unroll, in_vector = Strip::in_vector;
     static constexpr int ring_bytes = depth * Strip::row * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
     static_assert(depth >= 3, "an edge is stored an iteration after it was asked for");
@@ -163,7 +193,7 @@ struct TensorRows {
     unsigned next;           // this lane's first vector in the first row, of plain rows in the next: bytes from the image's
                              // first element on
     const unsigned pitch;    // in bytes
-    In one;                  // an element of an edge on its way
+    In one[Strip::two ? 2 : 1];  // elements of an edge on their way
 
     __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int j, int lane_, unsigned char* shared)
         : image(image_), first_row(first_row_), lane(lane_), ring(reinterpret_cast<In*>(shared)),
@@ -177,7 +207,7 @@ struct TensorRows {
         if (whole()) return;
 #pragma unroll 1
         for (int k = lane; k < Strip::row; k += 32)
-            column[k] = border_element<Border, Strip::channels>(first + k, image.width);
+            column[k] = border_element<Border, Problem::channels>(first + k, image.width);
         __syncwarp();
     }
 
@@ -191,7 +221,16 @@ struct TensorRows {
     // Issues the copies of row n, the one after the last, and closes their group. Behind the end the last row comes again. Of
     // the edges, which `plain` rows have not, the first element of each lane is left in `one`.
     template <bool plain>
-    __device__ __forceinline__ void copy(In* to, int n, int inputs) {
+    __device__ __forceinline__ void start(int inputs) {
+#pragma unroll
+        for (int n = 0; n < depth; ++n) {
+            In* const to = ring + n * Strip::row;
+            copy<plain>(to, n, inputs);
+            if constexpr (!plain) store_one(to);
+        }
+    }
+    template <bool plain>
+    __device__ __forceinline__ void copy(In* to, int n, int inputs, int which = 0) {
         if constexpr (plain) {
             copy_vectors(to, next, 0, Strip::vectors);
             if (n + 1 < inputs) next += pitch;
@@ -206,7 +245,7 @@ struct TensorRows {
             const int edges = Strip::row - (end - begin) * in_vector;
 #pragma unroll 1
             for (int k = lane + 32; k < edges; k += 32) to[place(k)] = element(i, place(k));
-            if (lane < edges) one = element(i, place(lane));
+            if (lane < edges) one[which] = element(i, place(lane));
         }
         cp_async_commit_group();
     }
@@ -219,8 +258,8 @@ struct TensorRows {
     }
 
     // Stores it, where it has come meanwhile.
-    __device__ __forceinline__ void store_one(In* to) const {
-        if (lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one;
+    __device__ __forceinline__ void store_one(In* to, int which = 0) const {
+        if (lane < Strip::row - (end - begin) * in_vector) to[place(lane)] = one[which];
     }
 
     // Where element k of the edges lies in a row.
@@ -232,16 +271,53 @@ struct TensorRows {
         return image.x[i * image.x_pitch + c];
     }
 
+    // Of two neighbouring rows what this lane has of blocks of 2 x 4 outputs. Windows begin anywhere: of bytes and of pairs
+    // two words are read, which `ready` joins.
+    static constexpr int shifted = (Strip::left - Strip::before * Strip::channels) % (4 / static_cast<int>(sizeof(In)));
+    using Pair = unsigned[Strip::tiles / Strip::channels][2][Strip::pairs ? 4 : Strip::channels + (shifted != 0)];
+    __device__ __forceinline__ void read_pair(Pair& to, const In* row) const {
+        constexpr int channels = Strip::channels, words = sizeof(to[0][0]) / 4;
+        const int t = lane % 4;
+        row += (Strip::pairs ? 0 : t / 2 * Strip::row) + Strip::left - Strip::before * channels - shifted;
+        row += (4 * (lane / 4) + (Strip::pairs ? 2 * t : 4 * (t % 2))) * channels;
+#pragma unroll
+        for (int k = 0; k < 2 * Strip::tiles / channels; ++k) {
+            const In* const from = row + 32 * k * channels;
+#pragma unroll
+            for (int e = 0; e < words; ++e) {
+                if (Strip::pairs && shifted == 0 && e % 2 == 1) continue;
+                const In* const at = Strip::pairs ? from + e / 2 * Strip::row + e % 2 * 2 : from + 4 * e;
+                to[k / 2][k % 2][e] = *reinterpret_cast<const unsigned*>(at);
+            }
+        }
+    }
+    template <class Pixels>
+    static __device__ __forceinline__ void ready(Pixels (&to)[Strip::tiles], const Pair& raw, float up) {
+#pragma unroll
+        for (int i = 0; i < Strip::tiles; ++i)
+#pragma unroll
+            for (int block = 0; block < 2; ++block)
+                to[i].template of_words<shifted, Strip::channels>(raw[i / Strip::channels][block], block, i % Strip::channels, up);
+    }
+
     // The windows of this lane's blocks.
     __device__ __forceinline__ void read(Row& to, const In* row) const {
         constexpr int channels = Strip::channels;
-        row += Strip::left + (8 * (lane / 4) + 4 * (lane % 4) - Strip::pad) * channels;
+        row += Strip::left + (8 * (lane / 4) + Strip::first_of(lane) - Strip::pad) * channels;
 #pragma unroll
         for (int k = 0; k < 2 * Strip::steps * Tuning::tiles; ++k) {
             const int tile = k / 2 / Strip::steps, step = k / 2 % Strip::steps;
 #pragma unroll
-            for (int c = 0; c < channels; ++c)
-                to[tile][step][k % 2][c].load(row + (128 * tile + 16 * step + 64 * (k % 2)) * channels + 4 * c);
+            for (int c = 0; c < channels; ++c) {
+                const In* const from = row + (128 * tile + 16 * step + 64 * (k % 2)) * channels + 4 * c;
+                if constexpr (Strip::pairs) {
+#pragma unroll
+                    for (int e = 0; e < 4; e += 2)
+                        to[tile][step][k % 2][c].words[e / 2] = *reinterpret_cast<const unsigned*>(from + Strip::element(e));
+                } else {
+                    to[tile][step][k % 2][c].load(from);
+                }
+            }
         }
     }
 };
@@ -318,8 +394,8 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
 }
 
 // Stores row i of outputs, if it is one.
-template <class Strip, bool plain, class Writer>
-__device__ __forceinline__ void store(Writer& writer, const float (&done)[Strip::tiles][4], int i, float inverse, float delta,
+template <class Strip, bool whole, class Writer>
+__device__ __forceinline__ void store_row(Writer& writer, const float (&done)[Strip::tiles][4], int i, float inverse, float delta,
                                       int (&doubtful)[2]) {
     if constexpr (!small_integer<typename Strip::In>) {
         float all = done[0][0];
@@ -327,21 +403,23 @@ __device__ __forceinline__ void store(Writer& writer, const float (&done)[Strip:
         for (int k = 1; k < 4 * Strip::tiles; ++k) all += done[k / 4][k % 4];
         if (!__all_sync(0xffffffffu, fabsf(all) < __uint_as_float(0x7f800000u)) && i >= 0) {
             doubtful[0] = min(doubtful[0], i);
-            doubtful[1] = i;
+            doubtful[1] = Strip::two ? i + 1 : i;
         }
     }
-    writer.template store<plain>(done, i >= 0, inverse, delta);
+    writer.template store<whole>(done, i, inverse, delta);
 }
 
-// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges, and all outputs lie inside
-// the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
-template <class Strip, bool plain, bool several, class Rows, class Weights, class Writer>
+// Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges. `whole`: all outputs lie
+// inside the image, in vectors. `doubtful` become the first and the last output row, if any, whose sums are not finite.
+template <class Strip, bool plain, bool whole, bool several, class Rows, class Weights, class Writer>
 __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer& writer, int inputs, float delta,
                                       int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
     using In = typename Strip::In;
     constexpr int r = Strip::r, tiles = Strip::tiles, steps = Strip::steps, channels = Strip::channels;
-    constexpr int depth = Rows::depth, unroll = plain ? Rows::unroll : 1;
+    constexpr int depth = Rows::depth;
+    // NOTE: of float32 the code of edges would take registers from the other one.
+    constexpr int unroll = plain || (whole && !Pixels::scaled) ? Rows::unroll : 1;
     const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
     // NOTE: the zeros keep the compiler from making four registers of one before each product.
     float begin[4];
@@ -357,12 +435,6 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
         for (int i = 0; i < tiles * steps; ++i)
             pixels[i / steps][i % steps].make(raw[i / steps / channels][i % steps], i / steps % channels, up);
     };
-#pragma unroll
-    for (int n = 0; n < depth; ++n) {
-        In* const to = rows.ring + n * Strip::row;
-        rows.template copy<plain>(to, n, inputs);
-        if constexpr (!plain) rows.store_one(to);
-    }
     cp_async_wait_group<depth - 1>();
     __syncwarp();
     Pixels pixels[tiles][steps];  // of a row
@@ -383,9 +455,12 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             cp_async_wait_group<depth - 2>();
             __syncwarp();  // all lanes' copies of the next row have landed, and this one has been read
             typename Rows::Row raw;
-            rows.read(raw, rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row);
+            const In* const next_row = rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row;
+            if constexpr (plain) rows.read(raw, next_row);
             if constexpr (!plain) rows.store_one(rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row);
             rows.template copy<plain>(rows.ring + at * Strip::row, n + depth, inputs);
+            // NOTE: copies of edges need registers, which these would take.
+            if constexpr (!plain) rows.read(raw, next_row);
             Pixels next[tiles][steps];
             float next_down = 1.0f;
             convert(next, next_down, raw);
@@ -394,7 +469,7 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
 #pragma unroll
             for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
             add_products<Strip, several>(sums, pixels, weights, begin, down, rows.lane);
-            store<Strip, plain>(writer, done, n - r, weights.inverse, delta, doubtful);
+            store_row<Strip, whole>(writer, done, n - r, weights.inverse, delta, doubtful);
 
 #pragma unroll
             for (int i = 0; i < tiles * steps; ++i) pixels[i / steps][i % steps] = next[i / steps][i % steps];
@@ -407,7 +482,83 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
     float done[tiles][4];
 #pragma unroll
     for (int i = 0; i < 4 * tiles; ++i) done[i / 4][i % 4] = sums[i / 4][r][i % 4];
-    store<Strip, plain>(writer, done, inputs - r, weights.inverse, delta, doubtful);
+    store_row<Strip, whole>(writer, done, inputs - r, weights.inverse, delta, doubtful);
+}
+
+// The same, two rows of outputs at a time: a product has two rows of a window, which stay in registers until the last window
+// has them.
+template <class Strip, bool plain, bool whole, bool several, class Rows, class Weights, class Writer>
+__device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, Writer& writer, int inputs, int count,
+                                            float delta, int (&doubtful)[2]) {
+    using Pixels = typename Strip::Pixels;
+    using In = typename Strip::In;
+    constexpr int pairs = Strip::rows, tiles = Strip::tiles, depth = Rows::depth, pieces = several ? Strip::pieces : 1;
+    static_assert(depth % 2 == 0 && depth >= 6, "an edge is stored an iteration after it was asked for");
+    const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
+    // NOTE: the zeros keep the compiler from making four registers of one before each product.
+    float begin[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) begin[e] = first + static_cast<float>(zero_after(inputs + e));
+    Pixels pixels[pairs][tiles];
+    int slot = 0;  // of a pair's first row in the ring
+    const auto before = [&](int rows_before) { return slot < rows_before ? slot + depth - rows_before : slot - rows_before; };
+    // What comes of pair n, once it has landed; the one before it makes place for another.
+    const auto bring = [&](typename Rows::Pair& raw, int n) {
+        cp_async_wait_group<depth - 4>();
+        __syncwarp();  // all lanes' copies of this pair have landed, and the one before has been read
+        if constexpr (plain) rows.read_pair(raw, rows.ring + slot * Strip::row);
+        if (n > 0) {
+            if constexpr (!plain) {
+                if (n > 1) {
+                    rows.store_one(rows.ring + before(4) * Strip::row, 0);
+                    rows.store_one(rows.ring + (before(4) + 1) * Strip::row, 1);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < 2; ++k)
+                rows.template copy<plain>(rows.ring + (before(2) + k) * Strip::row, 2 * (n - 1) + depth + k, inputs, k);
+        }
+        // NOTE: copies of edges need registers, which these would take.
+        if constexpr (!plain) rows.read_pair(raw, rows.ring + slot * Strip::row);
+        slot = slot + 2 == depth ? 0 : slot + 2;
+    };
+#pragma unroll
+    for (int n = 0; n < pairs; ++n) {
+        typename Rows::Pair raw;
+        bring(raw, n);
+        Rows::ready(pixels[n], raw, weights.pixel_scale);
+    }
+    float done[tiles][4];
+#pragma unroll 1
+    for (int i0 = 0; i0 < count; i0 += 2 * pairs) {
+#pragma unroll
+        for (int k = 0; k < pairs; ++k) {
+            const int i = i0 + 2 * k;
+            if (i >= count) break;
+            typename Rows::Pair raw;
+            bring(raw, i / 2 + pairs);
+            float sums[tiles][4];
+#pragma unroll
+            for (int e = 0; e < 4 * tiles; ++e) sums[e / 4][e % 4] = begin[e % 4];
+#pragma unroll
+            for (int p = 0; p < pairs; ++p)
+#pragma unroll
+                for (int piece = pieces - 1; piece >= 0; --piece) {
+                    unsigned filter[2];
+                    weights.fragment(filter, piece, p, 0, rows.lane);
+#pragma unroll
+                    for (int m = 0; m < tiles; ++m)
+                        Pixels::multiply(sums[m], pixels[(k + p) % pairs][m].pieces[0], filter);
+                }
+            if (i > 0) store_row<Strip, whole>(writer, done, i - 2, weights.inverse, delta, doubtful);
+#pragma unroll
+            for (int e = 0; e < 4 * tiles; ++e) done[e / 4][e % 4] = sums[e / 4][e % 4];
+            Rows::ready(pixels[k], raw, weights.pixel_scale);
+        }
+    }
+    cp_async_wait_group<0>();
+    __syncwarp();
+    store_row<Strip, whole>(writer, done, (count - 1) / 2 * 2, weights.inverse, delta, doubtful);
 }
 
 template <class Problem, class Tuning>
@@ -424,41 +575,55 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     // Blocks have one filter and one image each. Strips of a band lie side by side.
     const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
     const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
-    const int j = number % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // j in elements
+    // The first strip and the last one, which have edges, are neighbours, and so in one block; the last band, which has edges
+    // below, comes first, since what has edges takes longer.
+    const int j = (number + 1) % strips * (Strip::width * Strip::channels);  // in elements
+    const int top = (number < strips ? bands - 1 : number / strips - 1) * band_rows;
     const int out_height = Problem::valid ? height - (r - 1) : height;
-    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Strip::channels;
+    const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
     const bool idle = number >= strips * bands;
     if constexpr (!Tuning::shared) {
         if (idle) return;
     }
     unsigned char* const shared = shared_memory();
-    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
-    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
-    if (Tuning::shared && idle) return;
-
     const typename Rows::View view{
-        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Strip::channels,
+        x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Problem::channels,
         out_height, out_width, x_pitch, y_pitch, value};
     const int count = min(band_rows, out_height - top), inputs = count + r - 1;
-    using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes>;
+    using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes, Strip::two>;
     unsigned char* const mine =
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
     Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
-    Writer writer(view, top, j, lane, mine);
+    Writer writer(view, top, count, j, lane, mine);
+    const bool whole = writer.whole(), plain = whole && rows.plain(inputs);
+    // The first rows are on their way while the weights are made.
+    if (!idle && plain) rows.template start<true>(inputs);
+    else if (!idle) rows.template start<false>(inputs);
+    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
+    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
+    if (Tuning::shared && idle) return;
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
-        if (!rows.plain(inputs) || !writer.whole()) march<Strip, false, true>(rows, weights, writer, inputs, delta, doubtful);
-        else if (weights.several) march<Strip, true, true>(rows, weights, writer, inputs, delta, doubtful);
-        else march<Strip, true, false>(rows, weights, writer, inputs, delta, doubtful);
+        if constexpr (Strip::two) {
+            if (!whole) march_pairs<Strip, false, false, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else if (!plain) march_pairs<Strip, false, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else if (weights.several) march_pairs<Strip, true, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else march_pairs<Strip, true, true, false>(rows, weights, writer, inputs, count, delta, doubtful);
+        } else {
+            if (!whole) march<Strip, false, false, true>(rows, weights, writer, inputs, delta, doubtful);
+            else if (!plain) march<Strip, false, true, true>(rows, weights, writer, inputs, delta, doubtful);
+            else if (weights.several) march<Strip, true, true, true>(rows, weights, writer, inputs, delta, doubtful);
+            else march<Strip, true, true, false>(rows, weights, writer, inputs, delta, doubtful);
+        }
     }
     writer.go_to(top + doubtful[0], j);
 #pragma unroll 1
-    for (int i = doubtful[0]; i <= doubtful[1]; ++i, writer.go_on())
+    for (int i = doubtful[0]; i <= min(doubtful[1], count - 1); i += Writer::rows, writer.go_on())
 #pragma unroll 1
         for (int k = 0; k < 4 * Strip::tiles; ++k) {
             const float begin = Strip::begins_with_delta ? delta : 0.0f;
-            const float sum = direct_sum<Problem>(view, w, top + i, j + writer.column(k), begin);
-            writer.store_one(Strip::begins_with_delta ? sum : sum + delta, k);
+            const float sum = direct_sum<Problem>(view, w, top + i + writer.row_of_lane(), j + writer.column(k), begin);
+            if (i + writer.row_of_lane() < count) writer.store_one(Strip::begins_with_delta ? sum : sum + delta, k);
         }
 }
 

@@ -16,6 +16,10 @@ from leanconv.problem import FilterProblem
 
 #: Channels that lie side by side.
 CHANNELS = 4
+#: Elements that become float16 by one multiply-add.
+BYTES_OF_PIXELS = "uint8", "int8"
+#: Elements that are taken as they are, in pairs.
+HALVES = "float16", "bfloat16"
 #: Bytes of an image, and of a result: offsets are of 32 bits.
 BYTES = 2**32
 #: Registers that a thread may need by `registers_needed`: some more than there are, since not all are needed at a time.
@@ -30,7 +34,8 @@ SETUP_ROWS = 6
 class TensorFilterConfig(Config):
     """A warp has ``tiles`` x 128 columns and ``rows`` rows of outputs, or with 0 as many as make whole waves,
     ``unroll`` of them an iteration, and copies input rows ``depth`` rows ahead. Weights are in ``shared`` memory or in
-    registers. So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor."""
+    registers. So many blocks of ``warps`` at least, ``min_blocks``, fit on a multiprocessor. With ``two_rows`` two rows
+    of outputs are made at a time."""
 
     rows: int
     tiles: int
@@ -39,6 +44,7 @@ class TensorFilterConfig(Config):
     warps: int
     shared: bool
     min_blocks: int = 1
+    two_rows: bool = False
 
     @property
     def threads(self) -> int:
@@ -60,55 +66,92 @@ class FilterSpeeds(Speeds):
     lesser: float
 
 
-#: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared.
-Shape = tuple[int, int, int, int, int, bool]
-#: The fastest on an H200 at 8192²: of elements of up to 16 bits and filters of up to 7 rows, of other filters of one
-#: step, of larger ones, and of several channels; and what else is worth timing.
-SMALL: Shape = (32, 2, 4, 4, 4, False)
-MEDIUM: Shape = (64, 1, 8, 4, 4, False)
-LARGE: Shape = (0, 1, 4, 1, 4, True)
-CHANNELED: Shape = (64, 1, 4, 1, 4, False)
+#: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared, two_rows.
+Shape = tuple[int, int, int, int, int, bool, bool]
+#: The fastest on an H200 at 8192²: of two rows at a time, of bytes and of float16; of elements of up to 16 bits and
+#: filters of 5 to 7 rows, of fewer, of float16 with 5 to 7; of other filters of one step, of larger ones, and of
+#: several channels; and what else is worth timing.
+PAIRS: Shape = (48, 2, 8, 1, 4, False, True)
+NARROW_PAIRS: Shape = (32, 1, 8, 1, 4, False, True)
+SMALL: Shape = (48, 2, 4, 4, 4, False, False)
+LOW: Shape = (32, 2, 4, 4, 4, False, False)
+HALF: Shape = (32, 2, 8, 4, 2, False, False)
+MEDIUM: Shape = (80, 1, 4, 4, 4, True, False)
+LARGE: Shape = (0, 1, 4, 1, 4, True, False)
+CHANNELED: Shape = (64, 1, 4, 4, 4, False, False)
 OTHERS: tuple[Shape, ...] = (
-    (0, 1, 4, 1, 8, True), (0, 2, 4, 1, 4, True), (0, 2, 4, 1, 4, False), (0, 1, 4, 1, 2, True),
-    (32, 1, 8, 4, 4, False),
+    (0, 1, 4, 1, 8, True, False), (0, 2, 4, 1, 4, True, False), (0, 2, 4, 1, 4, False, False),
+    (0, 1, 4, 1, 2, True, False), (32, 1, 8, 4, 4, False, False), (64, 1, 4, 1, 4, False, False),
 )  # fmt: skip
+
+
+def layout_of(problem: FilterProblem) -> tuple[int, int]:
+    """Channels that are filtered apart, and how far the taps of a row lie from each other: of several channels a row
+    is a line of elements where a window of that fits into one product."""
+    channels = problem.channels
+    line = -problem.anchor[1] * channels % 4 + 8 + (problem.kw - 1) * channels <= 16
+    return (1, channels) if line else (channels, 1)
+
+
+def window_of(problem: FilterProblem) -> tuple[int, int]:
+    """Elements before an output that its window begins with, and products of k16 that the window of 8 outputs takes."""
+    channels, apart = layout_of(problem)
+    before, even = problem.anchor[1] * apart, 2 if problem.dtype in HALVES and channels == 1 else 4
+    pad = ceil_div(before, even) * even
+    return pad, ceil_div(pad - before + 8 + (problem.kw - 1) * apart, 16)
 
 
 def steps_of(problem: FilterProblem) -> int:
     """Products of k16 that the window of 8 outputs takes."""
-    return ceil_div(-problem.anchor[1] % 4 + 8 + problem.kw - 1, 16)
+    return window_of(problem)[1]
 
 
 def pieces_of(problem: FilterProblem) -> tuple[int, int]:
     """Pieces of an element and of a weight."""
     if problem.dtype == "bfloat16":
         return 1, 3
-    return 1 if problem.dtype in ("uint8", "int8", "float16") else 2, 2
+    return 1 if problem.dtype in (*BYTES_OF_PIXELS, "float16") else 2, 2
 
 
 def products_of(problem: FilterProblem) -> int:
     """Products for 128 outputs: of all pieces but the two smallest."""
     pixel, weight = pieces_of(problem)
-    return problem.kh * steps_of(problem) * (pixel + weight - 1)
+    rows = problem.kh // 2 + 1 if takes_two_rows(problem) else problem.kh * steps_of(problem)
+    return rows * (pixel + weight - 1)
+
+
+def takes_two_rows(problem: FilterProblem) -> bool:
+    """Whether two rows of outputs can be made at a time: pixels of one piece, windows of 8 columns, and results that
+    are rounded to fewer digits than sums have."""
+    channels, apart = layout_of(problem)
+    one_piece = problem.dtype in BYTES_OF_PIXELS or (channels == 1 and problem.dtype in HALVES)
+    rounded = problem.result in (*BYTES_OF_PIXELS, *HALVES)
+    return one_piece and rounded and 4 + (problem.kw - 1) * apart <= 8
 
 
 def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     """Shared memory of a block: weights, and for each warp a ring of rows, the columns of a strip at an edge, and of
     several channels a row of outputs."""
-    channels, size = problem.channels, item_bytes(problem.dtype)
-    pad, in_vector = ceil_div(problem.anchor[1], 4) * 4, 16 // size
+    (channels, _), (pad, steps), size = layout_of(problem), window_of(problem), item_bytes(problem.dtype)
+    in_vector, width = 16 // size, 128 * config.tiles
     left = ceil_div(pad * channels, in_vector) * in_vector
-    width = 128 * config.tiles
-    row = ceil_div(left + (width - pad - 8 + 16 * steps_of(problem)) * channels, in_vector) * in_vector
-    staging = width * channels * item_bytes(problem.result) if channels > 1 else 0
-    weights = 8 * 32 * pieces_of(problem)[1] * problem.kh * steps_of(problem) if config.shared else 0
+    last = width + 8 if config.two_rows else width - pad - 8 + 16 * steps
+    row = ceil_div(left + last * channels, in_vector) * in_vector
+    staging = (1 + config.two_rows) * width * channels * item_bytes(problem.result) if channels > 1 else 0
+    fragments = problem.kh // 2 + 1 if config.two_rows else problem.kh * steps
+    weights = 8 * 32 * pieces_of(problem)[1] * fragments if config.shared else 0
     return weights + config.warps * (row * (config.depth * size + 4) + staging)
 
 
-def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
-    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows."""
+def registers_needed(problem: FilterProblem, tiles: int, shared: bool, two_rows: bool = False) -> int:
+    """Registers of a thread: sums, those of a few rows apart, weights, and pixels of two rows; where two rows of
+    outputs are made at a time the pixels of a whole window, and sums of these rows and of those before."""
     (pixel, weight), steps = pieces_of(problem), steps_of(problem)
-    columns = tiles * problem.channels
+    columns = tiles * layout_of(problem)[0]
+    if two_rows:
+        pairs, halves = problem.kh // 2 + 1, problem.dtype in HALVES
+        raw = 8 if halves and problem.anchor[1] % 2 else 4
+        return 2 * columns * (4 * pairs + 8 + raw) + 2 * weight * pairs + (28 if halves else 20)
     sums = 4 * problem.kh * columns + (16 if pixel == 2 else 0)
     weights = 16 if shared else 2 * weight * problem.kh * steps
     return sums + weights + columns * steps * (8 * pixel + 2 * item_bytes(problem.dtype)) + ADDRESSES
@@ -116,12 +159,16 @@ def registers_needed(problem: FilterProblem, tiles: int, shared: bool) -> int:
 
 def most_registers(problem: FilterProblem) -> int:
     """What `registers_needed` may say: of several channels more are needed at a time."""
-    return REGISTERS - 12 * (problem.channels - 1)
+    return REGISTERS - 12 * (layout_of(problem)[0] - 1)
 
 
 def strips_of(problem: FilterProblem, tiles: int) -> int:
     """Strips of all images, one for each filter."""
-    return ceil_div(problem.out_w, 128 * tiles) * problem.batch * problem.filters
+    return strips_of_image(problem, tiles) * problem.batch * problem.filters
+
+
+def strips_of_image(problem: FilterProblem, tiles: int) -> int:
+    return ceil_div(problem.out_w * layout_of(problem)[1], 128 * tiles)
 
 
 def rows_of_band(problem: FilterProblem, tiles: int, slots: int) -> int:
@@ -189,28 +236,30 @@ class TensorFilter(TimedAlgorithm):
         return reasons
 
     def shapes(self, problem: FilterProblem) -> Iterator[Shape]:
-        if problem.channels > 1:
+        if takes_two_rows(problem):
+            yield NARROW_PAIRS if problem.dtype in HALVES or layout_of(problem)[0] > 1 else PAIRS
+        if layout_of(problem)[0] > 1:
             yield CHANNELED
         elif steps_of(problem) == 1:
-            yield from (SMALL, MEDIUM) if problem.kh <= 7 and item_bytes(problem.dtype) < 4 else (MEDIUM, SMALL)
+            narrow = problem.kh <= 7 and item_bytes(problem.dtype) < 4
+            small = LOW if problem.kh <= 4 else HALF if problem.dtype == "float16" else SMALL
+            yield from (small, MEDIUM) if narrow else (MEDIUM, small)
         yield LARGE
         yield from OTHERS
 
     def configurations(self, problem: FilterProblem, target: Target) -> Iterator[TensorFilterConfig]:
         """The valid ones, the best guess first."""
-        for rows, tiles, depth, unroll, warps, shared in dict.fromkeys(self.shapes(problem)):
-            needs = registers_needed(problem, tiles, shared)
+        for rows, tiles, depth, unroll, warps, shared, two_rows in dict.fromkeys(self.shapes(problem)):
+            needs = registers_needed(problem, tiles, shared, two_rows)
             # the shape that needs least is for all filters
             if needs > (most_registers(problem) if shared and tiles == 1 else 232):
                 continue
             blocks = target.registers_per_multiprocessor // (32 * warps * ceil_div(min(needs, 255), 8) * 8)
-            config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks))
+            config = TensorFilterConfig(0, tiles, depth, unroll, warps, shared, max(1, blocks), two_rows)
             if shared_bytes(problem, config) > target.shared_per_block:
                 continue
-            # small images have short bands, of few different heights, since each is compiled
-            fitted = band_rows(problem, config, target)
-            fewer = max(4, 2 ** (fitted.bit_length() - 1))
-            yield replace(config, rows=min(rows, fewer) if rows and fitted < rows else rows)
+            # small images have short bands
+            yield replace(config, rows=min(rows, max(4, band_rows(problem, config, target))))
 
     def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, TensorFilterConfig]]:
         speeds = FilterSpeeds.of(target)
@@ -228,11 +277,13 @@ class TensorFilter(TimedAlgorithm):
         return sorted(found, key=lambda pair: pair[0])
 
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
-        strips = ceil_div(problem.out_w, 128 * config.tiles)
+        strips = strips_of_image(problem, config.tiles)
         rows = band_rows(problem, config, target)
         bands = ceil_div(problem.out_h, rows)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
         grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
         given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows))
         compiled = (*constants(problem, problem.channels, 1), *counts)
-        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config)),))
+        # NOTE: the height of a band is an argument, so that images of all sizes share kernels
+        tuning = tuple(each for each in config.constants() if each[0] != "rows")
+        return Plan((self.launch(config, compiled, given, grid, shared_bytes(problem, config), tuning),))

@@ -75,8 +75,12 @@ struct TensorPixels {
     template <int channels>
     __device__ __forceinline__ void make(const FourElements<In> (&vectors)[2][channels], int c, float up) {
 #pragma unroll
-        for (int block = 0; block < 2; ++block) {
-            const FourElements<In> four = four_of_channel(vectors[block], c);
+        for (int block = 0; block < 2; ++block) half_of<channels>(vectors[block], block, c, up);
+    }
+    template <int channels>
+    __device__ __forceinline__ void half_of(const FourElements<In> (&vector)[channels], int block, int c, float up) {
+        {
+            const FourElements<In> four = four_of_channel(vector, c);
             if constexpr (half_type<In>) {
                 pieces[0][block] = four.words[0], pieces[0][2 + block] = four.words[1];
             } else if constexpr (bytes) {
@@ -100,6 +104,38 @@ struct TensorPixels {
                     pieces[p][block] = two[0], pieces[p][2 + block] = two[1];
                 }
             }
+        }
+    }
+
+    // Channel c of four pixels that begin `shifted` elements into words; of pairs two in each of two rows.
+    template <int shifted, int channels, int words>
+    __device__ __forceinline__ void of_words(const unsigned (&from)[words], int block, int c, float up) {
+        if constexpr (half_type<In> && channels == 1) {
+#pragma unroll
+            for (int row = 0; row < 2; ++row)
+                pieces[0][2 * row + block] =
+                    shifted ? __byte_perm(from[2 * row], from[2 * row + 1], 0x5432) : from[2 * row];
+        } else {
+            FourElements<In> four;
+            constexpr int size = sizeof(In);
+            if constexpr (channels == 1 && size == 1) {
+                four.words[0] = shifted ? __byte_perm(from[0], from[words - 1], 0x3210 + 0x1111 * shifted) : from[0];
+            } else
+#pragma unroll
+            for (int k = 0; k < size; ++k) {
+                // four bytes of a word of results, two at a time
+                unsigned two[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int element = 4 / size * k + (size == 1 ? 2 * e : e);
+                    const int a = (shifted + element * channels + c) * size;
+                    const int b = size == 1 ? a + channels : a + 1;
+                    two[e] = __byte_perm(from[a / 4], from[b / 4], a % 4 | (a / 4 == b / 4 ? b % 4 : 4 + b % 4) << 4);
+                }
+                four.words[k] = __byte_perm(two[0], two[1], 0x5410);
+            }
+            FourElements<In> one[1] = {four};
+            half_of<1>(one, block, 0, up);
         }
     }
 
@@ -147,35 +183,48 @@ __device__ __forceinline__ auto pack_pair(float a, float b) {
 
 // Stores rows of sums: as vectors where the image allows it, else one by one. A vector is a pair of neighbours; of several
 // channels 16 bytes, which the warp puts together in shared memory. `unscaled`: the sums are results.
-template <class Out, int tiles, int channels, bool unscaled>
+template <class Out, int tiles, int channels, bool unscaled, bool two>
 struct TensorWriter {
-    static constexpr int sums = 4 * tiles * channels, row = 128 * tiles * channels, size = sizeof(Out);
-    static constexpr int bytes = channels == 1 ? 0 : row * size, vector = (channels == 1 ? 2 * size : 16) / size;
+    static constexpr int rows = two ? 2 : 1;  // stored at a time
+    static constexpr int sums = 4 * rows * tiles * channels, row = 128 * tiles * channels, size = sizeof(Out);
+    static constexpr int bytes = channels == 1 ? 0 : rows * row * size, vector = (channels == 1 ? 2 * size : 16) / size;
     Out* const image;
     Out* const staging;
     const unsigned pitch;  // in bytes
-    const int lane, count;  // so many columns of the strip, in elements, lie inside the image
+    const int lane, height, count;  // so many rows of the band, and columns of the strip, in elements, lie inside the image
     const bool vectors;     // those are aligned
+    // Of 8 bits two lanes exchange pairs, such that each stores four neighbours: where these are aligned.
+    static constexpr bool exchanges = channels == 1 && size == 1;
+    const bool fours;
     unsigned to;            // this lane's first sum in the next row: bytes from the image's first on
 
     template <class In>
-    __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& view, int i, int j, int lane_, unsigned char* shared)
+    __device__ __forceinline__ TensorWriter(const Image<In, Out, float>& view, int i, int height_, int j, int lane_,
+                                            unsigned char* shared)
         : image(view.y), staging(reinterpret_cast<Out*>(shared)), pitch(static_cast<unsigned>(view.y_pitch) * size),
-          lane(lane_), count(view.out_width - j),
-          vectors(view.y_pitch % vector == 0 && reinterpret_cast<unsigned long long>(view.y) % (vector * size) == 0) {
+          lane(lane_), height(height_), count(view.out_width - j),
+          vectors(view.y_pitch % vector == 0 && reinterpret_cast<unsigned long long>(view.y) % (vector * size) == 0),
+          fours(!exchanges || (view.y_pitch % 4 == 0 && reinterpret_cast<unsigned long long>(view.y) % 4 == 0)) {
         go_to(i, j);
     }
 
     // Whether all outputs are in vectors inside the image.
-    __device__ __forceinline__ bool whole() const { return vectors && count >= row; }
+    __device__ __forceinline__ bool whole() const { return vectors && fours && count >= row; }
 
-    __device__ __forceinline__ void go_to(int i, int j) { to = static_cast<unsigned>(i) * pitch + (j + column(0)) * size; }
-    __device__ __forceinline__ void go_on() { to += pitch; }
+    __device__ __forceinline__ void go_to(int i, int j) {
+        to = static_cast<unsigned>(i + row_of_lane()) * pitch + (j + column(0)) * size;
+    }
+    __device__ __forceinline__ void go_on() { to += rows * pitch; }
+    // Which of the rows that are stored at a time the lane has.
+    __device__ __forceinline__ int row_of_lane() const { return two ? lane % 4 / 2 : 0; }
 
     // Where the lane's sum k lies in its strip, and from its first sum on, in elements.
-    __device__ __forceinline__ int column(int k) const { return (lane / 4 * 8 + lane % 4 * 2) * channels + apart(k); }
+    __device__ __forceinline__ int column(int k) const {
+        return (two ? lane / 4 * 4 + lane % 2 * 2 : lane / 4 * 8 + lane % 4 * 2) * channels + apart(k);
+    }
+    static constexpr int half_tile = two ? 32 : 64;
     static __device__ __forceinline__ constexpr int apart(int k) {
-        return (128 * (k / 4 / channels) + 64 * (k / 2 % 2) + k % 2) * channels + k / 4 % channels;
+        return (2 * half_tile * (k / 4 / channels) + half_tile * (k / 2 % 2) + k % 2) * channels + k / 4 % channels;
     }
     __device__ __forceinline__ Out* at(int elements) const {
         return reinterpret_cast<Out*>(reinterpret_cast<char*>(image) + to) + elements;
@@ -184,45 +233,73 @@ struct TensorWriter {
     // Sums that begin with delta times their scale, or have it added, if they are `wanted`; `plain`: where they are `whole`.
     // NOTE: a __syncwarp() must lie between two calls, which put rows together in one place.
     template <bool plain>
-    __device__ __forceinline__ void store(const float (&done)[tiles * channels][4], bool wanted, float inverse, float delta) {
-        if ((!plain || channels > 1) && !wanted) return;
+    __device__ __forceinline__ void store(const float (&done)[rows * tiles * channels][4], int i, float inverse, float delta) {
+        // Of rows that come one by one the first ones belong to no output.
+        const bool wanted = two ? i + row_of_lane() < height : i >= 0;
+        if (!two && (!plain || channels > 1) && !wanted) return;
         if (!plain && !vectors) {
 #pragma unroll
-            for (int k = 0; k < sums; ++k) store_one(finished(done[k / 4][k % 4], inverse, delta), k);
+            for (int k = 0; k < sums; ++k)
+                if (wanted) store_one(finished(done[k / 4][k % 4], inverse, delta), k);
             go_on();
+            return;
+        }
+        if constexpr (plain && exchanges) {
+            const bool odd = lane % 2 != 0;
+#pragma unroll
+            for (int k = 0; k < sums; k += 4) {
+                float four[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) four[e] = finished(done[k / 4][e], inverse, delta);
+                // A lane's pairs lie 64 columns apart: the first ones of two lanes are for the first of these, the others
+                // for the second.
+                const unsigned mine = pack_four<Out>(four), other = __shfl_xor_sync(0xffffffffu, mine, 1);
+                const unsigned both = __byte_perm(mine, other, odd ? 0x3276 : 0x5410);
+                if (wanted) __stcs(reinterpret_cast<unsigned*>(at(2 * half_tile * (k / 4)) + (odd ? half_tile - 2 : 0)), both);
+            }
+            if (two || wanted) go_on();
             return;
         }
 #pragma unroll
         for (int k = 0; k < sums; k += 2) {
             // The elements of two pixels, two at a time.
             const int first = k / (4 * channels) * channels, half = k / 2 / channels % 2, pair = k % (2 * channels);
-            float two[2];
+            float both_sums[2];
 #pragma unroll
             for (int e = 0; e < 2; ++e)
-                two[e] = finished(done[first + (pair + e) % channels][2 * half + (pair + e) / channels], inverse, delta);
-            const int place = (128 * (k / (4 * channels)) + 64 * half) * channels + pair;
+                both_sums[e] = finished(done[first + (pair + e) % channels][2 * half + (pair + e) / channels], inverse, delta);
+            const int place = (2 * half_tile * (k / (4 * channels)) + half_tile * half) * channels + pair;
             if constexpr (channels > 1) {
-                const auto both = pack_pair<Out>(two[0], two[1]);
-                *reinterpret_cast<decltype(pack_pair<Out>(0.0f, 0.0f))*>(staging + column(0) + place) = both;
+                const auto both = pack_pair<Out>(both_sums[0], both_sums[1]);
+                *reinterpret_cast<decltype(pack_pair<Out>(0.0f, 0.0f))*>(staging + row_of_lane() * row + column(0) + place) = both;
             } else if (plain || column(0) + place + 1 < count) {
-                const auto both = pack_pair<Out>(two[0], two[1]);
+                const auto both = pack_pair<Out>(both_sums[0], both_sums[1]);
                 if (wanted) __stcs(reinterpret_cast<decltype(pack_pair<Out>(0.0f, 0.0f))*>(at(place)), both);
             } else {
-                store_one(two[0], k);
+                if (wanted) store_one(both_sums[0], k);
             }
         }
         if constexpr (channels > 1) {
             __syncwarp();
 #pragma unroll
-            for (int k = 0; k < row / vector; k += 32) {
-                const int first = (k + lane) * vector;
-                if (plain ? k + 32 <= row / vector || k + lane < row / vector : first + vector <= min(count, row))
-                    __stcs(reinterpret_cast<uint4*>(at(first - column(0))), *reinterpret_cast<const uint4*>(staging + first));
+            for (int n = 0; n < rows; ++n) {
+                if (two && i + n >= height) continue;
+                const Out* const from = staging + n * row;
+                // from the lane's place to the first of row n
+                Out* const out = two ? reinterpret_cast<Out*>(reinterpret_cast<char*>(at(-column(0))) +
+                                                              (n - row_of_lane()) * static_cast<int64>(pitch))
+                                     : at(-column(0));
+#pragma unroll
+                for (int k = 0; k < row / vector; k += 32) {
+                    const int first = (k + lane) * vector;
+                    if (plain ? k + 32 <= row / vector || k + lane < row / vector : first + vector <= min(count, row))
+                        __stcs(reinterpret_cast<uint4*>(out + first), *reinterpret_cast<const uint4*>(from + first));
+                }
+                const int rest = count / vector * vector + lane;
+                if (!plain && rest < min(count, row)) out[rest] = from[rest];
             }
-            const int rest = count / vector * vector + lane;
-            if (!plain && rest < min(count, row)) *at(rest - column(0)) = staging[rest];
         }
-        if (wanted) go_on();
+        if (two || wanted) go_on();
     }
 
     __device__ __forceinline__ void store_one(float value, int k) const {

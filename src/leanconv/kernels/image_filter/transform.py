@@ -40,6 +40,14 @@ class TransformSpeeds(Speeds):
         return transforms / 2 * length * self.places[LENGTHS.index(length)] / target.multiprocessors
 
 
+@dataclass(frozen=True)
+class LineSpeeds(TransformSpeeds):
+    """Of transforms of lines, in which the memory's time adds to the work."""
+
+    #: the time of memory relative to what the target's bandwidth says
+    memory: float
+
+
 def elements_of(problem: FilterProblem) -> int:
     """Elements that fit into the registers of a thread."""
     return 16 if problem.sums == "float32" else 8

@@ -105,7 +105,7 @@ class ImplicitGemm(TimedAlgorithm):
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         return limits(problem, "fprop", "dgrad", dtypes=GPU_LAYERS)
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:

@@ -264,7 +264,7 @@ class Winograd1d(TimedAlgorithm):
             reasons = [f"filters are {forward.s} wide: their column blocks are for groups of {channels}"]
         return reasons
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         cuts = [ranges_of(problem, *pair, cut) for pair in kernels_of(problem) for cut in cuts_of(problem, pair[1])]
         return 4 * max(sum(filter_floats(problem, part.states, part.block) for part in cut) for cut in cuts)
 

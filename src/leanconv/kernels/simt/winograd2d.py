@@ -101,7 +101,7 @@ class Winograd2d(TimedAlgorithm):
                 configs.append((time + tiles.prepare_cycles(problem, transform, target), chosen))
         return by_time(configs)
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return 4 * max(tiles.prepared_floats(problem, transform_of(problem, m)) for m in outputs_2d(problem.precision))
 
     def plan(self, problem: ConvProblem, config: Winograd2dConfig, target: Target) -> Plan:
