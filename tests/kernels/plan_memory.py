@@ -72,6 +72,8 @@ def _draw_layer(rng: np.random.Generator) -> ConvProblem:
         groups, k = c, c * int(one_of(1, 1, 2, 3))
     if kind < 0.05:  # and a row, which each output reads the beginning of
         r, s, w, stride, dilation, padding = 1, 4, 4 * w, (1, 1), (1, 1), (0, 0, 3, 0)
+    elif kind < 0.09:  # or a filter that no thread keeps whole
+        r, s, stride, dilation, padding = 13, 11, (1, 1), (1, 1), (6, 6, 5, 5)
     if 0.1 < kind < 0.12:
         c, groups = 1, 1
     op = one_of("fprop", "dgrad", "wgrad")
