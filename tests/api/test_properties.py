@@ -78,6 +78,9 @@ def suited(algorithm, problem):
         w, s, dilation = 4 * problem.w, min(problem.s, 5), (1, min(problem.dilation[1], 2))
         problem = replace(problem, layout="NCHW", r=1, s=s, w=w, stride=(1, 1), dilation=dilation)
         return replace(problem, padding=(0, 0, dilation[1] * (s - 1), 0))
+    if name.startswith("depthwise_weight_large"):
+        r, s, units = problem.r + 8, problem.s + 10, {"stride": (1, 1), "dilation": (1, 1)}
+        problem = replace(problem, r=r, s=s, padding=(r // 2, r // 2, s // 2 + 1, s // 2), **units)
     gradient = {"depthwise_input": "dgrad"}.get(name, "wgrad" if "_weight" in name else None)
     return replace(problem, op=gradient, bias=False, activation=None) if gradient else problem
 

@@ -78,7 +78,7 @@ def test_sums_do_not_depend_on_the_blocks_that_share_them() -> None:
 
 
 def test_long_sums_are_promoted() -> None:
-    """A thread adds some 8,000 products to a weight; without totals errors were THE_CHAIN."""
+    """A thread adds some 20,000 products to a weight; in one chain errors were 2.4e-6 and 1.9e-6."""
     problem = layer(1, 28, 28, 7, 12, n=30, padding=(3, 3, 6, 5))
     wished = {"images": 1, "bands": 1, "workers": 1, "tile_p": 28, "threads": 32, "split": 1}
     config = replace(next(iter(LARGE.configs(problem, TARGETS[0]))), **wished, channels=1, tile_q=28, tile_h=28)
@@ -86,9 +86,7 @@ def test_long_sums_are_promoted() -> None:
         given = cases.draw_conv(problem, kind)
         dw = np.full(problem.y_shape, np.nan, np.float32)
         emulator.run_plan(LARGE.plan(problem, config, TARGETS[0]), {**given, "dw": dw}, orders=("ascending",))
-        error = oracle.relative_error(dw, oracle.conv2d(problem, given["x"], given["dy"]))
-        print(kind, error)
-        assert error < most
+        assert oracle.relative_error(dw, oracle.conv2d(problem, given["x"], given["dy"])) < most
 
 
 def test_shapes_of_threads() -> None:
