@@ -42,6 +42,7 @@ sphinx_gallery_conf = {
     "only_warn_on_example_error": False,
     "download_all_examples": False,
     "show_memory": False,
+    "capture_repr": (),
     "min_reported_time": 1e9,
     "write_computation_times": False,
 }
@@ -52,6 +53,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_js_files = ["sort.js"]
+html_css_files = ["site.css"]
 html_theme_options = {
     "navigation_with_keys": False,
     "show_toc_level": 2,
@@ -61,7 +63,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "start": []}
 
 
 def plain_first_line(app: Any, what: str, name: str, each: Any, options: Any, lines: list[str]) -> None:

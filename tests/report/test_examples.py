@@ -23,15 +23,18 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_is_complete(block: str) -> None:
+def test_a_block_is_complete(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs by itself, and prints what the comments at its end say."""
     for library in ("torch", "dask"):
         if library in block:
             pytest.importorskip(library)
     if NEEDS in block and why_no_gpu():
         with pytest.raises(CudaUnavailableError):
             exec(compile(block, "a page", "exec"), {})
-    else:
-        exec(compile(block, "a page", "exec"), {})
+        return
+    exec(compile(block, "a page", "exec"), {})
+    if wanted := re.search(r"((?:^# .*\n)+)\Z", block, re.MULTILINE):
+        assert capsys.readouterr().out.split() == re.sub(r"^# ", "", wanted[1], flags=re.MULTILINE).split()
 
 
 def test_there_are_blocks() -> None:

@@ -11,7 +11,8 @@ from matplotlib import cbook
 
 import leanconv
 
-photo = plt.imread(cbook.get_sample_data("grace_hopper.jpg"))  # uint8, (height, width, 3)
+# matplotlib comes with this photograph: uint8, (height, width, 3)
+photo = plt.imread(cbook.get_sample_data("grace_hopper.jpg"))
 soft = leanconv.gaussian_blur(photo, sigma=4, channels_last=True)
 sharp = leanconv.unsharp_mask(photo, sigma=2, amount=2, channels_last=True)
 

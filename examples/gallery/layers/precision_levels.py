@@ -2,10 +2,10 @@
 What a precision level promises
 ===============================
 
-``precision=`` bounds the error over the whole result. One pixel of a million among small ones
-shows the difference: Winograd's transform, which ``"fp32"`` allows, lets it reach neighbours
-whose windows do not hold it; ``"ieee"`` does not. On ordinary data all of these are as exact
-as float32 is.
+``precision=`` is what a call promises about its error, taken over the whole result. On
+ordinary data ``"ieee"`` and ``"fp32"`` are as exact as float32 is, and ``"relaxed"`` is less.
+One huge pixel shows what the whole result hides: Winograd's transform, which ``"fp32"``
+allows, lets it spoil neighbours whose windows do not hold it; ``"ieee"`` does not.
 """
 
 import matplotlib.pyplot as plt
@@ -34,4 +34,4 @@ for row, (what, x) in zip(
         map_ = np.log10(np.abs(y - exact).max((0, 1)) + 1e-12)
         shown = axis.imshow(map_, cmap="magma", vmin=-6, vmax=1)
         axis.set(title=f"{level}: {what}", xticks=[], yticks=[])
-figure.colorbar(shown, ax=axes, label="largest error of a pixel, power of ten")
+_ = figure.colorbar(shown, ax=axes, label="largest error of a pixel, power of ten")

@@ -35,33 +35,30 @@ with leanconv.torch.enable(model) as taken, torch.no_grad():
 print(taken.report())
 
 # %%
-# `leanconv.explain` says of each layer, with a batch of 64 images, what a call would run on an
-# H200.
+# What would run on an H200, with a batch of 64 images? A hook sees what each layer is given,
+# and `leanconv.explain` says which algorithm a call would choose.
 
-names, times, algorithms = [], [], []
-for name, layer in model.named_modules():
+work, chosen = {}, {}
+names = {layer: name for name, layer in model.named_modules()}
+
+
+def look(layer, inputs, output):
+    _, c, h, w = inputs[0].shape
+    k, _, r, s = layer.weight.shape
+    pad = (layer.padding[0],) * 4
+    problem = leanconv.ConvProblem(64, c, h, w, k, r, s, layer.stride, pad, layout="NHWC")
+    work[names[layer]] = problem.flops / 1e9
+    chosen[names[layer]] = leanconv.explain(problem, device="cuda").chosen
+
+
+for layer in model.modules():
     if isinstance(layer, torch.nn.Conv2d):
-        k, c, r, s = layer.weight.shape
-        size = {64: 56, 128: 28, 256: 14}[k] * layer.stride[0] * (2 if c == 3 else 1)
-        pad = (layer.padding[0],) * 4
-        problem = leanconv.ConvProblem(
-            64, c, size, size, k, r, s, layer.stride, pad, layout="NHWC"
-        )
-        choice = leanconv.explain(problem, device="cuda")
-        names.append(name)
-        algorithms.append(choice.chosen)
-        times.append(problem.flops / 1e9)
+        layer.register_forward_hook(look)
+model(x)
 
 figure, axis = plt.subplots(figsize=(8, 3.2), layout="constrained")
-axis.barh(
-    names,
-    times,
-    color=["#d55e00" if each.startswith("tensor") else "#0072b2" for each in algorithms],
-)
-for i, (length, algorithm) in enumerate(zip(times, algorithms, strict=True)):
-    axis.text(length, i, f" {algorithm}", va="center", fontsize=8)
-axis.set(
-    xlabel="10⁹ operations with 64 images, and what would compute them on an H200",
-    xlim=(0, 1.3 * max(times)),
-)
+axis.barh([*work], [*work.values()], color="#d55e00")
+for i, name in enumerate(work):
+    axis.text(work[name], i, f" {chosen[name]}", va="center", fontsize=8)
+axis.set(xlabel="10⁹ operations of a layer, by its name", xlim=(0, 1.3 * max(work.values())))
 axis.invert_yaxis()

@@ -15,9 +15,11 @@ from math import gcd
 
 import numpy as np
 
+from leanconv.cpu import channels
 from leanconv.cpu.blas import matmul
 from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, parts, product_cost, shared_limits, windows
 from leanconv.dtypes import item_bytes
+from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 
 
@@ -38,6 +40,9 @@ class Direct(LayerAlgorithm):
 
     def compute_cost(self, problem: ConvProblem) -> float:
         pixels, taps = problem.n * problem.p * problem.q, problem.r * problem.s
+        if problem.group_c == 1 and (lanes := channels.lanes_for(problem)):
+            computed = pixels * ceil_div(problem.k, lanes) * lanes
+            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * 2.5 * taps
         if problem.group_c == 1:
             # to transpose images and results takes as long as some 15 taps, to split the columns by phases as 4
             around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
@@ -49,7 +54,8 @@ class Direct(LayerAlgorithm):
 
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         if problem.group_c == 1:
-            depthwise(problem, x, w, bias, y)
+            if not channels.compute(problem, x, w, bias, y):
+                depthwise(problem, x, w, bias, y)
             return
         groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
         first = problem.layout == "NCHW"

@@ -228,7 +228,7 @@ BREAKS = (
            "if constexpr (channels > 1) { {{__syncwarp();}}", RACE, "int8-3"),
     tensor("the last results are put together over others", "march", "cp_async_wait_group<0>(); {{__syncwarp();}}",
            RACE, "int8-3"),
-    tensor("bands begin one row late", "tensor_filter", "top = _ / strips * band_rows {{=> + 1}}", WRONG, "bands"),
+    tensor("bands begin one row late", "tensor_filter", "top = (...) * band_rows {{=> + 1}}", WRONG, "bands"),
     tensor("every filter has the weights of the first", "tensor_filter", "* filters {{+ filter}} : filter",
            WRONG, "filters-of-images"),
     # Two rows of outputs at a time.

@@ -575,8 +575,10 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     // Blocks have one filter and one image each. Strips of a band lie side by side.
     const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
     const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
-    // The first strip and the last one, which have edges, are neighbours, and so in one block.
-    const int j = (number + 1) % strips * (Strip::width * Strip::channels), top = number / strips * band_rows;  // in elements
+    // The first strip and the last one, which have edges, are neighbours, and so in one block; the last band, which has edges
+    // below, comes first, since what has edges takes longer.
+    const int j = (number + 1) % strips * (Strip::width * Strip::channels);  // in elements
+    const int top = (number < strips ? bands - 1 : number / strips - 1) * band_rows;
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
     const bool idle = number >= strips * bands;

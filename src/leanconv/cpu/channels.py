@@ -1,0 +1,178 @@
+"""Depthwise layers by machine code (`machine_code`): a table of rows for it, and copies where channels lie apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from leanconv.cpu.layers import alone, finish
+from leanconv.cpu.machine_code import Depthwise, Kernel, Vectors, kernel, widest
+from leanconv.dtypes import item_bytes
+from leanconv.kernels.contract import ceil_div
+from leanconv.problem import ConvProblem
+
+#: Bytes of pixels that are transposed at a time, and of a vector's results that are transposed back: what two levels of
+#: the cache hold.
+BUFFER_BYTES, RESULT_BYTES = 1 << 20, 96 << 10
+#: Bytes that loads of vectors should not cross.
+LINE = 64
+
+
+def lanes_for(problem: ConvProblem) -> int:
+    """Channels of a vector of the machine code for a layer; 0 where there is none for it."""
+    item = item_bytes(problem.dtype)
+    lanes = widest() // item if problem.group_k == problem.group_c == 1 and item in (4, 8) else 0
+    # the narrower registers where the last wider one would be half empty
+    half = lanes // 2
+    return half if half * item >= 32 and problem.c % lanes and (problem.c % half == 0 or problem.c < half) else lanes
+
+
+def compute(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> bool:
+    """Write a depthwise layer, in NCHW or NHWC, to ``y``; False where there is no code for it."""
+    lanes, taps = lanes_for(problem), w.reshape(problem.k, -1).T
+    if lanes == 0:
+        return False
+    if problem.layout == "NCHW":
+        done = _in_vectors(problem, lanes, x.transpose(0, 2, 3, 1), taps, y.transpose(0, 2, 3, 1))
+    elif problem.c < lanes or x.strides[3] != x.itemsize or not y.flags.c_contiguous:
+        done = _in_vectors(problem, lanes, x, taps, y)
+    else:
+        weights = _aligned(taps.shape, w.dtype)
+        np.copyto(weights, taps)
+        done = _rows(problem, lanes, x.strides).run(x, weights, y)
+    if done:
+        finish(problem, y, bias)
+    return done
+
+
+def _in_vectors(problem: ConvProblem, lanes: int, x: np.ndarray, taps: np.ndarray, y: np.ndarray) -> bool:
+    """A layer whose channels lie apart, ``x`` (N, H, W, C), ``taps`` (R·S, C) and ``y`` (N, P, Q, C): a vector of
+    channels is an image of the layer that is computed, with filters of its own."""
+    cuts = _cuts(problem, lanes)
+    for axis, first, last in cuts.parts:
+        part, seen = alone(replace(problem, layout="NHWC"), x, axis, first, last)
+        if not _in_vectors(part, lanes, seen, taps, y[:, first:last] if axis == 0 else y[:, :, first:last]):
+            return False
+    for n, (channels, vectors, rows) in product(range(problem.n), cuts.vectors):
+        pixels, made, weights = (
+            _aligned((vectors, *size, lanes), x.dtype)
+            for size in ((problem.h, problem.w), (problem.p, problem.q), (1, len(taps)))
+        )
+        _to_vectors(x[n, ..., channels], pixels)
+        _to_vectors(taps[None, :, channels], weights)
+        if not rows.run(pixels, weights, made):
+            return False
+        for top in range(0, problem.p, cuts.strip):
+            _from_vectors(made[:, top : top + cuts.strip], y[n, top : top + cuts.strip, :, channels])
+    return True
+
+
+class _Cuts(NamedTuple):
+    """How a layer whose channels lie apart is computed: in parts, output rows (axis 0) or columns (1); or some vectors
+    of channels at a time."""
+
+    parts: list[tuple[int, int, int]]
+    vectors: list[tuple[slice, int, _Rows]]
+    #: rows of results that are transposed at a time
+    strip: int
+
+
+@lru_cache(maxsize=512)
+def _cuts(problem: ConvProblem, lanes: int) -> _Cuts:
+    problem = replace(problem, layout="NHWC", bias=False, activation=None)
+    size = lanes * item_bytes(problem.dtype)
+    for axis, (length, line) in enumerate(((problem.p, problem.w), (problem.q, 1))):
+        reach = ((problem.r, problem.s)[axis] - 1) * problem.dilation[axis] + 1
+        covered = (length - 1) * problem.stride[axis] + reach
+        if length > 1 and covered > 4 * reach and covered * line * size > 2 * BUFFER_BYTES:
+            return _Cuts([(axis, 0, length // 2), (axis, length // 2, length)], [], 0)
+    some, vectors = max(1, BUFFER_BYTES // (problem.h * problem.w * size)) * lanes, []
+    for first in range(0, problem.c, some):
+        channels = slice(first, min(first + some, problem.c))
+        count = ceil_div(channels.stop - first, lanes)
+        part = replace(problem, n=count, c=lanes, k=lanes, groups=lanes)
+        strides = problem.h * problem.w * size, problem.w * size, size, size // lanes
+        vectors.append((channels, count, _rows(part, lanes, strides, problem.r * problem.s * size)))
+    return _Cuts([], vectors, max(1, RESULT_BYTES // (problem.q * size)))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """A new array at the begin of a line of the cache."""
+    size = prod(shape) * dtype.itemsize
+    memory = np.empty(size + LINE, np.uint8)
+    first = -memory.ctypes.data % LINE
+    return memory[first : first + size].view(dtype).reshape(shape)
+
+
+def _to_vectors(channels: np.ndarray, vectors: np.ndarray) -> None:
+    """Copy (H, W, C) to (vectors, H, W, lanes); lanes without a channel get no values that matter."""
+    lanes = vectors.shape[3]
+    whole = channels.shape[2] // lanes
+    if whole:
+        split = channels[..., : whole * lanes].reshape(*channels.shape[:2], whole, lanes)
+        np.copyto(vectors[:whole], split.transpose(2, 0, 1, 3))
+    if rest := channels.shape[2] % lanes:
+        vectors[whole, ..., rest:] = 0
+        np.copyto(vectors[whole, ..., :rest], channels[..., whole * lanes :])
+
+
+def _from_vectors(vectors: np.ndarray, channels: np.ndarray) -> None:
+    """The way back."""
+    lanes = vectors.shape[3]
+    whole = channels.shape[2] // lanes
+    if whole:
+        # NOTE: a view of y: to split its last axis makes no copy
+        split = channels[..., : whole * lanes].reshape(*channels.shape[:2], whole, lanes)
+        np.copyto(split.transpose(2, 3, 0, 1), vectors[:whole].transpose(0, 3, 1, 2))
+    if rest := channels.shape[2] % lanes:
+        np.copyto(channels[..., whole * lanes :].transpose(2, 0, 1), vectors[whole, ..., :rest].transpose(2, 0, 1))
+
+
+class _Rows(NamedTuple):
+    """The code of a layer in NHWC, and its table with distances for addresses."""
+
+    code: Kernel | None
+    table: np.ndarray
+    #: whether there are rows that read nothing, which the table has not
+    has_empty: bool
+
+    def run(self, x: np.ndarray, taps: np.ndarray, y: np.ndarray) -> bool:
+        """All rows, with the weights of taps (R·S, C); False where there is no code."""
+        if self.code is None:
+            return False
+        if self.has_empty:
+            y[...] = 0
+        rows = self.table + (x.ctypes.data, taps.ctypes.data, y.ctypes.data, 0)
+        if len(rows):
+            self.code(rows.ctypes.data, len(rows))
+        return True
+
+
+@lru_cache(maxsize=512)
+def _rows(problem: ConvProblem, lanes: int, strides: tuple[int, ...], weights: int = 0) -> _Rows:
+    """For pixels with such strides, whose channels lie together, and contiguous results; ``weights`` is the number of
+    bytes from those of one image to the next."""
+    (sh, sw), (dh, dw), item = problem.stride, problem.dilation, item_bytes(problem.dtype)
+    layer = Depthwise(
+        Vectors(lanes, item), problem.c, problem.w, problem.q, problem.s, sw, dw, problem.padding[2], strides[2],
+        dh * strides[1],
+    )  # fmt: skip
+    n, p = (each.ravel() for each in np.indices((problem.n, problem.p)))
+    top = p * sh - problem.padding[0]
+    # the first tap whose row is inside the image, and the first one that is below it
+    first = np.maximum(0, -(top // dh))
+    last = np.minimum(problem.r, -((top - problem.h) // dh))
+    table = np.stack(
+        [
+            n * strides[0] + (top + first * dh) * strides[1], n * weights + first * problem.s * problem.c * item,
+            (n * problem.p + p) * problem.q * problem.c * item, last - first,
+        ],
+        axis=1,
+    ).astype(np.int64)  # fmt: skip
+    read = last > first
+    return _Rows(kernel(layer), table[read], not bool(read.all()))

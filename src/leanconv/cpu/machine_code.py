@@ -1,0 +1,247 @@
+"""Machine code for depthwise layers, made for the exact problem as the kernels of GPUs are: x86-64, AVX2 or AVX-512.
+
+A depthwise layer is no matrix product, so BLAS has nothing for it, and NumPy takes ten times as long as the processor
+needs: it multiplies and adds from memory to memory. Here the sums of a tile of outputs stay in registers while all taps
+pass over it. Twelve instructions are encoded here; there is no compiler, and no library beside NumPy.
+
+The code lies in memory that can be written before it can be run, never both. Where a system allows no such memory, on
+other processors, and where ``NPY_DISABLE_CPU_FEATURES`` takes AVX2 and AVX512F away, `kernel` gives None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import mmap
+import platform
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple
+
+#: Takes the address of a table of rows, and their number. A row has four numbers of 64 bits: the addresses of what its
+#: first tap reads, of that tap's weights and of the results, and how many rows of taps there are.
+Kernel = Callable[[int, int], None]
+
+# the arguments of a function on Linux and macOS, and other registers that a function may overwrite but for the last one
+_TABLE, _ROWS = 7, 6
+_X, _W, _Y, _OFFSET, _FROM, _WEIGHTS, _LEFT, _TILES = 9, 10, 11, 0, 2, 8, 1, 3
+
+#: The most outputs that are summed at a time, and bytes of code.
+MOST_SUMS, MOST_CODE = 14, 64 << 10
+
+
+class Vectors(NamedTuple):
+    """What a register holds: ``lanes`` numbers of ``item`` bytes."""
+
+    lanes: int
+    item: int
+
+    @property
+    def size(self) -> int:
+        return self.lanes * self.item
+
+    @property
+    def registers(self) -> int:
+        return 32 if self.size == 64 else 16
+
+
+@cache
+def widest() -> int:
+    """Bytes of a register that this processor and system have, 0 where no code can be made for them."""
+    if platform.machine() not in ("x86_64", "AMD64") or sys.platform not in ("linux", "darwin"):
+        return 0
+    for core in ("numpy._core", "numpy.core"):
+        try:
+            features = importlib.import_module(f"{core}._multiarray_umath").__cpu_features__
+        except (ImportError, AttributeError):
+            continue
+        return 64 if features.get("AVX512F") else 32 if features.get("AVX2") and features.get("FMA3") else 0
+    return 0
+
+
+class Depthwise(NamedTuple):
+    """What is compiled in: rows of outputs whose channels lie together in memory, at least as many as a vector has."""
+
+    vectors: Vectors
+    channels: int
+    #: pixels of a row of the image, and of outputs
+    width: int
+    outputs: int
+    #: of a row of filters
+    taps: int
+    stride: int
+    dilation: int
+    padding: int
+    #: bytes from one pixel, and from one row that taps read, to the next
+    pixel: int
+    row: int
+
+
+class _Code:
+    """Instructions, one after another. Memory operands are ``(base register, distance)``."""
+
+    def __init__(self, vectors: Vectors) -> None:
+        self.vectors, self.bytes = vectors, bytearray()
+        self._double = vectors.item == 8
+
+    def _vector(self, table: int, prefix: int, wide: int, op: int, reg: int, a: int, at: tuple[int, int]) -> None:
+        """An instruction with a register, a second one and memory: VEX for 32 bytes, EVEX for 64."""
+        base, distance = at
+        # base registers 4 and 12 would take a further byte
+        assert base & 7 != 4
+        high, extended = (not reg & 8) << 7 | 0x40, (not base & 8) << 5
+        second = wide << 7 | (~a & 15) << 3 | prefix
+        if self.vectors.size == 64:
+            first = high | extended | (not reg & 16) << 4 | table
+            self.bytes += bytes([0x62, first, second | 4, 0x40 | (not a & 16) << 3, op])
+        else:
+            self.bytes += bytes([0xC4, high | extended | table, second | 4, op])
+        self.bytes += bytes([0x80 | (reg & 7) << 3 | base & 7]) + struct.pack("<i", distance)
+
+    def load(self, reg: int, at: tuple[int, int]) -> None:
+        self._vector(1, self._double, self._wide(), 0x10, reg, 0, at)
+
+    def store(self, reg: int, at: tuple[int, int]) -> None:
+        self._vector(1, self._double, self._wide(), 0x11, reg, 0, at)
+
+    def multiply_add(self, reg: int, a: int, at: tuple[int, int]) -> None:
+        """reg += a · memory, rounded once."""
+        self._vector(2, 1, int(self._double), 0xB8, reg, a, at)
+
+    def _wide(self) -> int:
+        """The bit that EVEX wants to be set for doubles."""
+        return int(self._double and self.vectors.size == 64)
+
+    def clear(self, reg: int) -> None:
+        """reg = 0."""
+        high = (not reg & 8) << 7
+        if self.vectors.size == 64:
+            same = (not reg & 16) << 6 | (not reg & 8) << 5 | (not reg & 16) << 4
+            self.bytes += bytes([0x62, high | same | 1, (~reg & 15) << 3 | 5, 0x40 | (not reg & 16) << 3, 0xEF])
+        else:
+            self.bytes += bytes([0xC4, high | 0x40 | (not reg & 8) << 5 | 1, (~reg & 15) << 3 | 5, 0xEF])
+        self.bytes += bytes([0xC0 | (reg & 7) * 9])
+
+    def read(self, to: int, at: tuple[int, int]) -> None:
+        base, distance = at
+        self.bytes += bytes([0x48 | to >> 3 << 2 | base >> 3, 0x8B, 0x80 | (to & 7) << 3 | base & 7])
+        self.bytes += struct.pack("<i", distance)
+
+    def sum_of(self, to: int, a: int, b: int) -> None:
+        """to = a + b, which is not ``to``."""
+        for opcode, of in ((0x89, a), (0x01, b)):
+            self.bytes += bytes([0x48 | of >> 3 << 2 | to >> 3, opcode, 0xC0 | (of & 7) << 3 | to & 7])
+
+    def set(self, reg: int, number: int) -> None:
+        self.bytes += bytes([0x48 | reg >> 3, 0xC7, 0xC0 | reg & 7]) + struct.pack("<i", number)
+
+    def add(self, reg: int, number: int) -> None:
+        self.bytes += bytes([0x48 | reg >> 3, 0x81, 0xC0 | reg & 7]) + struct.pack("<i", number)
+
+    @contextmanager
+    def repeated(self, counter: int, step: int = -1, end: int = 0) -> Iterator[None]:
+        """What follows, until the counter, to which ``step`` is added each time, is ``end``."""
+        begin = len(self.bytes)
+        yield
+        self.add(counter, step)
+        if end:
+            self.bytes += bytes([0x48 | counter >> 3, 0x81, 0xF8 | counter & 7]) + struct.pack("<i", end)
+        self.bytes += b"\x0f\x85" + struct.pack("<i", begin - len(self.bytes) - 6)  # if they are not equal
+
+    def finish(self) -> bytes:
+        """Registers as the caller wants them, and back."""
+        return b"\x53" + bytes(self.bytes) + b"\x5b\xc5\xf8\x77\xc3"
+
+
+def assemble(layer: Depthwise) -> bytes:
+    """The code: rows of outputs, tiles of a row, vectors of channels, rows of taps; then the taps of a row."""
+    code, (lanes, item) = _Code(layer.vectors), layer.vectors
+    most = min(MOST_SUMS, layer.vectors.registers - 4)
+    # tiles of a row are as alike as can be: a short last one would wait for its own sums
+    across = -(-layer.outputs // -(-layer.outputs // most))
+
+    def reads(first: int, count: int) -> list[list[tuple[int, int]]]:
+        """For each tap of a row the outputs of a tile that find a pixel there, and how far that is from the tile's."""
+        columns = [
+            [(i, i * layer.stride - layer.padding + tap * layer.dilation) for i in range(count)]
+            for tap in range(layer.taps)
+        ]
+        return [[(i, at) for i, at in each if 0 <= first * layer.stride + at < layer.width] for each in columns]
+
+    def vector(tile: list[list[tuple[int, int]]], count: int) -> None:
+        code.sum_of(_FROM, _X, _OFFSET)
+        code.sum_of(_WEIGHTS, _W, _OFFSET)
+        for i in range(count):
+            code.clear(i)
+        code.read(_LEFT, (_TABLE, 24))
+        with code.repeated(_LEFT):
+            for tap, outputs in enumerate(tile):
+                weight = layer.vectors.registers - 1 - tap % 4
+                if outputs:
+                    code.load(weight, (_WEIGHTS, tap * layer.channels * item))
+                for i, at in outputs:
+                    code.multiply_add(i, weight, (_FROM, at * layer.pixel))
+            code.add(_FROM, layer.row)
+            code.add(_WEIGHTS, layer.taps * layer.channels * item)
+        code.sum_of(_FROM, _Y, _OFFSET)
+        for i in range(count):
+            code.store(i, (_FROM, i * layer.channels * item))
+
+    def tiles(first: int, count: int, times: int) -> None:
+        tile = reads(first, count)
+        code.set(_TILES, times)
+        with code.repeated(_TILES):
+            code.set(_OFFSET, 0)
+            with code.repeated(_OFFSET, layer.vectors.size, layer.channels // lanes * layer.vectors.size):
+                vector(tile, count)
+            if layer.channels % lanes:  # the last channels, some of them for the second time
+                code.set(_OFFSET, (layer.channels - lanes) * item)
+                vector(tile, count)
+            code.add(_X, count * layer.stride * layer.pixel)
+            code.add(_Y, count * layer.channels * item)
+
+    firsts = range(0, layer.outputs, across)
+    with code.repeated(_ROWS):
+        for register, at in ((_X, 0), (_W, 8), (_Y, 16)):
+            code.read(register, (_TABLE, at))
+        alike = [
+            (reads(first, min(across, layer.outputs - first)), min(across, layer.outputs - first)) for first in firsts
+        ]
+        place = 0
+        for (_, count), same in groupby(alike):
+            times = len(list(same))
+            tiles(place, count, times)
+            place += count * times
+        code.add(_TABLE, 32)
+    return code.finish()
+
+
+@lru_cache(maxsize=256)
+def kernel(layer: Depthwise) -> Kernel | None:
+    """A function for a layer; None where the system does not let a process run code that it made, or for much code."""
+    reach = max(layer.row, layer.width * layer.pixel, layer.taps * layer.channels * layer.vectors.item)
+    if reach >= 2**30 or layer.taps * min(layer.outputs, 2 * layer.padding + 3 * MOST_SUMS) * 20 > MOST_CODE:
+        return None
+    code = assemble(layer)
+    try:
+        return _function(code)
+    except (OSError, AttributeError):  # a system that forbids it, or that has no such functions
+        return None
+
+
+def _function(code: bytes) -> Kernel:
+    memory = mmap.mmap(-1, len(code), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ | mmap.PROT_WRITE)
+    memory.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    if protect(address, len(code), mmap.PROT_READ | mmap.PROT_EXEC):
+        raise OSError(ctypes.get_errno(), "this system lets no process run code that it made")
+    made: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_long)(address)
+    made.memory = memory  # as long as the function lives
+    function: Kernel = made
+    return function

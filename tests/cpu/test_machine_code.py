@@ -1,0 +1,152 @@
+"""Depthwise layers by machine code, on registers of both widths; and without it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv.cpu import channels, machine_code, oracle
+from leanconv.cpu.direct import Direct
+from leanconv.options import LAYOUTS
+from leanconv.problem import ConvProblem
+from tests.cpu.test_reference_blocks import some_layers
+from tests.cpu_engine import arrays
+
+#: Bytes of the registers that this machine has.
+WIDTHS = [width for width in (32, 64) if width <= machine_code.widest()]
+
+
+def layers_of_channels(count: int) -> Iterator[ConvProblem]:
+    """Of any number of channels: fewer than a vector has, whole vectors, and some that are left."""
+    rng = np.random.default_rng(7)
+    for problem in some_layers(count, one_channel=True):
+        c = int(rng.choice([1, 3, 8, 16, 17, 20, 24, 32, 40]))
+        layout: Any = "NHWC" if rng.integers(2) else "NCHW"
+        dtype: Any = "float32" if rng.integers(4) else "float64"
+        yield replace(problem, c=c, k=c, groups=c, layout=layout, dtype=dtype)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("cut", [1 << 10, 1 << 20], ids=["cut", "whole"])
+def test_depthwise_layers(width: int, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding on all sides, strides, dilations, several images, bias and activation; each output is written."""
+    monkeypatch.setattr(channels, "widest", lambda: width)
+    monkeypatch.setattr(channels, "BUFFER_BYTES", cut)
+    monkeypatch.setattr(channels, "RESULT_BYTES", cut)
+    channels._cuts.cache_clear()
+    for problem in layers_of_channels(150):
+        x, w, bias = arrays(problem)
+        y = np.full(problem.y_shape, np.nan, problem.dtype)
+        assert channels.compute(problem, x, w, bias, y), problem
+        error = 3e-5 if problem.dtype == "float32" else 1e-12
+        np.testing.assert_allclose(y, oracle.conv2d(problem, x, w, bias), rtol=0, atol=error, err_msg=str(problem))
+    channels._cuts.cache_clear()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_longer_than_a_tile_and_sums_in_direct_order(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles with and without a border; the bits are those of a chain of multiply-adds, each rounded once."""
+    monkeypatch.setattr(channels, "widest", lambda: width)
+    problem = ConvProblem(1, 16, 3, 75, 16, 2, 3, padding=(0, 1, 1, 2), groups=16, layout="NHWC")
+    x, w, _ = arrays(problem)
+    y = np.empty(problem.y_shape, np.float32)
+    assert channels.compute(problem, x, w, None, y)
+    padded = np.pad(x, ((0, 0), (0, 1), (1, 2), (0, 0))).astype(np.longdouble)
+    expected = np.zeros(problem.y_shape, np.float32)
+    for r in range(2):
+        for s in range(3):
+            seen = padded[:, r : r + problem.p, s : s + problem.q]
+            expected = (expected + seen * w[:, r, s, 0]).astype(np.float32)
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_what_is_not_finite_stays_in_its_channel_and_its_windows(layout: Any) -> None:
+    problem = ConvProblem(1, 20, 7, 9, 20, 3, 3, padding=(1, 1, 1, 1), groups=20, layout=layout)
+    x, w, _ = arrays(problem)
+    order = (0, 1, 2, 3) if layout == "NCHW" else (0, 3, 1, 2)
+    x.transpose(order)[0, 3, 4, 5] = np.nan
+    seen = np.zeros((1, 20, 7, 9), bool)
+    seen[0, 3, 3:6, 4:7] = True
+    np.testing.assert_array_equal(np.isnan(Direct().run(problem, x, w)).transpose(order), seen)
+
+
+def test_channels_of_a_part_lie_apart() -> None:
+    """As threads see them: some channels, rows and columns of a larger array."""
+    whole = np.random.default_rng(1).standard_normal((2, 9, 12, 64)).astype(np.float32)
+    problem = ConvProblem(2, 40, 7, 8, 40, 3, 3, padding=(1, 0, 2, 1), groups=40, layout="NHWC")
+    x, (_, w, _) = whole[:, 1:8, 2:10, 8:48], arrays(problem)
+    y = np.empty(problem.y_shape, np.float32)
+    if channels.compute(problem, x, w, None, y):
+        np.testing.assert_allclose(y, oracle.conv2d(problem, np.ascontiguousarray(x), w), rtol=0, atol=3e-5)
+    else:
+        assert not WIDTHS
+
+
+GUARDED = """
+import ctypes, mmap
+import numpy as np
+from leanconv.cpu import channels, oracle
+from leanconv.options import LAYOUTS
+from leanconv.problem import ConvProblem
+from tests.cpu.test_machine_code import guarded
+for c, q in ((16, 5), (40, 33), (17, 14), (31, 3)):
+    problem = ConvProblem(1, c, 4, q, c, 3, 3, padding=(1, 2, 3, 2), groups=c, layout="NHWC")
+    x, w, y = (guarded(shape) for shape in (problem.x_shape, problem.w_shape, problem.y_shape))
+    x[...], w[...] = np.arange(x.size).reshape(x.shape) % 7, np.arange(w.size).reshape(w.shape) % 5
+    assert channels.compute(problem, x, w, None, y)
+    np.testing.assert_array_equal(y, oracle.conv2d(problem, x.copy(), w.copy()))
+print("nothing outside")
+"""
+
+
+def guarded(shape: tuple[int, ...]) -> np.ndarray:
+    """An array between two pages that end a process that touches them; one of them is next to it."""
+    count = int(np.prod(shape)) * 4
+    pages = -(-count // mmap.PAGESIZE) + 2
+    memory = mmap.mmap(-1, pages * mmap.PAGESIZE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    protect = ctypes.CDLL(None).mprotect
+    protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    for page in (0, pages - 1):
+        assert protect(first + page * mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+    return np.frombuffer(memory, np.float32, count // 4, (pages - 1) * mmap.PAGESIZE - count).reshape(shape)
+
+
+@pytest.mark.skipif(not WIDTHS, reason="there is no machine code for this processor")
+def test_nothing_is_touched_outside_of_the_arrays() -> None:
+    done = subprocess.run([sys.executable, "-c", GUARDED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "nothing outside\n"), done.stderr
+
+
+def test_a_system_that_forbids_code_gets_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(code: bytes) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(machine_code, "_function", forbidden)
+    for cached in (machine_code.kernel, channels._rows, channels._cuts):
+        cached.cache_clear()
+    try:
+        for layout in LAYOUTS[:2]:
+            problem = ConvProblem(1, 24, 6, 7, 24, 3, 3, padding=(1, 1, 1, 1), groups=24, layout=layout)
+            x, w, _ = arrays(problem)
+            assert not channels.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
+            np.testing.assert_allclose(Direct().run(problem, x, w), oracle.conv2d(problem, x, w), rtol=0, atol=3e-5)
+    finally:
+        for cached in (machine_code.kernel, channels._rows, channels._cuts):
+            cached.cache_clear()
+
+
+def test_long_filters_take_no_code_without_end() -> None:
+    """A row of many taps with much padding is left to NumPy."""
+    problem = ConvProblem(1, 16, 1, 900, 16, 1, 801, padding=(0, 0, 400, 400), groups=16, layout="NHWC")
+    x, w, _ = arrays(problem)
+    assert not channels.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
