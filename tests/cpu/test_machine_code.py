@@ -1,9 +1,10 @@
-"""Depthwise layers by machine code, on registers of both widths; and without it."""
+"""Depthwise layers and layers without groups by machine code, on registers of both widths; and without it."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.cpu import channels, machine_code, oracle
+from leanconv.cpu import channels, dense_code, machine_code, oracle
 from leanconv.cpu.direct import Direct
 from leanconv.options import LAYOUTS
 from leanconv.problem import ConvProblem
@@ -51,6 +52,33 @@ def test_depthwise_layers(width: int, cut: int, monkeypatch: pytest.MonkeyPatch)
     channels._cuts.cache_clear()
 
 
+def layers_of_filters(count: int) -> Iterator[ConvProblem]:
+    """Channels that are unrolled and some that are left; even and odd numbers of vectors of filters, whole and not."""
+    rng = np.random.default_rng(8)
+    for problem in some_layers(count):
+        c, k = int(rng.choice([1, 3, 4, 5, 8, 17])), int(rng.choice([8, 9, 16, 17, 31, 32, 40, 48, 50]))
+        layout: Any = "NHWC" if rng.integers(2) else "NCHW"
+        dtype: Any = "float32" if rng.integers(4) else "float64"
+        yield replace(problem, c=c, k=k, groups=1, layout=layout, dtype=dtype)
+    # so many taps that channels are not unrolled
+    yield ConvProblem(1, 5, 2, 30, 18, 2, 11, padding=(1, 0, 4, 6), layout="NHWC")
+    yield ConvProblem(2, 4, 3, 40, 33, 1, 15, padding=(0, 0, 7, 7), stride=(1, 2), bias=True)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("cut", [1 << 10, 1 << 20], ids=["cut", "whole"])
+def test_layers_without_groups(width: int, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_code, "widest", lambda: width)
+    monkeypatch.setattr(dense_code, "STRIP_BYTES", cut)
+    monkeypatch.setattr(dense_code, "RESULT_BYTES", cut)
+    for problem in layers_of_filters(120):
+        x, w, bias = arrays(problem)
+        y = np.full(problem.y_shape, np.nan, problem.dtype)
+        assert dense_code.compute(problem, x, w, bias, y), problem
+        error = 1e-4 if problem.dtype == "float32" else 1e-12
+        np.testing.assert_allclose(y, oracle.conv2d(problem, x, w, bias), rtol=0, atol=error, err_msg=str(problem))
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_longer_than_a_tile_and_sums_in_direct_order(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles with and without a border; the bits are those of a chain of multiply-adds, each rounded once."""
@@ -60,6 +88,13 @@ def test_rows_longer_than_a_tile_and_sums_in_direct_order(width: int, monkeypatc
     y = np.empty(problem.y_shape, np.float32)
     assert channels.compute(problem, x, w, None, y)
     padded = np.pad(x, ((0, 0), (0, 1), (1, 2), (0, 0))).astype(np.longdouble)
+    monkeypatch.setattr(dense_code, "widest", lambda: width)
+    dense = replace(problem, groups=1)
+    filters, every = np.zeros(dense.w_shape, np.float32), np.empty(problem.y_shape, np.float32)
+    for k in range(16):
+        filters[k, :, :, k] = w[k, :, :, 0]
+    assert dense_code.compute(dense, x, filters, None, every)
+    np.testing.assert_array_equal(every, y)
     expected = np.zeros(problem.y_shape, np.float32)
     for r in range(2):
         for s in range(3):
@@ -92,9 +127,9 @@ def test_channels_of_a_part_lie_apart() -> None:
 
 
 GUARDED = """
-import ctypes, mmap
+from dataclasses import replace
 import numpy as np
-from leanconv.cpu import channels, oracle
+from leanconv.cpu import channels, dense_code, oracle
 from leanconv.options import LAYOUTS
 from leanconv.problem import ConvProblem
 from tests.cpu.test_machine_code import guarded
@@ -104,6 +139,12 @@ for c, q in ((16, 5), (40, 33), (17, 14), (31, 3)):
     x[...], w[...] = np.arange(x.size).reshape(x.shape) % 7, np.arange(w.size).reshape(w.shape) % 5
     assert channels.compute(problem, x, w, None, y)
     np.testing.assert_array_equal(y, oracle.conv2d(problem, x.copy(), w.copy()))
+    for k in (16, 50, 31):
+        problem = replace(problem, groups=1, k=k)
+        w, y = (guarded(shape) for shape in (problem.w_shape, problem.y_shape))
+        w[...] = np.arange(w.size).reshape(w.shape) % 5
+        assert dense_code.compute(problem, x, w, None, y)
+        np.testing.assert_array_equal(y, oracle.conv2d(problem, x.copy(), w.copy()))
 print("nothing outside")
 """
 
@@ -132,7 +173,8 @@ def test_a_system_that_forbids_code_gets_numpy(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError("no")
 
     monkeypatch.setattr(machine_code, "_function", forbidden)
-    for cached in (machine_code.kernel, channels._rows, channels._cuts):
+    caches = machine_code.kernel, dense_code.kernel, channels._rows, channels._cuts, dense_code._rows
+    for cached in caches:
         cached.cache_clear()
     try:
         for layout in LAYOUTS[:2]:
@@ -140,8 +182,12 @@ def test_a_system_that_forbids_code_gets_numpy(monkeypatch: pytest.MonkeyPatch) 
             x, w, _ = arrays(problem)
             assert not channels.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
             np.testing.assert_allclose(Direct().run(problem, x, w), oracle.conv2d(problem, x, w), rtol=0, atol=3e-5)
+            problem = replace(problem, groups=1)
+            x, w, _ = arrays(problem)
+            assert not dense_code.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
+            np.testing.assert_allclose(Direct().run(problem, x, w), oracle.conv2d(problem, x, w), rtol=0, atol=1e-4)
     finally:
-        for cached in (machine_code.kernel, channels._rows, channels._cuts):
+        for cached in caches:
             cached.cache_clear()
 
 
@@ -150,3 +196,11 @@ def test_long_filters_take_no_code_without_end() -> None:
     problem = ConvProblem(1, 16, 1, 900, 16, 1, 801, padding=(0, 0, 400, 400), groups=16, layout="NHWC")
     x, w, _ = arrays(problem)
     assert not channels.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
+
+
+def test_numpy_may_be_told_to_do_without() -> None:
+    """One switch for its own loops and for this code; what is told is not known to every version."""
+    say = "from leanconv.cpu.machine_code import widest; print(widest())"
+    given = {**os.environ, "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX2 AVX512F"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", say], capture_output=True, text=True, env=given)
+    assert done.stdout == "0\n", done.stderr

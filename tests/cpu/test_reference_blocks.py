@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.cpu import CPU_ALGORITHMS, channels, direct, layers, oracle
+from leanconv.cpu import CPU_ALGORITHMS, channels, dense_code, direct, layers, oracle
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.layers import LayerAlgorithm
 from leanconv.problem import ConvProblem
@@ -154,4 +154,12 @@ def test_depthwise(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct, "FILTER_BYTES", run)
     monkeypatch.setattr(direct, "LEAST_RUN", run)
     for problem in some_layers(200, one_channel=True):
+        check(Direct(), problem)
+
+
+def test_direct_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_code, "widest", lambda: 0)
+    monkeypatch.setattr(Direct, "budget", 1)
+    monkeypatch.setattr(layers, "LEAST_PIXELS", 5)
+    for problem in some_layers(100):
         check(Direct(), problem)

@@ -19,6 +19,8 @@ from leanconv.problem import ConvProblem
 #: Bytes of pixels that are transposed at a time, and of a vector's results that are transposed back: what two levels of
 #: the cache hold.
 BUFFER_BYTES, RESULT_BYTES = 1 << 20, 96 << 10
+#: The most taps of a row with which the code is quick: it fits the cache of instructions.
+QUICK_TAPS = 100
 #: Bytes that loads of vectors should not cross.
 LINE = 64
 
@@ -42,7 +44,7 @@ def compute(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray
     elif problem.c < lanes or x.strides[3] != x.itemsize or not y.flags.c_contiguous:
         done = _in_vectors(problem, lanes, x, taps, y)
     else:
-        weights = _aligned(taps.shape, w.dtype)
+        weights = aligned(taps.shape, w.dtype)
         np.copyto(weights, taps)
         done = _rows(problem, lanes, x.strides).run(x, weights, y)
     if done:
@@ -60,7 +62,7 @@ def _in_vectors(problem: ConvProblem, lanes: int, x: np.ndarray, taps: np.ndarra
             return False
     for n, (channels, vectors, rows) in product(range(problem.n), cuts.vectors):
         pixels, made, weights = (
-            _aligned((vectors, *size, lanes), x.dtype)
+            aligned((vectors, *size, lanes), x.dtype)
             for size in ((problem.h, problem.w), (problem.p, problem.q), (1, len(taps)))
         )
         _to_vectors(x[n, ..., channels], pixels)
@@ -77,7 +79,7 @@ class _Cuts(NamedTuple):
     of channels at a time."""
 
     parts: list[tuple[int, int, int]]
-    vectors: list[tuple[slice, int, _Rows]]
+    vectors: list[tuple[slice, int, Rows]]
     #: rows of results that are transposed at a time
     strip: int
 
@@ -101,7 +103,7 @@ def _cuts(problem: ConvProblem, lanes: int) -> _Cuts:
     return _Cuts([], vectors, max(1, RESULT_BYTES // (problem.q * size)))
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new array at the begin of a line of the cache."""
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + LINE, np.uint8)
@@ -133,7 +135,7 @@ def _from_vectors(vectors: np.ndarray, channels: np.ndarray) -> None:
         np.copyto(channels[..., whole * lanes :].transpose(2, 0, 1), vectors[whole, ..., :rest].transpose(2, 0, 1))
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """The code of a layer in NHWC, and its table with distances for addresses."""
 
     code: Kernel | None
@@ -154,25 +156,32 @@ class _Rows(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _rows(problem: ConvProblem, lanes: int, strides: tuple[int, ...], weights: int = 0) -> _Rows:
+def _rows(problem: ConvProblem, lanes: int, strides: tuple[int, ...], weights: int = 0) -> Rows:
     """For pixels with such strides, whose channels lie together, and contiguous results; ``weights`` is the number of
     bytes from those of one image to the next."""
-    (sh, sw), (dh, dw), item = problem.stride, problem.dilation, item_bytes(problem.dtype)
+    sw, (dh, dw), item = problem.stride[1], problem.dilation, item_bytes(problem.dtype)
     layer = Depthwise(
         Vectors(lanes, item), problem.c, problem.w, problem.q, problem.s, sw, dw, problem.padding[2], strides[2],
         dh * strides[1],
     )  # fmt: skip
-    n, p = (each.ravel() for each in np.indices((problem.n, problem.p)))
+    row = problem.q * problem.c * item
+    return rows_of(problem, problem.n, strides, problem.s * problem.c * item, weights, row, kernel(layer))
+
+
+def rows_of(
+    problem: ConvProblem, images: int, strides: tuple[int, ...], taps: int, weights: int, row: int, code: Kernel | None
+) -> Rows:  # fmt: skip
+    """The rows of so many images; ``taps`` and ``weights`` are bytes of a row's weights, and from those of one image to
+    the next, ``row`` the bytes of a row of results."""
+    n, p = (each.ravel() for each in np.indices((images, problem.p)))
+    (sh, _), (dh, _) = problem.stride, problem.dilation
     top = p * sh - problem.padding[0]
     # the first tap whose row is inside the image, and the first one that is below it
     first = np.maximum(0, -(top // dh))
     last = np.minimum(problem.r, -((top - problem.h) // dh))
-    table = np.stack(
-        [
-            n * strides[0] + (top + first * dh) * strides[1], n * weights + first * problem.s * problem.c * item,
-            (n * problem.p + p) * problem.q * problem.c * item, last - first,
-        ],
-        axis=1,
-    ).astype(np.int64)  # fmt: skip
+    columns = [
+        n * strides[0] + (top + first * dh) * strides[1], n * weights + first * taps, (n * problem.p + p) * row,
+        last - first,
+    ]  # fmt: skip
     read = last > first
-    return _Rows(kernel(layer), table[read], not bool(read.all()))
+    return Rows(code, np.stack(columns, axis=1).astype(np.int64)[read], not bool(read.all()))

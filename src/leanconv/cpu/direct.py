@@ -1,10 +1,11 @@
 """Direct convolution: every filter tap adds its share to the output in place, with no matrix of columns at all.
 
-Depthwise layers take all taps of a filter at once over runs of neighbouring pixels and channels. With channels
-innermost a row of outputs is one run of Q·C numbers, and so are the pixels that a tap reads. With the filters repeated
-along that run, the whole layer is sums of products of such runs: ``np.einsum`` keeps a run of the output in the
-first-level cache while all taps pass over it. Explored (one core of an EPYC, e98bc9a): 0.2 to 0.3 ns for a tap of an
-output in float32, where a multiplication and an addition for each tap took 0.4 to 1.2.
+Where there is machine code for a layer (`channels`, `dense_code`), it runs. Otherwise depthwise layers take all taps
+of a filter at once over runs of neighbouring pixels and channels. With channels innermost a row of outputs is one run
+of Q·C numbers, and so are the pixels that a tap reads. With the filters repeated along that run, the whole layer is
+sums of products of such runs: ``np.einsum`` keeps a run of the output in the first-level cache while all taps pass
+over it. Explored (one core of an EPYC, e98bc9a): 0.2 to 0.3 ns for a tap of an output in float32, where a
+multiplication and an addition for each tap took 0.4 to 1.2.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from math import gcd
 
 import numpy as np
 
-from leanconv.cpu import channels
+from leanconv.cpu import channels, dense_code
 from leanconv.cpu.blas import matmul
 from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, parts, product_cost, shared_limits, windows
 from leanconv.dtypes import item_bytes
@@ -24,7 +25,7 @@ from leanconv.problem import ConvProblem
 
 
 class Direct(LayerAlgorithm):
-    """One small product per filter tap and block, summed in place: the leanest of the CPU engine.
+    """By machine code; or one small product per filter tap and block, summed in place: the leanest of the CPU engine.
 
     Where a filter reads one channel (depthwise) products are elementwise, and `depthwise` takes all taps at once.
     """
@@ -42,20 +43,26 @@ class Direct(LayerAlgorithm):
         pixels, taps = problem.n * problem.p * problem.q, problem.r * problem.s
         if problem.group_c == 1 and (lanes := channels.lanes_for(problem)):
             computed = pixels * ceil_div(problem.k, lanes) * lanes
-            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * 2.5 * taps
+            each = 2.5 if problem.s <= channels.QUICK_TAPS else 25.0
+            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * each * taps
         if problem.group_c == 1:
             # to transpose images and results takes as long as some 15 taps, to split the columns by phases as 4
             around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
             return pixels * problem.k * (around + 17.0 * taps)
+        if lanes := dense_code.lanes_for(problem):
+            return dense_code.cost(problem, lanes)
         return product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
 
     def pixel_bytes(self, problem: ConvProblem) -> int:
-        return 0 if problem.group_c == 1 else (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
+        by_code = problem.group_c == 1 or dense_code.lanes_for(problem)
+        return 0 if by_code else (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
 
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
         if problem.group_c == 1:
             if not channels.compute(problem, x, w, bias, y):
                 depthwise(problem, x, w, bias, y)
+            return
+        if dense_code.compute(problem, x, w, bias, y):
             return
         groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
         first = problem.layout == "NCHW"

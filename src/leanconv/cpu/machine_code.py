@@ -1,11 +1,13 @@
-"""Machine code for depthwise layers, made for the exact problem as the kernels of GPUs are: x86-64, AVX2 or AVX-512.
+"""Machine code for layers, made for the exact problem as the kernels of GPUs are: x86-64, AVX2 or AVX-512.
 
-A depthwise layer is no matrix product, so BLAS has nothing for it, and NumPy takes ten times as long as the processor
-needs: it multiplies and adds from memory to memory. Here the sums of a tile of outputs stay in registers while all taps
-pass over it. Twelve instructions are encoded here; there is no compiler, and no library beside NumPy.
+Here are the instructions and the code of depthwise layers; `dense_code` has that of layers without groups. A depthwise
+layer is no matrix product, so BLAS has nothing for it, and NumPy takes ten times as long as the processor needs: it
+multiplies and adds from memory to memory. Here the sums of a tile of outputs stay in registers while all taps pass over
+it. Some instructions are encoded here; there is no compiler, and no library beside NumPy.
 
 The code lies in memory that can be written before it can be run, never both. Where a system allows no such memory, on
-other processors, and where ``NPY_DISABLE_CPU_FEATURES`` takes AVX2 and AVX512F away, `kernel` gives None.
+other processors, and where ``NPY_DISABLE_CPU_FEATURES`` takes X86_V3 and X86_V4 away (AVX2 and AVX512F before NumPy
+2.4), there is none.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ def widest() -> int:
             features = importlib.import_module(f"{core}._multiarray_umath").__cpu_features__
         except (ImportError, AttributeError):
             continue
-        return 64 if features.get("AVX512F") else 32 if features.get("AVX2") and features.get("FMA3") else 0
+        # since NumPy 2.4 two names stand for the sets that these are in, and alone can be disabled
+        if features.get("X86_V4", features.get("AVX512F")):
+            return 64
+        return 32 if features.get("X86_V3", features.get("AVX2") and features.get("FMA3")) else 0
     return 0
 
 
@@ -81,7 +86,7 @@ class Depthwise(NamedTuple):
     row: int
 
 
-class _Code:
+class Code:
     """Instructions, one after another. Memory operands are ``(base register, distance)``."""
 
     def __init__(self, vectors: Vectors) -> None:
@@ -115,6 +120,20 @@ class _Code:
     def _wide(self) -> int:
         """The bit that EVEX wants to be set for doubles."""
         return int(self._double and self.vectors.size == 64)
+
+    def broadcast(self, reg: int, at: tuple[int, int]) -> None:
+        """One number in all lanes."""
+        self._vector(2, 1, self._wide(), 0x19 if self._double else 0x18, reg, 0, at)
+
+    def multiply_add_of(self, reg: int, a: int, b: int) -> None:
+        """reg += a · b, of registers, rounded once."""
+        self.multiply_add(reg, a, (0, 0))
+        del self.bytes[-5:]
+        if self.vectors.size == 64:  # two bits more of the register
+            self.bytes[-4] = self.bytes[-4] & 0x9F | (not b & 16) << 6 | (not b & 8) << 5
+        else:
+            self.bytes[-3] = self.bytes[-3] & 0xDF | (not b & 8) << 5
+        self.bytes += bytes([0xC0 | (reg & 7) << 3 | b & 7])
 
     def clear(self, reg: int) -> None:
         """reg = 0."""
@@ -154,12 +173,12 @@ class _Code:
 
     def finish(self) -> bytes:
         """Registers as the caller wants them, and back."""
-        return b"\x53" + bytes(self.bytes) + b"\x5b\xc5\xf8\x77\xc3"
+        return b"\x55\x53" + bytes(self.bytes) + b"\x5b\x5d\xc5\xf8\x77\xc3"
 
 
 def assemble(layer: Depthwise) -> bytes:
     """The code: rows of outputs, tiles of a row, vectors of channels, rows of taps; then the taps of a row."""
-    code, (lanes, item) = _Code(layer.vectors), layer.vectors
+    code, (lanes, item) = Code(layer.vectors), layer.vectors
     most = min(MOST_SUMS, layer.vectors.registers - 4)
     # tiles of a row are as alike as can be: a short last one would wait for its own sums
     across = -(-layer.outputs // -(-layer.outputs // most))
@@ -222,11 +241,15 @@ def assemble(layer: Depthwise) -> bytes:
 
 @lru_cache(maxsize=256)
 def kernel(layer: Depthwise) -> Kernel | None:
-    """A function for a layer; None where the system does not let a process run code that it made, or for much code."""
+    """A function for a layer; None where there can be none, or for much code."""
     reach = max(layer.row, layer.width * layer.pixel, layer.taps * layer.channels * layer.vectors.item)
     if reach >= 2**30 or layer.taps * min(layer.outputs, 2 * layer.padding + 3 * MOST_SUMS) * 20 > MOST_CODE:
         return None
-    code = assemble(layer)
+    return function(assemble(layer))
+
+
+def function(code: bytes) -> Kernel | None:
+    """A function; None where the system does not let a process run code that it made."""
     try:
         return _function(code)
     except (OSError, AttributeError):  # a system that forbids it, or that has no such functions
