@@ -19,7 +19,7 @@ import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
 from leanconv.bench import columns  # noqa: E402
 from leanconv.runtime import cache  # noqa: E402
-from leanconv.torch import patch  # noqa: E402
+from leanconv.torch import expected_time, patch  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -30,6 +30,8 @@ FORMS = torch.contiguous_format, torch.channels_last
 def _pytorch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
+    # layers are short here, and taken all the same
+    monkeypatch.setattr(expected_time, "_EAGER_US", 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # what is left to it
     torch.manual_seed(1)

@@ -15,7 +15,9 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import decided, functions, patch, registration  # noqa: E402
+from leanconv.torch import decided, functions, patch, registration, switches  # noqa: E402
+from leanconv.torch.deciding import Decision  # noqa: E402
+from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -106,6 +108,45 @@ def test_of_what_is_left_the_filters_are_not_asked(
                     layer(x)
             else:
                 close(layer(x), pytorch(x, layer.weight.clone(), layer.bias))
+
+
+@pytest.mark.parametrize(("us", "is_left"), [(15, True), (25, False)])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_short_layers_are_taken_in_graphs_alone(
+    us: float, is_left: bool, autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the host launches each kernel the GPU waits for it in layers that PyTorch computes in less than 20 µs."""
+    decision = Decision("it", "it is quicker", 1.0, us * CYCLES_PER_US)
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):
+        with registration.suspended():
+            expected = layer(x)
+
+        def call(times: int) -> int:
+            before = len(device.launches)
+            for _ in range(times):
+                torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
+            return len(device.launches) - before
+
+        assert call(4) == (0 if is_left else 4)
+        with monkeypatch.context() as captured:
+            for module in functions, decided, switches:
+                captured.setattr(module, "capturing", lambda: True)
+            assert call(3) == 3
+        assert call(2) == (0 if is_left else 2)
+        lines = {(line.runs, line.why): line.calls for line in enabled.report().lines}
+    ours = lines.pop(("leanconv: it", "it is quicker"))
+    assert ours == (3 if is_left else 9)
+    assert lines == (
+        {("PyTorch", "outside of CUDA graphs the host takes longer than these 15 µs"): 6} if is_left else {}
+    )
+    if is_left:
+        with torch.no_grad(), leanconv.torch.enable(layer):
+            count = len(device.launches)
+            torch.func.functional_call(layer, {}, (x,))
+            torch.conv2d(x, layer.weight, layer.bias)
+            assert len(device.launches) == count + 1, "torch.compile's graphs call the dispatcher's kernel"
 
 
 def test_packed_filters_are_read_by_the_fourth(device: HostDevice, packing: None, only_quick: Any) -> None:

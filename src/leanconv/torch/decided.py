@@ -42,8 +42,8 @@ class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "function", "given", "input", "key", "line",
-        "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
+        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "key",
+        "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
         "weight", "weight_ref",
     )  # fmt: skip
 
@@ -52,11 +52,14 @@ class Layer:
     ) -> None:
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
+        #: as `Choice.eager`
+        self.eager = choice.eager
         self.weight_ref = weakref.ref(weight)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
         #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
-        self.cudnn = None if self.call is not None or key[-1] is not None else of_cudnn(input, weight, bias, options)
+        taken = self.call is not None and self.eager is None
+        self.cudnn = None if taken or key[-1] is not None else of_cudnn(input, weight, bias, options)
         #: kept filters, what computes with them, and its ready call
         self.packed: tuple[PackedFilters, Callable[..., Any], Any] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
@@ -86,8 +89,11 @@ class Layer:
         if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
             return
         self.recorded = self.quick = None
+        cudnn = self.cudnn is not None and bias is None
         if self.call is None:
-            self.quick = quick_left(self.line, self.options, self.tf32, self.cudnn if bias is None else None)
+            self.quick = quick_left(self.line, self.options, self.tf32, None, cudnn)
+        elif self.eager is not None:
+            self.quick = quick_left(self.eager, self.options, self.tf32, self.ready.stream, cudnn)
         # PyTorch's convolution asks itself what filters are like
         given = (input,) if self.call is None else (input, weight)
         self.alike = alike(*given) if bias is None else alike(*given, bias)

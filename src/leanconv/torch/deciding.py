@@ -19,6 +19,8 @@ class Choice:
     line: Line
     #: what the call computes
     problem: ConvProblem | None = None
+    #: counts what PyTorch computes all the same, outside of CUDA graphs; None where it does not
+    eager: Line | None = None
     #: the call on images, that of signals with one row; None where it is no `leanconv.call.gpu_call.GpuCall`
     ready: Any = None
 

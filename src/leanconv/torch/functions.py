@@ -183,8 +183,8 @@ class Layers:
 
     def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool, known: bool) -> Any:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""
-        if layer.call is None:
-            layer.line.calls += 1
+        if layer.call is None or (layer.eager is not None and not capturing()):
+            (layer.eager or layer.line).calls += 1
             if layer.cudnn is not None and bias is None and uses_cudnn():
                 return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)

@@ -32,7 +32,15 @@ from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import functions, registration, switches
 from leanconv.torch.deciding import Choice, Decision
-from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share, pytorch_cycles, worth_recording
+from leanconv.torch.expected_time import (
+    CYCLES_PER_US,
+    LAUNCH,
+    engine,
+    most_share,
+    pytorch_cycles,
+    waits_for_host,
+    worth_recording,
+)
 from leanconv.torch.layers import (
     FUNCTION_OF,
     Operation,
@@ -270,7 +278,7 @@ class Patch:
         index = arrays.device(first)
         try:
             problem = self.problem(op, options, first.dtype)
-            name, why, *_ = self.decide(weight, problem, index)
+            name, why, _, pytorch = self.decide(weight, problem, index)
             if not name:
                 return self._leave(weight, op.when, str(problem), why)
             x, w = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
@@ -282,12 +290,15 @@ class Patch:
             warnings.warn(f"leanconv leaves {problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
-        ready = call if isinstance(call, GpuCall) else None
+        ready, eager = call if isinstance(call, GpuCall) else None, None
+        if ready is not None and 0 < pytorch and waits_for_host(pytorch) and op.when == "forward":
+            little = f"outside of CUDA graphs the host takes longer than these {pytorch / CYCLES_PER_US:.0f} µs"
+            eager = self._line(weight, op.when, str(problem), "PyTorch", little)
         if op.signals:
             return Choice(
-                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, ready
+                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, eager, ready
             )
-        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, ready)
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, eager, ready)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""

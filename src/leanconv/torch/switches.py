@@ -58,22 +58,32 @@ def left_to_cudnn(x: Any, w: Any, given: tuple[Any, ...], tf32: bool) -> Any:
     return _cudnn_convolution(x, w, *given, _benchmark(), _deterministic() or _always_deterministic(), tf32)
 
 
-def quick_left(line: Any, given: Any, tf32: bool, of_cudnn: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    """One of these two for a layer, which counts its calls in ``line``: see `leanconv.torch.decided`."""
-    return (_left, line, given, tf32) if of_cudnn is None else (_left_without_bias, line, given, tf32, *of_cudnn)
+def quick_left(line: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool) -> tuple[Any, ...]:
+    """One of these two for a layer, which counts its calls in ``line``: see `leanconv.torch.decided`.
+
+    ``stream``: what tells the stream of a layer that is left only where none captures a CUDA graph; else None.
+    """
+    return _left_without_bias if of_cudnn else _left, line, stream, tf32, *given
 
 
 def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
-    _, line, given, tf32, *_ = quick
+    _, line, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
+    # the default stream, 0, cannot be captured
+    if stream is not None and stream() and capturing():
+        return None
     line.calls += 1
-    deterministic = _deterministic() or _always_deterministic()
-    return _convolution(x, w, bias, *given, _benchmark(), deterministic, uses_cudnn(), tf32)
+    return _convolution(
+        x, w, bias, stride, padding, dilation, transposed, more, groups,
+        _benchmark(), _deterministic() or _always_deterministic(), uses_cudnn(), tf32,
+    )  # fmt: skip
 
 
 def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
     if not uses_cudnn():
         return _left(quick, x, w, bias)
-    _, line, _, tf32, padding, stride, dilation, groups = quick
+    _, line, stream, tf32, stride, padding, dilation, _, _, groups = quick
+    if stream is not None and stream() and capturing():
+        return None
     line.calls += 1
     deterministic = _deterministic() or _always_deterministic()
     return _cudnn_convolution(x, w, padding, stride, dilation, groups, _benchmark(), deterministic, tf32)
