@@ -74,9 +74,9 @@ class Maker:
     files: Callable[[Path, str], Sequence[Path]] = named
 
 
-def suites(results: Path) -> list[Path]:
-    """The results files of whole suites: machine by machine in the order of the suites."""
-    names = suite_names()
+def suites(results: Path, only: str = "") -> list[Path]:
+    """The results files of whole suites, or of the one named: machine by machine in the order of the suites."""
+    names = [name for name in suite_names() if only in ("", name)]
     settings = [layout.lower() for layout in LAYOUTS], PRECISIONS, GPU_LAYERS, get_args(Op)
     named = re.compile(f"({'|'.join(names)})" + "".join(f"(-({'|'.join(words)}))?" for words in settings))
     found = ((named.fullmatch(path.stem), path) for path in results.glob("*/*.json"))
@@ -84,8 +84,10 @@ def suites(results: Path) -> list[Path]:
     return [path for *_, path in ordered]
 
 
-def _all_suites(results: Path) -> list[Results]:
-    return [content for path in suites(results) if (content := _suite(path))]
+def _all_suites(where: Path) -> list[Results]:
+    """Of a folder of results, ``FOLDER/every-suite``; or of one suite there, ``FOLDER/SUITE``."""
+    paths = suites(where.parent, "" if where.name == "every-suite" else where.name)
+    return [content for path in paths if (content := _suite(path))]
 
 
 def captioned(results: Results, caption: str | Callable[..., str], table: Callable[..., Table], **settings: Any) -> str:
@@ -120,7 +122,7 @@ MAKERS: dict[str, Maker] = {
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "large": Maker(large.section),
-    "suites": Maker(performance.suites, read=_all_suites, files=lambda results, _: [results]),
+    "suites": Maker(performance.suites, read=_all_suites, files=lambda results, stem: [results / stem]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),

@@ -14,9 +14,8 @@ _STRICT = {"": "pytorch", "one channel": "torch"}
 _OTHERS = {"TF32": "tf32", "16 bits": "16-bit", "NPP": "npp"}
 
 
-def suites(found: Sequence[Results], only: Sequence[str] = ()) -> str:
-    """A line for each results file of a suite, or of those named: what `auto` picks against PyTorch, layer by layer."""
-    found = [content for content in found if content.suite in only or not only]
+def suites(found: Sequence[Results]) -> str:
+    """A line for each results file of a suite: what `auto` picks against PyTorch, layer by layer."""
     about = dict.fromkeys(records.origin(content.machine) for content in found)
     heads = ["suite", "layers", "missing", "× PyTorch, strict FP32", "× TF32, 16 bits or NPP"]
     heads += ["error, ours / theirs", "workspace, ours / theirs"]

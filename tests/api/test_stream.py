@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import types
@@ -45,7 +44,6 @@ def test_bands_are_seamless(border: Any, taps: Any, rng: np.random.Generator) ->
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("calls", [True, False], ids=["calls", "map"])
 @pytest.mark.parametrize(
     ("shape", "dtype", "result"),
     [
@@ -53,12 +51,7 @@ def test_bands_are_seamless(border: Any, taps: Any, rng: np.random.Generator) ->
         ((2, 9, 8, 2), "float64", None), ((1, 1), "float16", "float64"),
     ],
 )  # fmt: skip
-def test_files(
-    shape: Any, dtype: str, result: Any, calls: bool, tmp_path: Path, rng: np.random.Generator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    if not calls:
-        monkeypatch.delattr(os, "preadv", raising=False)
+def test_files(shape: Any, dtype: str, result: Any, tmp_path: Path, rng: np.random.Generator) -> None:
     image = whole_numbers(rng, *shape, dtype=dtype)
     np.save(tmp_path / "in.npy", image)
     options = {"dtype": result, "channels_last": len(shape) > 2 and shape[-1] < 4}
@@ -68,36 +61,6 @@ def test_files(
     assert written.dtype == expected.dtype
     np.testing.assert_array_equal(written, expected)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.npy", "out.npy"]
-
-
-@pytest.mark.skipif(not hasattr(os, "preadv"), reason="files are mapped here")
-def test_rows_of_a_file_are_read_and_written_by_calls(
-    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some bytes at a time, as a system may; rows that lie as those of the file do. What has become shorter is told."""
-    image = whole_numbers(rng, 3, 9, 8)
-    np.save(tmp_path / "in.npy", image)
-    read, write, count = os.preadv, os.pwrite, []
-
-    def some_read(file: int, into: Any, place: int) -> int:
-        count.append(place)
-        return read(file, [into[0][:50]], place)
-
-    def some_written(file: int, given: Any, place: int) -> int:
-        count.append(place)
-        return write(file, given[:30], place)
-
-    monkeypatch.setattr(os, "preadv", some_read)
-    monkeypatch.setattr(os, "pwrite", some_written)
-    kernel = np.ones((3, 1))
-    filter_file(tmp_path / "in.npy", tmp_path / "out.npy", kernel, band_rows=4, border="replicate", channels_last=False)
-    assert len(count) > 2 * image.nbytes // 50
-    expected = leanconv.filter2d(image, kernel, border="replicate", channels_last=False)
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
-    rows = stream._opened(tmp_path / "in.npy")
-    os.truncate(tmp_path / "in.npy", 200)
-    with pytest.raises(OSError, match="the file has become shorter"):
-        rows.read((2, slice(0, 9)), np.empty((9, 8), np.float32))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 4, 5)])

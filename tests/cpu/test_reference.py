@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from leanconv.call.choose import choose
-from leanconv.cpu import CPU_ALGORITHMS, layers, opencv, oracle
+from leanconv.cpu import CPU_ALGORITHMS, channels, dense_code, layers, opencv, oracle
 from leanconv.cpu.im2win import im2win, im2win_channels_last
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import CpuAlgorithm
@@ -347,7 +347,10 @@ def test_blocks_cover_every_output_once(layout: Any) -> None:
 # --- what runs ------------------------------------------------------------------------------------------------------
 
 
-def test_auto_obeys_the_precision_and_picks_the_cheap_one() -> None:
+def test_auto_obeys_the_precision_and_picks_the_cheap_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without machine code, which is quick for all of these."""
+    for module in (channels, dense_code):
+        monkeypatch.setattr(module, "widest", lambda: 0)
     layer = ConvProblem(8, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1))
     assert choose(layer, None).algorithm.name == "winograd1d"
     assert choose(replace(layer, precision="ieee"), None).algorithm.name == "im2col"

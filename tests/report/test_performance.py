@@ -38,7 +38,7 @@ def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     filters.write(default_path(filters, False, tmp_path))
     text = made_up.filled(tmp_path, "suites every-suite")
     assert "\n\nNVIDIA H200, 2026-01-02, revision 0123456789ab.\n\n" in text
-    only = made_up.filled(tmp_path, "suites every-suite only=filters")
+    only = made_up.filled(tmp_path, "suites filters")
     assert "| filters | 2 |" in only and "im2win" not in only
     # PyTorch in NCHW is the quicker one
     assert "| im2win NHWC | 2 | 1 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text

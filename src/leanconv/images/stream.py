@@ -12,7 +12,6 @@ import errno
 import math
 import os
 import shutil
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -66,7 +65,7 @@ def filter_file(
     """Filter images that need not fit in memory, as `leanconv.filter2d` does, from a .npy file to a .npy file.
 
     Args:
-        source: path of a .npy file, or what has a shape, a dtype and slices that NumPy reads, such as
+        source: path of a .npy file, which is mapped, or what has a shape, a dtype and slices that NumPy reads, such as
             an array of h5py or zarr: (..., height, width), or (..., height, width, channels) with ``channels_last``.
         target: path of a .npy file, which appears whole or not at all, or an array of the result's shape and dtype
             whose slices can be assigned, by several threads.
@@ -208,62 +207,16 @@ def _read(problem: FilterProblem, x: Any, band: Band, value: float, pixels: np.n
         if run.step < 0:
             low, into = low - count + 1, into[::-1]
         rows = *band.image, slice(low, low + count)
-        if isinstance(x, FileRows):
-            x.read(rows, into)
-        else:
-            into[...] = x[rows]
+        into[...] = x[rows]
 
 
-class FileRows:
-    """Rows of an array in a .npy file, read and written by calls where they can be: of a map the system makes each page
-    when it is touched first, and clears those of a new file, which takes longer than to copy them."""
-
-    def __init__(self, path: Any, mapped: np.ndarray, offset: int, writes: bool) -> None:
-        self._map, self._offset = mapped, offset
-        self.shape, self.dtype, self._strides = mapped.shape, mapped.dtype, mapped.strides
-        self._has_calls = mapped.flags.c_contiguous and mapped.dtype.isnative and hasattr(os, "preadv")
-        self._file = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | getattr(os, "O_CLOEXEC", 0))
-        weakref.finalize(self, os.close, self._file)
-
-    def _bytes(self, rows: tuple[Any, ...], array: np.ndarray) -> tuple[int, memoryview] | None:
-        """Where rows begin in the file, and the memory of an array that lies as they do; None where none does."""
-        if not (self._has_calls and array.flags.c_contiguous and array.dtype == self.dtype):
-            return None
-        *image, some = rows
-        place = sum(i * stride for i, stride in zip((*image, some.start), self._strides, strict=False))
-        return self._offset + place, array.reshape(-1).view(np.uint8).data
-
-    def read(self, rows: tuple[Any, ...], into: np.ndarray) -> None:
-        found = self._bytes(rows, into)
-        if found is None:
-            into[...] = self._map[rows]
-            return
-        place, memory = found
-        while memory:
-            count = os.preadv(self._file, [memory], place)
-            if count == 0:
-                raise OSError(errno.EIO, "the file has become shorter")
-            place, memory = place + count, memory[count:]
-
-    def __setitem__(self, rows: tuple[Any, ...], given: np.ndarray) -> None:
-        found = self._bytes(rows, given)
-        if found is None:
-            self._map[rows] = given
-            return
-        place, memory = found
-        while memory:
-            count = os.pwrite(self._file, memory, place)
-            place, memory = place + count, memory[count:]
-
-
-def _opened(path: Any) -> FileRows:
-    """An array in a .npy file."""
+def _opened(path: Any) -> np.ndarray:
+    """An array in a .npy file, mapped."""
     open_regular(path).close()
     try:
-        mapped = np.lib.format.open_memmap(path, mode="r")
+        return np.lib.format.open_memmap(path, mode="r")
     except ValueError as error:
         raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
-    return FileRows(path, mapped, mapped.offset, False)
 
 
 @contextmanager
@@ -279,7 +232,7 @@ def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[A
         raise OSError(errno.ENOSPC, f"the result has {needed} bytes, and the disk has room for {room}", str(target))
     with whole(Path(target)) as file:
         y = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
-        yield FileRows(file, y, y.offset, True)
+        yield y
         y.flush()
 
 

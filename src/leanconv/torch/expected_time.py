@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from leanconv.kernels.contract import ceil_div
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
+from leanconv.volumes.images import as_images
 
 # Fitted to an H200 (PyTorch 2.11, cuDNN 9.19), channels first and last.
 
@@ -34,12 +37,17 @@ _MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
 _MOST_16_WEIGHT = {"1x1": 1.0, "other": 1.15}
 _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
 _MOST_TENSOR_CORES = 0.5
-#: Of volumes, in strict FP32, in TF32 and in 16 bits. Explored (H200, 05d2ebb, 19 layers of suite conv3d, 144 by
-#: operation, type and layout; e5e4bdb, 9 layers forward): of what is taken so none lost. PyTorch's gradients of filters
-#: with few channels take down to a third of what is expected in 16 bits. Groups of several channels are not measured.
-_MOST_VOLUMES_FP32 = 1.0
-_MOST_VOLUMES_TF32 = {"fprop": 0.85, "dgrad": 0.6, "wgrad": 0.4, "fprop few": 0.85, "wgrad few": 0.85}
-_MOST_VOLUMES_16 = {"fprop": 0.9, "dgrad": 0.65, "wgrad": 0.5, "fprop few": 0.6, "wgrad few": 0.4}
+#: Of volumes, in strict FP32, in TF32, and in 16 bits by the most channels that a share is for. Explored (H200,
+#: ef45da80, suite conv3d channels last; 05d2ebb, 144 of its layers by operation, type and layout): of what is taken so
+#: none lost. PyTorch's gradients of filters with few channels take down to a third of what is expected in 16 bits.
+#: Groups of several channels are not measured.
+_MOST_VOLUMES_FP32 = {"fprop": 1.0, "dgrad": 1.1, "wgrad": 1.3}
+_MOST_VOLUMES_TF32 = {"fprop": 0.85, "dgrad": 0.75, "wgrad": 0.5}
+_MOST_VOLUMES_16 = {
+    "fprop": ((8, 0.6), (32, 0.5), (inf, 0.9)), "dgrad": ((inf, 0.65),), "wgrad": ((32, 0.4), (inf, 0.5)),
+}  # fmt: skip
+#: forward in 16 bits, channels last, of more channels, where no kernel of images computes it: less than is predicted
+_MOST_VOLUMES_16_MANY = 1.6
 _MOST_VOLUMES_DEPTHWISE, _MOST_VOLUMES_GROUPS = 0.8, 0.3
 #: times as long as expected of images: PyTorch's depthwise layers of volumes, channels last. Explored (H200, 05d2ebb):
 #: of three layers and their gradients 5 to 100 times.
@@ -143,10 +151,11 @@ def most_share(problem: ConvProblem, tf32: bool) -> float:
 def _most_of_volumes(problem: ConvProblem, tf32: bool) -> float:
     if problem.groups > 1:
         return _MOST_VOLUMES_DEPTHWISE if problem.group_c == 1 else _MOST_VOLUMES_GROUPS
-    if problem.dtype == "float32" and not tf32:
-        return _MOST_VOLUMES_FP32
-    few = problem.op != "dgrad" and problem.group_c <= _FEW
-    return (_MOST_VOLUMES_TF32 if tf32 else _MOST_VOLUMES_16)[problem.op + " few" * few]
+    if problem.dtype == "float32":
+        return (_MOST_VOLUMES_TF32 if tf32 else _MOST_VOLUMES_FP32)[problem.op]
+    if problem.op == "fprop" and problem.layout == "NHWC" and problem.c > 32 and as_images(problem).is_volume:
+        return _MOST_VOLUMES_16_MANY
+    return next(share for channels, share in _MOST_VOLUMES_16[problem.op] if problem.c <= channels)
 
 
 def worth_recording(saved: float, pytorch: float) -> bool:
@@ -172,14 +181,16 @@ def _is_rearranged(problem: ConvProblem) -> bool:
 def _transformed(problem: ConvProblem, channels: int) -> float:
     """What cuDNN's transforms save of the products in FP32: an FFT of large filters; in the gradient of the filters
     more, the more channels there are, but nothing of 1 x 1 filters and of outputs of a few pixels. Its Winograd of the
-    forward pass saves nothing that was measured."""
+    forward pass saves nothing that was measured. Of volumes it transforms none."""
     taps = min(problem.r * problem.s / 9, 8.0)
     if problem.op == "wgrad":
         if problem.r * problem.s == 1 or problem.p * problem.q <= 4:
             return 0.5
         if taps > 2 and problem.p * problem.q <= 16:  # hardly more than border in an FFT's tiles (without a search)
             return 1.2
+        if problem.is_volume:
+            return 1.0
         return float(min(max((channels / 96) ** 0.75, 0.6), 2.4)) * (1.5 if taps > 2 else 1.0)
-    if problem.stride != (1, 1) or problem.dilation != (1, 1) or channels < 32:
+    if problem.stride != (1, 1) or problem.dilation != (1, 1) or channels < 32 or problem.is_volume:
         return 1.0
     return float(max(1.0, taps**0.75))

@@ -98,7 +98,7 @@ BREAKS = (
     ),
     nchw(
         "every CTA of a cluster multiplies the first stages",
-        "NchwGemm::NchwGemm",
+        "BlockShare::BlockShare",
         "{{static_cast<int>(cluster_rank()) => 0}} * share",
         WRONG,
         "fprop-float16",

@@ -68,10 +68,26 @@ struct PixelOperand<Problem, Tuning, true> {
     }
 };
 
+// Stages of pixels of a CTA: its share where the CTAs of a cluster split them, or all, which the compiler knows.
+template <int split, int blocks>
+struct BlockShare {
+    static constexpr int share = ceil_div(blocks, split);
+    static_assert(share * (split - 1) < blocks, "each CTA of a cluster has stages");
+    int first_block, end_block;
+    __device__ __forceinline__ BlockShare()
+        : first_block(static_cast<int>(cluster_rank()) * share), end_block(min(first_block + share, blocks)) {}
+};
+template <int blocks>
+struct BlockShare<1, blocks> {
+    static constexpr int first_block = 0, end_block = blocks;
+};
+
 // What a CTA computes and how its shared memory is laid out: a ring of pixels, a ring of filters, the pixel offsets of all taps,
 // a staging buffer for each consumer warpgroup's outputs, the barriers.
 template <class Problem, class Tuning>
-struct NchwGemm {
+struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_blocks> {
+    using Share = BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_blocks>;
+    using Share::first_block, Share::end_block;
     using T = typename Problem::element;
     using Result = typename Problem::result;
     using Pixels = LinearPixels<Problem, Tuning>;
@@ -90,23 +106,14 @@ struct NchwGemm {
     static_assert(!Tuning::by_tma || Problem::groups == 1 || Problem::group_c % Tuning::channel_block == 0,
                   "a tensor copy has channels of one group");
 
-    // Stages of pixels of a CTA: all, or its share where the CTAs of a cluster split them.
-    static constexpr int split = Tuning::split, share = ceil_div(blocks, split);
-    static_assert(share * (split - 1) < blocks, "each CTA of a cluster has stages");
+    static constexpr int split = Tuning::split;
     static_assert(split == 1 || pixels * Tuning::filters * 4 <= Tuning::taps_at, "the rings take the sums of a tile");
 
     unsigned char* base;
     long long batch;
-    int first_block, end_block;
 
     __device__ __forceinline__ explicit NchwGemm(long long batch)
-        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch * Depth<Problem>::z),
-          first_block(0), end_block(blocks) {
-        if constexpr (split > 1) {
-            first_block = static_cast<int>(cluster_rank()) * share;
-            end_block = min(first_block + share, blocks);
-        }
-    }
+        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch * Depth<Problem>::z) {}
     static __device__ __forceinline__ int first_tile() { return static_cast<int>(blockIdx.x) / split; }
     static __device__ __forceinline__ int tile_step() { return static_cast<int>(gridDim.x) / split; }
 
@@ -154,7 +161,11 @@ struct NchwGemm {
             : Base(warp), gemm(gemm), tile(first_tile()), block(gemm.first_block) {}
         __device__ __forceinline__ bool valid() const { return tile < gemm.tiles(); }
         __device__ __forceinline__ void advance() {
-            if (Base::advance() && ++block == gemm.end_block) block = gemm.first_block, tile += tile_step();
+            if (!Base::advance() || ++block != gemm.end_block) return;
+            block = gemm.first_block;
+            // NOTE: written out: with a call here the compiler makes other code of layers of images.
+            if constexpr (split == 1) tile += gridDim.x;
+            else tile += tile_step();
         }
     };
     // Loads of pixels, by the loading warps.
