@@ -38,6 +38,7 @@ LAYERS = {
     "signal": layer(3, 1, 150, 1, 90, padding=(0, 0, 89, 0)),
     "float16-fours": layer(3, 10, 12, 11, 11, padding=(5, 5, 5, 5), dtype="float16"),
     "no-images": layer(3, 9, 9, 9, 10, n=0, padding=(4, 4, 5, 5)),
+    "spread": layer(2, 1, 90, 1, 75, padding=(0, 0, 37, 37)),
     "column": layer(4, 120, 2, 84, 1, padding=(40, 43, 0, 0)),
 }
 EVERY = [
@@ -127,7 +128,7 @@ def test_what_it_computes_and_what_not() -> None:
     assert "layout='CHWN' is neither" in why(replace(same, layout="CHWN"))
     assert "stride=(2, 1) and dilation=(1, 1): both are (1, 1) here" in why(replace(same, stride=(2, 1)))
     assert "stride=(1, 1) and dilation=(1, 2): both are (1, 1) here" in why(replace(same, w=30, dilation=(1, 2)))
-    assert "the filter has 9x9 taps, and one of 81 is whole in a thread" in why(replace(same, r=9, s=9))
+    assert "a filter of 9x9 taps is whole in a thread of depthwise_weight" in why(replace(same, r=9, s=9))
     assert "a filter of 255x255 has 1024 tiles of taps, and a block has 512 threads at most" in why(
         layer(2, 255, 255, 255, 255, padding=(127, 127, 127, 127))
     )

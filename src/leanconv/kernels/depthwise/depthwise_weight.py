@@ -90,7 +90,7 @@ class DepthwiseWeight(split_k.SplitK):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = [*depthwise_limits(problem, "wgrad"), *tap_limits(problem)]
-        if not reasons and not _usable(problem):
+        if not reasons and not usable(problem):
             reasons.append(
                 f"a filter of {problem.window} with dilation={problem.dilation} and stride={problem.stride} "
                 f"overlaps {live_rows(problem)} rows, too many for the registers of a thread"
@@ -152,7 +152,7 @@ def _channels(problem: ConvProblem) -> int:
 def shapes(problem: ConvProblem, target: Target, channels: Iterable[int]) -> Iterator[DepthwiseWeightConfig]:
     """The configurations for blocks of so many filters, each block with its own."""
     fitting_threads = [threads for threads in THREADS if _shared_bytes(problem, threads) <= target.shared_per_block]
-    for columns, threads in product(_usable(problem), fitting_threads):
+    for columns, threads in product(usable(problem), fitting_threads):
         registers = registers_needed(problem, columns)
         if problem.is_volume and registers * threads > target.registers_per_multiprocessor:
             continue  # windows of several slices would spill
@@ -171,7 +171,8 @@ def _walks(problem: ConvProblem, config: DepthwiseWeightConfig) -> int:
     return problem.n * problem.z * ceil_div(problem.q, config.columns) * ceil_div(problem.p, config.rows)
 
 
-def _usable(problem: ConvProblem) -> list[int]:
+def usable(problem: ConvProblem) -> list[int]:
+    """Columns that a thread may walk down: those that leave registers for the filter and the rows of dy."""
     return [c for c in COLUMNS[problem.layout] if registers_needed(problem, c) <= MOST_REGISTERS]
 
 

@@ -12,7 +12,7 @@ from leanconv.kernels.common.layers import conv_constants, gradient_arguments
 from leanconv.kernels.contract import Config, ceil_div, variant
 from leanconv.kernels.cost import Speeds, blocks_that_fit, clusters_at_once, launch_cycles, overlapped
 from leanconv.kernels.depthwise.depthwise_large import odd_vectors, tile_rows
-from leanconv.kernels.depthwise.depthwise_weight import BLOCKS, MOST_IN_CLUSTER, SUM_WARPS
+from leanconv.kernels.depthwise.depthwise_weight import BLOCKS, MOST_IN_CLUSTER, SUM_WARPS, usable
 from leanconv.kernels.depthwise.strategy import MOST_TAPS, PAPER, depthwise_limits
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
@@ -123,12 +123,12 @@ class DepthwiseWeightLarge(split_k.PredictedSplitK):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = depthwise_limits(problem, "wgrad")
-        if problem.r * problem.s <= MOST_TAPS:
-            reasons.append(f"the filter has {problem.r}x{problem.s} taps, and one of {MOST_TAPS} is whole in a thread")
         if problem.stride != (1, 1) or problem.dilation != (1, 1):
             reasons.append(f"stride={problem.stride} and dilation={problem.dilation}: both are (1, 1) here")
         if problem.n > MOST_IMAGES:
             reasons.append(f"a batch of {problem.n} images is one of more than {MOST_IMAGES}")
+        if not reasons and problem.r * problem.s <= MOST_TAPS and usable(problem):
+            reasons.append(f"a filter of {problem.r}x{problem.s} taps is whole in a thread of depthwise_weight")
         if reasons:
             return reasons
         _, rows, columns = tap_tiles(problem)
