@@ -41,7 +41,7 @@ class Preparing(ImplicitGemm):
 
     name = "preparing"
 
-    def prepared_bytes(self, problem: ConvProblem) -> int:
+    def prepared_bytes(self, problem: ConvProblem, config: Any = None) -> int:
         return 4 * problem.k * problem.group_c * problem.r * problem.s + MORE
 
     def workspace_bytes(self, problem: ConvProblem, config: Any) -> int:

@@ -88,7 +88,7 @@ BREAKS = (
           RACE, "volume-wrap"),
     cache("every result goes to the first slice", "register_cache", "* out_slices {{+ slice}}",
           RACE | WRONG, "volume-wrap"),
-    cache("every image has the first one's filters", "register_cache", "w += {{static_cast<_>(_) => 0}}",
+    cache("every image has the first one's filters", "register_cache", "w += {{static_cast<_>(...) => 0}}",
           WRONG, "per-image"),
     separable("input rows are read before they are there", "separable",
               "cp_async_wait_group<0>(); {{__syncthreads();}}", RACE, "shape-15x15"),
