@@ -367,15 +367,16 @@ def _by_key(record: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]
 def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
     pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
     cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
-    return " / ".join(cells) if set(cells) - {"–"} else "–"
+    # NOTE: leaves with the last row of a revision that ran PyTorch channels last only
+    older = not any(key.startswith("torch_nchw") for key in row or ())
+    return " / ".join(cells) + "*" * older if set(cells) - {"–"} else "–"
 
 
 def strict(record: dict[str, Any]) -> str:
     """Networks in strict FP32, PyTorch in its quicker layout: milliseconds, the ratio, errors, memory of a pass."""
     lines = []
     for row in record["rows"]:
-        # the rows of earlier forms have no errors
-        if (row["mode"], row["pass"]) == ("fp32", "forward") and "quicker" in row:
+        if (row["mode"], row["pass"]) == ("fp32", "forward"):
             theirs, ours = row["torch_graph_us"], row["leanconv_graph_us"]
             errors = " / ".join(f"{row[f'{who}_error']:.1e}" for who in ("leanconv", "torch"))
             times = f"{theirs / 1000:.2f} ({row['quicker']})", f"{ours / 1000:.2f}", ratio(theirs / ours)

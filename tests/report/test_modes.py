@@ -28,10 +28,16 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool) -> dict[str, float]:
         assert tuned and not compiled
         seen.append((mode.title, torch.backends.cudnn.allow_tf32))
-        return {"torch_graph_us": 3000.0, "leanconv_graph_us": 2000.0 if mode.tf32 else 1000.0}
+        return {f"torch{each}_graph_us": 3000.0 for each in ("", "_nchw")} | {
+            "leanconv_graph_us": 2000.0 if mode.tf32 else 1000.0
+        }
 
     monkeypatch.setattr(modes, "measure_forward", forward)
-    monkeypatch.setattr(modes, "measure_step", lambda *_: {"torch_eager_us": 9000.0, "leanconv_eager_us": 10000.0})
+    monkeypatch.setattr(
+        modes,
+        "measure_step",
+        lambda *_: {"torch_eager_us": 9000.0, "torch_nchw_eager_us": 9100.0, "leanconv_eager_us": 10000.0},
+    )
     allowed = torch.backends.cudnn.allow_tf32
     names, passes = ("resnet18", "resnet50"), tuple(modes.PASSES)
     path = modes.measure(tmp_path, None, names, ("fp32", "tf32"), passes, None, False, True)

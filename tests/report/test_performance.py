@@ -68,6 +68,7 @@ def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_fo
 
 def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     times = {"torch_graph_us": 30.0, "leanconv_graph_us": 10.0, "torch_eager_us": 9.0, "leanconv_eager_us": 10.0}
+    times["torch_nchw_graph_us"] = 31.0
     peaks = {"torch_peak_bytes": 2 * 10**6, "leanconv_peak_bytes": 10**6}
     rows: list[dict[str, Any]] = [
         {"network": "a", "mode": "fp32", "pass": "forward", **times, **peaks},
@@ -79,9 +80,9 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     assert "NVIDIA X, 2026-11-22, revision abc000000000." in text
     heads = "forward: strict FP32 (graph / eager) | forward: 16 bits (graph) | training: strict FP32 (eager)"
     assert f"| network | {heads} |" in text
-    assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 | 1.20 |" in text
+    assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50* | 1.20* |" in text, "one layout of PyTorch"
     text = made_up.filled(tmp_path, "short modes networks=b,a")
-    assert "| b | – | – | 0.50 / – | 1.20 | – | – | – |\n" in text
+    assert "| b | – | – | 0.50 / –* | 1.20* | – | – | – |\n" in text
     assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.00 MB / 2.00 MB |" in text
     with pytest.raises(ValueError, match="there is nothing to draw"):
         made_up.filled(tmp_path, "networks-figure modes")

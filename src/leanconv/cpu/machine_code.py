@@ -1,7 +1,7 @@
 """Machine code for layers, made for the exact problem as the kernels of GPUs are: x86-64, AVX2 or AVX-512.
 
 Here are the instructions and the code of depthwise layers; `dense_code` has that of layers without groups. A depthwise
-layer is no matrix product, so BLAS has nothing for it, and NumPy takes ten times as long as the processor needs: it
+layer is no matrix product, so BLAS has nothing for it, and NumPy takes far longer than the processor needs: it
 multiplies and adds from memory to memory. Here the sums of a tile of outputs stay in registers while all taps pass over
 it. Some instructions are encoded here; there is no compiler, and no library beside NumPy.
 

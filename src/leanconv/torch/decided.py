@@ -1,7 +1,7 @@
 """A layer with images of one shape: what was decided, and what computes a call that is as the one before.
 
-Such a call is known by one guard (`switches.alike`). What is left to do has no more to ask than the guard does not
-see: it is a function of images, filters and bias, made once, that returns None where the long way must decide.
+Such a call is known by one guard (`switches.alike`), which checks most of what a call depends on. A function that is
+made once checks the rest (addresses, stream, device) and computes; it returns None where the long way must decide.
 """
 
 from __future__ import annotations
