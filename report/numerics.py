@@ -19,7 +19,7 @@ import numpy as np
 
 from leanconv.bench import columns, machine
 from leanconv.bench.peers.own import compile_ahead, plan_of
-from leanconv.bench.provenance import provenance
+from leanconv.bench.provenance import kernels, provenance
 from leanconv.bench.suites import dense_filter
 from leanconv.cpu import CPU_ALGORITHMS, oracle
 from leanconv.kernels import ALGORITHMS
@@ -182,6 +182,7 @@ def record(name: str, entries: Sequence[Any], revision: str | None = None, gpu: 
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "numpy": np.__version__,
         **provenance(revision, gpu),
+        "kernels": kernels() if gpu else {},
         "entries": [asdict(entry) for entry in entries],
     }
 

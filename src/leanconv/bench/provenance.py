@@ -39,8 +39,9 @@ def provenance(given_revision: str | None, gpu: bool = True) -> dict[str, Any]:
 
     A ``given_revision`` says that the sources are those of this commit, without changes: for a machine without its
     history. Where git knows the commit, the sources are compared with it. ``source`` is git's hash of the package's
-    folder, by which pages compare what was said with the commit. Without a ``gpu`` no kernel was measured. Raises
-    ValueError for a revision that is no full hash of a commit.
+    folder, by which pages compare what was said with the commit. The kernels are those of layers, which networks have;
+    suites and studies name theirs. Without a ``gpu`` no kernel was measured. Raises ValueError for a revision that is no
+    full hash of a commit.
     """
     if given_revision is not None and not _COMMIT.fullmatch(given_revision):
         raise ValueError(f"revision={given_revision!r} is no commit: its hash has 40 hexadecimal digits")
@@ -50,7 +51,7 @@ def provenance(given_revision: str | None, gpu: bool = True) -> dict[str, Any]:
     else:
         tree = _tree_of(given_revision, _PACKAGE)
         found = {"git_revision": given_revision, "git_dirty": bool(tree) and tree != source}
-    return {"schema": SCHEMA, **found, "source": source, "kernels": kernels() if gpu else {}}
+    return {"schema": SCHEMA, **found, "source": source, "kernels": kernels(of_layers()) if gpu else {}}
 
 
 def revision() -> dict[str, Any]:
@@ -82,6 +83,11 @@ def source_tree(folder: Path) -> str:
 
 def _object(kind: str, content: bytes) -> str:
     return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
+
+
+def of_layers() -> set[str]:
+    """The GPU algorithms that compute layers, not image filters."""
+    return {each.stem for each in ALGORITHMS if each.solves == "conv2d"}
 
 
 def kernels(stems: Collection[str] | None = None) -> dict[str, str]:
