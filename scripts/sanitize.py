@@ -42,6 +42,7 @@ from tests.cases import CASES, TARGETS, TRANSFORM_CASES  # noqa: E402
 from tests.cases_16bit import NATIVE_CASES  # noqa: E402
 from tests.cases_separable import SEPARABLE_CASES  # noqa: E402
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES  # noqa: E402
+from tests.cases_volumes import VOLUME_CASES  # noqa: E402
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES  # noqa: E402
 from tests.kernels.patching import Patch, copied_headers, kernel_headers, patched  # noqa: E402
 from tests.variants import VARIANTS  # noqa: E402
@@ -131,7 +132,7 @@ def runs() -> tuple[Run, ...]:
     """A case of each variant with much work, so that stages of rings are filled again and again: but not too much."""
     cases = (*CASES, *SEPARABLE_CASES, *NATIVE_CASES, *PAIR_CASES, *TENSOR_CASES, *TF32_CASES)
     found: dict[tuple[str, str], Run] = {}
-    for case in sorted((*cases, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES), key=_suits):
+    for case in sorted((*cases, *TRANSFORM_CASES, *WEIGHT_CASES, *IMAGE_CASES, *VOLUME_CASES), key=_suits):
         for algorithm in VARIANTS:
             if case.problem.is_empty or algorithm.reasons(case.problem, TARGET):
                 continue

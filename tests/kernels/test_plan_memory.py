@@ -33,8 +33,9 @@ def test_launches_reach_what_was_allocated(count: int, seed: int) -> None:
                 assert plan.workspace_bytes == algorithm.workspace_bytes(problem, config)
                 assert plan.prepared_bytes == algorithm.prepared_bytes(problem, config)
                 assert not faults(problem, plan), f"{algorithm.stem} {config} on {problem}"
-    # these two have no scratch memory, and take few of the filters that are drawn
-    named = [name for name in NAMED if name not in ("separable_tensor", "box_passes")]
+    # two have no scratch memory and take few of the filters that are drawn, and one takes volumes alone
+    seldom = "separable_tensor", "box_passes", "implicit_gemm_patches"
+    named = [name for name in NAMED if name not in seldom]
     assert not [name for name in named if planned[name] < count // 400], planned
 
 

@@ -40,8 +40,8 @@ def provenance(given_revision: str | None, gpu: bool = True) -> dict[str, Any]:
     A ``given_revision`` says that the sources are those of this commit, without changes: for a machine without its
     history. Where git knows the commit, the sources are compared with it. ``source`` is git's hash of the package's
     folder, by which pages compare what was said with the commit. The kernels are those of layers, which networks have;
-    suites and studies name theirs. Without a ``gpu`` no kernel was measured. Raises ValueError for a revision that is no
-    full hash of a commit.
+    suites and studies name theirs. Without a ``gpu`` no kernel was measured. Raises ValueError for a revision that is
+    no full hash of a commit.
     """
     if given_revision is not None and not _COMMIT.fullmatch(given_revision):
         raise ValueError(f"revision={given_revision!r} is no commit: its hash has 40 hexadecimal digits")
