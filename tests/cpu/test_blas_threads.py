@@ -53,8 +53,8 @@ CALLS = [
     (im2col, "matmul", lambda: conv2d(X, W, algorithm="im2col")),
     (im2col, "matmul", lambda: conv2d(X.astype(np.float16), W.astype(np.float16), algorithm="im2col")),
     (im2col, "matmul", lambda: conv2d(np.ones((8, 20, 20, 3), np.float32), W, algorithm="im2col", layout="CHWN")),
-    # of other types machine code is made on x86
-    (direct, "matmul", lambda: conv2d(X.astype(np.float16), W.astype(np.float16), algorithm="direct")),
+    # other layouts are computed by machine code on x86
+    (direct, "matmul", lambda: conv2d(np.ones((8, 20, 20, 3), np.float32), W, algorithm="direct", layout="CHWN")),
     (planes, "store", lambda: filter2d(np.stack([IMAGE] * 5, -1), KERNEL, channels_last=True)),
     (planes, "store", lambda: ndimage.correlate(IMAGE, KERNEL)),
 ]
