@@ -252,6 +252,8 @@ def test_what_nothing_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch)
 def test_mistakes(stage: Stage) -> None:
     with says(ValueError, "mode='maybe'"):
         leanconv.tune([LAYER], mode="maybe")
+    with says(ValueError, "seconds=-1 is less than 0"):
+        leanconv.tune([LAYER], seconds=-1)
     with says(TypeError, "problems[0]", "must be a ConvProblem"):
         leanconv.tune([3])  # type: ignore[list-item]
     stage.device.target = replace(stage.target, model="")

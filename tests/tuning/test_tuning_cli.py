@@ -132,13 +132,14 @@ def test_mistakes(run: Any, stage: Stage, tmp_path: Path) -> None:
         ((f"{path}:number",), "neither a torch.nn.Module"),
         ((f"{tmp_path}/none.py:x",), "there is no file"),
         (("--export", "x.json"), "has not one table for this machine's GPU: none; leanconv tune writes it"),
-        ((WORDS, "--seconds", "-1"), "seconds=-1.0 is less than 0"),
         ((WORDS, "--refresh"), "give one thing to tune"),
         (("--import", str(path)), "is no table of tuned problems"),
         ((WORDS, "--mode", "maybe"), "mode='maybe'"),
     ):
         code, _, err = run("tune", *arguments)
         assert code == 2 and words in line_of(err), (arguments, err)
+    code, _, err = run("tune", WORDS, "--seconds", "-1")  # what typer refuses it tells in a box
+    assert code == 2 and "Invalid value for '--seconds'" in err and "Traceback" not in err, err
     assert "there is no table; leanconv tune writes one" in run("tune", "--show")[1]
 
 
