@@ -154,8 +154,14 @@ def test_wide_offsets_right_on_emulator(algorithm, case):
     proof.check(algorithm, case.problem, config, kinds=cases.KINDS[:1], change=lambda plan: wide)
 
 
+MANY = pytest.mark.exhaustive
+
+
 @named([(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)])
-@pytest.mark.parametrize("offsets", [{"x": 4, "y": 12}, {"x": 8, "y": 0}, {"x": 0, "y": 4}], ids=str)
+@pytest.mark.parametrize(
+    "offsets", [{"x": 4, "y": 12}, *(pytest.param(each, marks=MANY) for each in ({"x": 8, "y": 0}, {"x": 0, "y": 4}))],
+    ids=str,
+)  # fmt: skip
 def test_unaligned_images_right_on_emulator(algorithm, case, offsets):
     """A part of an image begins anywhere; only its elements are aligned. Offsets are those of elements of 4 bytes."""
     items = {"x": item_bytes(case.problem.dtype), "y": item_bytes(case.problem.result)}

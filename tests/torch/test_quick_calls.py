@@ -358,9 +358,11 @@ def test_threads_call_one_layer(device: HostDevice, packing: None) -> None:
         threads = [threading.Thread(target=call) for _ in range(3)]
         for thread in threads:
             thread.start()
+        # as a whole, so that its memory is never half of both; and it stays, as on a GPU until the stream has read it
+        kept = [layer.weight.data]
         for turn in range(6):
-            # as a whole: its memory is never half of both
-            layer.weight.data = (second, first)[turn % 2].clone()
+            kept.append((second, first)[turn % 2].clone())
+            layer.weight.data = kept[-1]
             enabled.refresh()
         for thread in threads:
             thread.join()
