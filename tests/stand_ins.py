@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -236,15 +237,26 @@ def on_gpu(index: int, tensor: Any) -> Any:
     return tensor
 
 
-def patch_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`leanconv.torch.enable` patches what runs on the CPU, whose tensors `torch_on_device` lays on its device.
+@contextmanager
+def patched_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`leanconv.torch.enable` takes what runs on the CPU, whose tensors `torch_on_device` lays on its device, and
+    expects PyTorch to be slow. Afterwards nothing is left of it, even if another thread is alive.
 
     Autocast of the CPU casts aten::_convolution only without its last argument, TF32.
     """
-    from leanconv.torch import functions, registration, switches
+    import leanconv.torch
+    from leanconv.torch import functions, patch, registration, switches
 
     convolution = switches._convolution
     monkeypatch.setattr(registration, "_KEY", "CPU")
+    monkeypatch.setattr(registration, "_libraries", {})
     monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(switches, "_KIND", "cpu")
     monkeypatch.setattr(switches, "_convolution", lambda *given: convolution(*given[:-1]))
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    try:
+        yield
+    finally:
+        leanconv.torch.disable()
+        for library in registration._libraries.values():
+            library._destroy()  # no thread that is left convolves

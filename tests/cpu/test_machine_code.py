@@ -199,7 +199,7 @@ def test_long_filters_take_no_code_without_end() -> None:
 
 
 def test_numpy_may_be_told_to_do_without() -> None:
-    """One switch for its own loops and for this code; what is told is not known to every version."""
+    """One switch for its own loops and for this code. Not every version knows all of these names."""
     say = "from leanconv.cpu.machine_code import widest; print(widest())"
     given = {**os.environ, "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX2 AVX512F"}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", say], capture_output=True, text=True, env=given)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.stand_ins import HostDevice, patch_the_cpu
+from tests.stand_ins import HostDevice, patched_cpu
 from tests.tuning_stage import LAYER, Stage, stage
 
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import measured_time, patch, registration  # noqa: E402
+from leanconv.torch import measured_time, registration  # noqa: E402
 from leanconv.torch.expected_time import engine  # noqa: E402
 from leanconv.tuning import search  # noqa: E402
 
@@ -24,10 +24,7 @@ __all__ = ["stage"]
 
 @pytest.fixture
 def taken(torch_on_device: HostDevice, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    patch_the_cpu(monkeypatch)
-    # what is expected, where nothing is measured
-    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
-    with leanconv.torch.enable() as active:
+    with patched_cpu(monkeypatch), leanconv.torch.enable() as active:
         yield active
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from leanconv.cpu.channels import Rows, aligned, rows_of
 from leanconv.cpu.layers import alone, finish
-from leanconv.cpu.machine_code import MOST_CODE, Code, Kernel, Vectors, function, widest
+from leanconv.cpu.machine_code import MOST_CODE, Code, Kernel, Vectors, function, reads, widest
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
@@ -69,13 +69,6 @@ def assemble(layer: Dense) -> bytes:
     at_once = UNROLLED if layer.taps <= FEW_TAPS else 1
     of_vector = layer.rows * layer.taps * layer.channels * size
 
-    def reads(first: int, count: int) -> list[list[tuple[int, int]]]:
-        columns = [
-            [(i, i * layer.stride - layer.padding + tap * layer.dilation) for i in range(count)]
-            for tap in range(layer.taps)
-        ]
-        return [[(i, at) for i, at in each if 0 <= first * layer.stride + at < layer.width] for each in columns]
-
     def channel(outputs: list[tuple[int, int]], some: int, c: int, weight: int) -> None:
         for j in range(some):
             code.load(registers - 1 - j, (_WEIGHTS, weight * size + j * of_vector))
@@ -115,7 +108,7 @@ def assemble(layer: Dense) -> bytes:
                 code.store(i * some + j, (_Y, i * layer.result + j * layer.vector))
 
     def tile(first: int, count: int) -> None:
-        found, groups, left = reads(first, count), layer.filters // TOGETHER, layer.filters % TOGETHER
+        found, groups, left = reads(layer, first, count), layer.filters // TOGETHER, layer.filters % TOGETHER
         if layer.back and not left:  # the last vector overlaps the one before: alone
             groups, left = groups - 1, TOGETHER
         if groups:
@@ -140,7 +133,7 @@ def assemble(layer: Dense) -> bytes:
             code.read(register, (_TABLE, at))
         sizes = [(first, min(across, layer.outputs - first)) for first in firsts]
         place = 0
-        for _, same in groupby(sizes, key=lambda each: (reads(*each), each[1])):
+        for _, same in groupby(sizes, key=lambda each: (reads(layer, *each), each[1])):
             alike = list(same)
             code.set(_TILES, len(alike))
             with code.repeated(_TILES):

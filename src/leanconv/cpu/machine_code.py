@@ -176,20 +176,22 @@ class Code:
         return b"\x55\x53" + bytes(self.bytes) + b"\x5b\x5d\xc5\xf8\x77\xc3"
 
 
+def reads(layer: Any, first: int, count: int) -> list[list[tuple[int, int]]]:
+    """For each tap of a row the outputs of a tile that find a pixel there, and how far that is from the tile's; of a
+    `Depthwise` layer, or a `dense_code.Dense` one."""
+    columns = [
+        [(i, i * layer.stride - layer.padding + tap * layer.dilation) for i in range(count)]
+        for tap in range(layer.taps)
+    ]
+    return [[(i, at) for i, at in each if 0 <= first * layer.stride + at < layer.width] for each in columns]
+
+
 def assemble(layer: Depthwise) -> bytes:
     """The code: rows of outputs, tiles of a row, vectors of channels, rows of taps; then the taps of a row."""
     code, (lanes, item) = Code(layer.vectors), layer.vectors
     most = min(MOST_SUMS, layer.vectors.registers - 4)
     # tiles of a row are as alike as can be: a short last one would wait for its own sums
     across = -(-layer.outputs // -(-layer.outputs // most))
-
-    def reads(first: int, count: int) -> list[list[tuple[int, int]]]:
-        """For each tap of a row the outputs of a tile that find a pixel there, and how far that is from the tile's."""
-        columns = [
-            [(i, i * layer.stride - layer.padding + tap * layer.dilation) for i in range(count)]
-            for tap in range(layer.taps)
-        ]
-        return [[(i, at) for i, at in each if 0 <= first * layer.stride + at < layer.width] for each in columns]
 
     def vector(tile: list[list[tuple[int, int]]], count: int) -> None:
         code.sum_of(_FROM, _X, _OFFSET)
@@ -211,7 +213,7 @@ def assemble(layer: Depthwise) -> bytes:
             code.store(i, (_FROM, i * layer.channels * item))
 
     def tiles(first: int, count: int, times: int) -> None:
-        tile = reads(first, count)
+        tile = reads(layer, first, count)
         code.set(_TILES, times)
         with code.repeated(_TILES):
             code.set(_OFFSET, 0)
@@ -227,9 +229,8 @@ def assemble(layer: Depthwise) -> bytes:
     with code.repeated(_ROWS):
         for register, at in ((_X, 0), (_W, 8), (_Y, 16)):
             code.read(register, (_TABLE, at))
-        alike = [
-            (reads(first, min(across, layer.outputs - first)), min(across, layer.outputs - first)) for first in firsts
-        ]
+        sizes = [(first, min(across, layer.outputs - first)) for first in firsts]
+        alike = [(reads(layer, *each), each[1]) for each in sizes]
         place = 0
         for (_, count), same in groupby(alike):
             times = len(list(same))

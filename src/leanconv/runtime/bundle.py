@@ -207,7 +207,7 @@ def in_use(arch: str) -> Iterator[Bundle]:
             yield found
 
 
-def told(arch: str) -> str:
+def described(arch: str) -> str:
     """What bundles there are, and why some are not used, for an error of what they lack."""
     return "; ".join(f"{path}: {why or found}" for path, found, why in examined(arch))
 

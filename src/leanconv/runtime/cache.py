@@ -175,7 +175,7 @@ def compiled(launch: Launch, arch: str, bundled: bool = True) -> Compiled:
     try:
         return _from_folder(launch, arch)
     except CudaUnavailableError as error:
-        if said := bundle.told(arch):
+        if said := bundle.described(arch):
             raise CudaUnavailableError(f"{launch.symbol} is in no bundle ({said}), and {error}") from error
         raise
 

@@ -336,10 +336,13 @@ def is_channels_last(x: Any) -> bool:
     return lies_channels_last(tuple(x.shape), tuple(x.stride()))
 
 
+#: by the number of axes: what PyTorch calls channels last
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def memory_format(x: Any) -> Any:
     """What PyTorch calls the memory order that leanconv takes a tensor for."""
-    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    return last if is_channels_last(x) else torch.contiguous_format
+    return CHANNELS_LAST[x.dim()] if is_channels_last(x) else torch.contiguous_format
 
 
 def like(x: Any, shape: Sequence[Any]) -> Any:

@@ -22,11 +22,9 @@ from leanconv.dtypes import DTYPES
 from leanconv.options import FUNCTIONS, Layout, Precision
 from leanconv.problem import ConvProblem
 from leanconv.torch import layers, operators, patch, registration
+from leanconv.torch.operators import CHANNELS_LAST
 from leanconv.tuning import search
 from leanconv.volumes.images import as_images
-
-#: by the number of axes: what PyTorch calls channels last
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def warm_up(
@@ -94,11 +92,14 @@ def _by_limit(found: _Recorder) -> dict[int | None, list[ConvProblem]]:
 def example_of(shapes: Sequence[tuple[int, ...]], model: torch.nn.Module) -> tuple[torch.Tensor, ...]:
     """Tensors of these shapes, of the type and in the memory order of the model's parameters."""
     first = next(model.parameters(), torch.empty(0))
-    last = any(p.dim() in _LAST and p.is_contiguous(memory_format=_LAST[p.dim()]) and not p.is_contiguous()
-               for p in model.parameters())  # fmt: skip
+    last = any(
+        p.dim() in CHANNELS_LAST and p.is_contiguous(memory_format=CHANNELS_LAST[p.dim()]) and not p.is_contiguous()
+        for p in model.parameters()
+    )
     made = (torch.empty(shape, dtype=first.dtype, device=first.device) for shape in shapes)
     return tuple(
-        each.contiguous(memory_format=_LAST[each.dim()]) if last and each.dim() in _LAST else each for each in made
+        each.contiguous(memory_format=CHANNELS_LAST[each.dim()]) if last and each.dim() in CHANNELS_LAST else each
+        for each in made
     )
 
 
@@ -178,7 +179,7 @@ class _Every(_Recorder):
         if function is torch.ops.aten.convolution.default and result.dim() > 3:
             # as on CUDA: the CPU's convolution may lay its result out otherwise
             last = layers.is_channels_last(given[0], given[1])
-            result = result.contiguous(memory_format=_LAST[result.dim()] if last else torch.contiguous_format)
+            result = result.contiguous(memory_format=CHANNELS_LAST[result.dim()] if last else torch.contiguous_format)
         return result
 
     def _belongs(self, w: Any, problem: ConvProblem) -> bool:
