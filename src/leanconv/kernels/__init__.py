@@ -31,6 +31,7 @@ from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.native_gemm_groups import NativeGemmGroups
+from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
@@ -70,6 +71,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorWeightImages(),
     NativeWeightNchw(),
     NativeWeightNhwc(),
+    NativeWeightGroups(),
     ImplicitGemmWeight(),
     SingleChannel(),
     DirectTiled(),

@@ -30,32 +30,6 @@
 
 namespace leanconv {
 
-// The reduction of `Tuning::blocks` times eight filters.
-template <class Problem, class Tuning>
-struct GroupReduction {
-    using Tile = GroupTile<Problem, Tuning>;
-    static constexpr int group_c = Problem::group_c, group_k = Problem::group_k;
-    // Whether eight filters have the same channels, and all channels of a unit belong to one group.
-    static constexpr bool mixed = group_c % unit_channels != 0 || group_k % 8 != 0;
-    // The first unit of the channels that eight filters read, from the tile's first on, and how many units that are.
-    static __host__ __device__ constexpr int begin(int block) { return block * 8 / group_k * group_c / unit_channels; }
-    static __host__ __device__ constexpr int most_units() {
-        int most = 0;
-        for (int block = 0; block < Tile::blocks; ++block) {
-            const int end = ceil_div(((block * 8 + 7) / group_k + 1) * group_c, unit_channels);
-            if (end - begin(block) > most) most = end - begin(block);
-        }
-        return most;
-    }
-    static __host__ __device__ constexpr int first_unit(int block) {
-        return begin(block) < Tile::units - most_units() ? begin(block) : Tile::units - most_units();
-    }
-    static constexpr int units = most_units(), count = Problem::r * Problem::s * units, steps = (count + 1) / 2;
-    // The filters of a warp read the same channels.
-    static constexpr bool shared = group_k % (8 * Tuning::blocks) == 0;
-    static constexpr int reads = shared ? 1 : Tuning::blocks;
-};
-
 // One weight, and two of neighbouring channels as a register of operand B holds them. `c` counts in the group. The filters of
 // the input's gradient are those of the layer with their channels and filters exchanged and their taps reversed: they are read
 // where they lie.

@@ -21,8 +21,9 @@ from leanconv.problem import ConvProblem
 
 #: Channels of a unit, whose 16 bytes are a row of ldmatrix, and filters of an mma.
 UNIT = 8
-#: Registers of a thread that fragments of filters may take, and what it has beside these, sums and bias.
-MOST_FILTERS, BESIDE = 150, 52
+#: Registers of a thread that the fragments of filters may take, or the sums of their gradient; of a step's fragments;
+#: and what a thread has beside these.
+MOST_REGISTERS, OF_STEP, BESIDE = 150, 2, 52
 #: Filters of a tile at most, where groups are not wider.
 MOST_TILE = 128
 #: Outputs that a tile has about, and the widest rows of them.
@@ -102,7 +103,7 @@ def steps_of(problem: ConvProblem) -> int:
 
 
 @lru_cache(maxsize=64)
-def _output_tiles(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
+def output_tiles(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
     """Rows and columns of a tile: all, or an even share of them."""
     found = set()
     for columns in {ceil_div(problem.q, ceil_div(problem.q, widest)) for widest in WIDEST}:
@@ -112,13 +113,14 @@ def _output_tiles(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
 
 
 @lru_cache(maxsize=64)
-def _filter_tiles(problem: ConvProblem) -> tuple[tuple[int, int, int], ...]:
-    """Filters of a tile, blocks of a warp, and warps that fit a problem's groups and registers."""
+def filter_tiles(problem: ConvProblem, registers: int) -> tuple[tuple[int, int, int], ...]:
+    """Filters of a tile, blocks of a warp, and warps that fit a problem's groups, where a step of a block takes so many
+    ``registers``."""
     k, c, steps = problem.group_k, problem.group_c, steps_of(problem)
     found = []
     for blocks in (1, 2, 3, 4):
         shares = k % (8 * blocks) == 0
-        if 2 * steps * blocks > MOST_FILTERS or (blocks > 1 and not shares and units_of(problem) > 1):
+        if registers * steps * blocks > MOST_REGISTERS or (blocks > 1 and not shares and units_of(problem) > 1):
             continue
         for along in range(1, MOST_TILE // (8 * blocks) + 1):
             filters = 8 * blocks * along
@@ -129,7 +131,36 @@ def _filter_tiles(problem: ConvProblem) -> tuple[tuple[int, int, int], ...]:
     return tuple(found)
 
 
-def _sectors(channels: int) -> int:
+def group_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
+    """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``."""
+    reasons = limits(problem, *ops, dtypes=FLOATS_16BIT)
+    if not target.warp_products:
+        reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+    if problem.layout != "NHWC":
+        reasons.append(f"layout={problem.layout!r} is not NHWC: eight channels of a pixel are copied at once")
+    if problem.n < 1:
+        reasons.append(f"n={problem.n}: there are no images")
+    if problem.groups == 1:
+        reasons.append("groups=1: it computes groups of few channels")
+    for name, count, each in (("c", problem.c, problem.group_c), ("k", problem.k, problem.group_k)):
+        if count % UNIT:
+            reasons.append(f"{name}={count} is no multiple of {UNIT}: pixels are copied and stored by 16 bytes")
+        elif each % 4:
+            reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
+    return reasons
+
+
+def tile_limits(problem: ConvProblem, registers: int) -> list[str]:
+    """Why no tile has whole groups, or a part of one, where a step takes so many ``registers``."""
+    if filter_tiles(problem, registers):
+        return []
+    if (taken := registers * steps_of(problem)) > MOST_REGISTERS:
+        what = f"filters of {problem.group_c} channels x {problem.window} take {taken} registers of a thread"
+        return [f"{what}, and there are {MOST_REGISTERS}"]
+    return [f"groups={problem.groups} of {problem.group_k} filters make no tile of up to {MOST_TILE}"]
+
+
+def sectors(channels: int) -> int:
     """Bytes of the sectors that so many neighbouring elements of 16 bits lie in."""
     return 32 * ceil_div(channels, 16)
 
@@ -143,32 +174,10 @@ class NativeGemmGroups(TimedAlgorithm):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits(problem, "fprop", "dgrad", dtypes=FLOATS_16BIT)
-        if not target.warp_products:
-            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not NHWC: eight channels of a pixel are copied at once")
-        if problem.n < 1:
-            reasons.append(f"n={problem.n}: there are no images")
-        if problem.groups == 1:
-            reasons.append("groups=1: it computes groups of few channels")
-        for name, count, each in (("c", problem.c, problem.group_c), ("k", problem.k, problem.group_k)):
-            if count % UNIT:
-                reasons.append(f"{name}={count} is no multiple of {UNIT}: pixels are copied and stored by 16 bytes")
-            elif each % 4:
-                reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
-        if reasons:
-            return reasons
-        for phase in distinct_phases(problem):
-            forward = phase.problem
-            if not _filter_tiles(forward):
-                taken = 2 * steps_of(forward)
-                return [
-                    f"a filter of {forward.group_c} channels x {forward.window} takes {taken} registers of a thread, "
-                    f"and {MOST_FILTERS} are there" if taken > MOST_FILTERS else
-                    f"groups={problem.groups} of {forward.group_k} filters make no tile of up to {MOST_TILE}"
-                ]  # fmt: skip
-        return []
+        reasons = group_limits(problem, target, "fprop", "dgrad")
+        for phase in distinct_phases(problem) if not reasons else ():
+            reasons += tile_limits(phase.problem, OF_STEP)
+        return list(dict.fromkeys(reasons))
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
@@ -184,9 +193,9 @@ class NativeGemmGroups(TimedAlgorithm):
 
     def _candidates(self, phases: list[PartialConvolution], target: Target) -> Iterator[GroupsConfig]:
         first = phases[0].problem
-        for filters, blocks, warps in _filter_tiles(first):
+        for filters, blocks, warps in filter_tiles(first, OF_STEP):
             registers = blocks * (2 * steps_of(first) + 6) + BESIDE
-            for rows, columns in _output_tiles(first):
+            for rows, columns in output_tiles(first):
                 for stages in (1, 2):
                     whole = GroupsConfig(filters, blocks, warps, rows, columns, stages, 1)
                     shared = max(whole.shared_bytes(phase.problem) for phase in phases)
@@ -221,8 +230,8 @@ class NativeGemmGroups(TimedAlgorithm):
             busy = busy_cycles(of_filters * of_outputs, config.min_blocks, target, resident)
             # caches move whole sectors of 32 bytes; memory is read once
             tiles = of_filters * of_outputs
-            cached = tiles * (_sectors(config.channels(forward)) * height * width
-                              + _sectors(config.filters) * config.rows * config.columns)  # fmt: skip
+            cached = tiles * (sectors(config.channels(forward)) * height * width
+                              + sectors(config.filters) * config.rows * config.columns)  # fmt: skip
             moved += phase.times * speeds.cached * cached
             time += phase.times * (busy + speeds.start + launch_cycles(target))
         memory = max(speeds.memory * problem.bytes, moved) / target.bytes_per_cycle
