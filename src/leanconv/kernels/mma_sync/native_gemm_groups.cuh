@@ -156,10 +156,13 @@ struct GroupWarp {
             // Two lanes exchange halves of two blocks: each stores four neighbouring filters of one, and four lanes a sector.
 #pragma unroll
             for (int j = 0; j + 1 < blocks; j += 2) {
-                const unsigned other = __shfl_xor_sync(0xffffffffu, t % 2 ? words[j] : words[j + 1], 1);
+                const bool odd = t % 2;
+                const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? words[j] : words[j + 1], 1);
                 const int k = (j + t % 2) * 8 + t / 2 * 4;
+                // NOTE: an instruction of its own, because the compiler split an ordinary store into two branches of two.
+                const unsigned low = odd ? other : words[j], high = odd ? words[j + 1] : other;
                 if (exists && first_k + k < Problem::k)
-                    *reinterpret_cast<uint2*>(to + k) = t % 2 ? make_uint2(other, words[j + 1]) : make_uint2(words[j], other);
+                    st_global_v2(reinterpret_cast<float*>(to + k), __uint_as_float(low), __uint_as_float(high));
             }
             if constexpr (blocks % 2 == 1) {
                 const int k = (blocks - 1) * 8 + 2 * t;
