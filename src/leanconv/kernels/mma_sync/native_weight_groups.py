@@ -138,8 +138,10 @@ class NativeWeightGroups(split_k.SplitK):
         busy = rounds * (tiles * each + speeds.weight * weights) + ceil_div(rounds, together) * (
             tiles * hidden + speeds.start
         )
-        cached = of_filters * of_outputs * (
-            sectors(config.channels(problem)) * height * width + sectors(config.filters) * outputs
+        cached = (
+            of_filters
+            * of_outputs
+            * (sectors(config.channels(problem)) * height * width + sectors(config.filters) * outputs)
         )
         memory = max(speeds.memory * problem.bytes, speeds.cached * cached) / target.bytes_per_cycle
         sums = 8 * config.split_k * split_k.weights_of(problem) / speeds.added_per_cycle
