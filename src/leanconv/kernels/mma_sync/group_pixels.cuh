@@ -70,6 +70,34 @@ struct GroupReduction {
     static constexpr int reads = shared ? 1 : Tuning::blocks;
 };
 
+// Which unit of which pixel a thread copies: what lies next to each other in memory changes fastest.
+template <bool nhwc, int units, int columns, int rows>
+struct UnitPlace {
+    int unit, row, column;
+    __device__ __forceinline__ explicit UnitPlace(int i)
+        : unit(nhwc ? i % units : i / (columns * rows)), row(nhwc ? i / (units * columns) : i / columns % rows),
+          column(nhwc ? i / units % columns : i % columns) {}
+};
+
+// A unit of a pixel, from `channel` on, of an image of `channels` of so many pixels; zeros where it does not exist. In NCHW its
+// channels are loaded one by one.
+template <class Problem, int channels, int pixels, class T>
+__device__ __forceinline__ void copy_unit(unsigned char* to, const T* image, int pixel, int channel, bool exists) {
+    if constexpr (Problem::nhwc) {
+        const Offset<Problem> at = static_cast<Offset<Problem>>(pixel) * channels + channel;
+        cp_async_16(to, image + (exists ? at : 0), exists);
+    } else {
+        const T* const from = image + static_cast<Offset<Problem>>(channel) * pixels + pixel;
+        unsigned words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            words[i] = 0;
+            if (exists) words[i] = from[2 * i * pixels].bits | static_cast<unsigned>(from[(2 * i + 1) * pixels].bits) << 16;
+        }
+        *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
 // Shared memory of the pixels: in_rows rows; in each the columns that the first tap of a filter reads, side by side, then those
 // one further right, as many times as the stride. So neighbouring outputs read neighbouring pixels. A pixel has an odd number
 // of units: eight neighbours meet each bank once.
@@ -81,7 +109,7 @@ struct GroupPixels {
     static constexpr int in_columns = (Tile::columns - 1) * Problem::stride_w + (Problem::s - 1) * Problem::dilation_w + 1;
     static constexpr int pitch = 16 * (Tile::units | 1), apart = ceil_div(in_columns, Problem::stride_w) * pitch;
     static constexpr int row_bytes = Problem::stride_w * apart, bytes = in_rows * row_bytes;
-    static_assert(Problem::nhwc && sizeof(T) == 2, "channels of 16 bits are neighbours");
+    static_assert(!Problem::chwn && sizeof(T) == 2, "images are outermost, and units have eight channels of 16 bits");
 
     // Where a tap's pixel lies, from that of the first tap; and that of an output's first tap.
     static __host__ __device__ constexpr int tap(int number) {
@@ -97,18 +125,16 @@ struct GroupPixels {
     static __device__ __forceinline__ void copy(unsigned char* shared, const T* x, const Tile& tile, int first_channel) {
         constexpr int count = in_rows * in_columns * Tile::units, threads = Tuning::threads;
         const int h0 = tile.p * Problem::stride_h - Problem::pad_top, w0 = tile.q * Problem::stride_w - Problem::pad_left;
-        const T* const image = x + static_cast<int64>(tile.n) * Problem::h * Problem::w * Problem::c + first_channel;
+        const T* const image = x + static_cast<int64>(tile.n) * Problem::h * Problem::w * Problem::c;
 #pragma unroll 4
         for (int i = threadIdx.x; i < count; i += threads) {
-            const int unit = i % Tile::units, column = i / Tile::units % in_columns, row = i / (Tile::units * in_columns);
-            const int h = h0 + row, w = w0 + column;
+            const UnitPlace<Problem::nhwc, Tile::units, in_columns, in_rows> at(i);
+            const int h = h0 + at.row, w = w0 + at.column, channel = first_channel + at.unit * unit_channels;
             bool exists = static_cast<unsigned>(h) < Problem::h && static_cast<unsigned>(w) < Problem::w;
-            if constexpr (Problem::k % Tile::filters != 0) exists = exists && first_channel + unit * unit_channels < Problem::c;
-            const Offset<Problem> at =
-                (static_cast<Offset<Problem>>(h) * Problem::w + w) * Problem::c + unit * unit_channels;
-            unsigned char* const to = shared + row * row_bytes + column % Problem::stride_w * apart +
-                                      column / Problem::stride_w * pitch + unit * 16;
-            cp_async_16(to, image + (exists ? at : 0), exists);
+            if constexpr (Problem::k % Tile::filters != 0) exists = exists && channel < Problem::c;
+            unsigned char* const to = shared + at.row * row_bytes + at.column % Problem::stride_w * apart +
+                                      at.column / Problem::stride_w * pitch + at.unit * 16;
+            copy_unit<Problem, Problem::c, Problem::h * Problem::w>(to, image, h * Problem::w + w, channel, exists);
         }
     }
 };

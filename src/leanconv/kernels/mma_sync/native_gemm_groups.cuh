@@ -1,8 +1,11 @@
-// native_gemm_groups: grouped convolution on tensor cores by mma.sync, float16 or bfloat16 in NHWC, float32 sums. From sm_80 on.
+// native_gemm_groups: grouped convolution on tensor cores by mma.sync; float16 or bfloat16, sums in float32. From sm_80 on.
 //
 //   y[m, k] = sum over r, s, c of x[m + (r, s), c] * w[k, r, s, c]        c: the channels of k's group
 //
-// Requires   NHWC; numbers of channels and filters that are multiples of 8, those of a group of 4; a filter that registers hold.
+// Requires   NHWC or NCHW; numbers of channels and filters that are multiples of 8, those of a group of 4; a filter that registers
+//            hold.
+// Layouts    In NCHW eight channels of a pixel are loaded one by one on their way to shared memory, and results transposed eight
+//            by eight on their way out (movmatrix); between these all is as in NHWC.
 // Numerics   Products are exact. Sums stay in the tensor core over the whole reduction, of some hundreds, as in
 //            native_gemm_16bit. Where eight filters span groups, others' channels meet zeros: a sum that is not finite is taken
 //            again on FP32 cores, from its own group's channels alone.
@@ -42,19 +45,21 @@ struct GroupFilters {
         if constexpr (Problem::mirrored) {
             const int group = k / Problem::group_k, row = Problem::last_row - tap / Problem::s * Problem::apart_h;
             const int column = Problem::last_column - tap % Problem::s * Problem::apart_w;
-            const int64 pixel = (static_cast<int64>(group * Problem::group_c + c) * Problem::layer_r + row) * Problem::layer_s;
-            return w[(pixel + column) * Problem::group_k + (k - group * Problem::group_k)];
+            return w[at<Problem::layer_r * Problem::layer_s, Problem::group_k>(
+                group * Problem::group_c + c, row * Problem::layer_s + column, k - group * Problem::group_k)];
         } else {
-            return w[(static_cast<int64>(k) * (Problem::r * Problem::s) + tap) * Problem::group_c + c];
+            return w[at<Problem::r * Problem::s, Problem::group_c>(k, tap, c)];
         }
     }
     __device__ __forceinline__ unsigned pair(int k, int tap, int c) const {
-        if constexpr (Problem::mirrored) {
+        if constexpr (Problem::mirrored || !Problem::nhwc)
             return weight(k, tap, c).bits | static_cast<unsigned>(weight(k, tap, c + 1).bits) << 16;
-        } else {
-            const int64 at = (static_cast<int64>(k) * (Problem::r * Problem::s) + tap) * Problem::group_c + c;
-            return *reinterpret_cast<const unsigned*>(w + at);
-        }
+        else return *reinterpret_cast<const unsigned*>(w + at<Problem::r * Problem::s, Problem::group_c>(k, tap, c));
+    }
+    // Where a weight lies, among filters of so many taps and channels.
+    template <int taps, int channels>
+    static __device__ __forceinline__ int64 at(int k, int tap, int c) {
+        return static_cast<int64>(k) * (taps * channels) + (Problem::nhwc ? tap * channels + c : c * taps + tap);
     }
 };
 
@@ -131,43 +136,85 @@ struct GroupWarp {
         return sum;
     }
 
-    __device__ __forceinline__ void store(const float (&sums)[blocks][4], T* y, const Tile& tile, int output) const {
+    // An output of a tile: whether it exists, and where it lies in the first filter of NCHW, or which pixel it is of NHWC.
+    struct Output {
+        bool exists;
+        Offset<Problem> at;
+        __device__ __forceinline__ Output(const Tile& tile, int number) {
+            const int p = tile.p + number / Tile::columns, q = tile.q + number % Tile::columns;
+            exists = number < Tile::outputs && p < Problem::p && q < Problem::q;
+            const int row = Problem::first_p + p * Problem::step_p, column = Problem::first_q + q * Problem::step_q;
+            at = static_cast<Offset<Problem>>(row) * Problem::out_w + column;
+        }
+    };
+
+    // The results of two neighbouring filters of each block, rounded, of the output `half` 8 further.
+    __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half, const T* image,
+                                             const Output& output) const {
+        constexpr int apart = Problem::nhwc ? 1 : Problem::out_h * Problem::out_w;
+        const T* const at = image + output.at * (Problem::nhwc ? Problem::k : 1);
+#pragma unroll
+        for (int j = 0; j < blocks; ++j) {
+            float v[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int k = first_k + 8 * j + lane % 4 * 2 + i;
+                const float held = held_by<Problem>(at + static_cast<Offset<Problem>>(k) * apart, output.exists && k < Problem::k);
+                v[i] = finish<Problem>(sums[j][2 * half + i], bias[j][i], held);
+            }
+            words[j] = rounded_pair(T{}, v);
+        }
+    }
+
+    // Two lanes exchange halves of two blocks: each stores four neighbouring filters of one, and four lanes a sector.
+    __device__ __forceinline__ void store_filters(const unsigned (&words)[blocks], T* to, bool exists) const {
         const int t = lane % 4;
+        const bool odd = t % 2;
+#pragma unroll
+        for (int j = 0; j + 1 < blocks; j += 2) {
+            const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? words[j] : words[j + 1], 1);
+            const int k = (j + t % 2) * 8 + t / 2 * 4;
+            // NOTE: an instruction of its own, because the compiler split an ordinary store into two branches of two.
+            const unsigned low = odd ? other : words[j], high = odd ? words[j + 1] : other;
+            if (exists && first_k + k < Problem::k)
+                st_global_v2(reinterpret_cast<float*>(to + k), __uint_as_float(low), __uint_as_float(high));
+        }
+        if constexpr (blocks % 2 == 1) {
+            const int k = (blocks - 1) * 8 + 2 * t;
+            if (exists && first_k + k < Problem::k) *reinterpret_cast<unsigned*>(to + k) = words[blocks - 1];
+        }
+    }
+
+    // NCHW: the lane gets two neighbouring outputs of one filter of each block instead.
+    __device__ __forceinline__ void store_outputs(const unsigned (&words)[blocks], T* image, const Tile& tile, int number) const {
+        constexpr int pixels = Problem::out_h * Problem::out_w;
+        constexpr bool pairs = Problem::step_q == 1 && (Problem::first_q | Problem::out_w | Problem::q | Tile::columns) % 2 == 0;
+        const Output first(tile, number + lane % 4 * 2), second(tile, number + lane % 4 * 2 + 1);
+#pragma unroll
+        for (int j = 0; j < blocks; ++j) {
+            const unsigned word = movmatrix_trans(words[j]);
+            const int k = first_k + 8 * j + lane / 4;
+            if (k >= Problem::k) continue;
+            T* const to = image + static_cast<Offset<Problem>>(k) * pixels;
+            if constexpr (pairs) {
+                if (first.exists) *reinterpret_cast<unsigned*>(to + first.at) = word;
+            } else {
+                if (first.exists) to[first.at] = T{static_cast<unsigned short>(word)};
+                if (second.exists) to[second.at] = T{static_cast<unsigned short>(word >> 16)};
+            }
+        }
+    }
+
+    // 16 outputs from `number` on.
+    __device__ __forceinline__ void store(const float (&sums)[blocks][4], T* y, const Tile& tile, int number) const {
+        T* const image = y + static_cast<int64>(tile.n) * (static_cast<int64>(Problem::out_h) * Problem::out_w * Problem::k);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int number = output + half * 8, p = tile.p + number / Tile::columns, q = tile.q + number % Tile::columns;
-            const bool exists = number < Tile::outputs && p < Problem::p && q < Problem::q;
-            const int row = Problem::first_p + p * Problem::step_p, column = Problem::first_q + q * Problem::step_q;
-            const int64 image = static_cast<int64>(tile.n) * (static_cast<int64>(Problem::out_h) * Problem::out_w * Problem::k);
-            const Offset<Problem> pixel = static_cast<Offset<Problem>>(row) * Problem::out_w + column;
-            T* const to = y + image + pixel * Problem::k + first_k;
+            const Output output(tile, number + half * 8 + lane / 4);
             unsigned words[blocks];
-#pragma unroll
-            for (int j = 0; j < blocks; ++j) {
-                float v[2];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int k = 8 * j + 2 * t + i;
-                    const float held = held_by<Problem>(to + k, exists && first_k + k < Problem::k);
-                    v[i] = finish<Problem>(sums[j][2 * half + i], bias[j][i], held);
-                }
-                words[j] = rounded_pair(T{}, v);
-            }
-            // Two lanes exchange halves of two blocks: each stores four neighbouring filters of one, and four lanes a sector.
-#pragma unroll
-            for (int j = 0; j + 1 < blocks; j += 2) {
-                const bool odd = t % 2;
-                const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? words[j] : words[j + 1], 1);
-                const int k = (j + t % 2) * 8 + t / 2 * 4;
-                // NOTE: an instruction of its own, because the compiler split an ordinary store into two branches of two.
-                const unsigned low = odd ? other : words[j], high = odd ? words[j + 1] : other;
-                if (exists && first_k + k < Problem::k)
-                    st_global_v2(reinterpret_cast<float*>(to + k), __uint_as_float(low), __uint_as_float(high));
-            }
-            if constexpr (blocks % 2 == 1) {
-                const int k = (blocks - 1) * 8 + 2 * t;
-                if (exists && first_k + k < Problem::k) *reinterpret_cast<unsigned*>(to + k) = words[blocks - 1];
-            }
+            finished(words, sums, half, image, output);
+            if constexpr (Problem::nhwc) store_filters(words, image + output.at * Problem::k + first_k, output.exists);
+            else store_outputs(words, image, tile, number + half * 8);
         }
     }
 
@@ -194,7 +241,7 @@ struct GroupWarp {
                     }
                 }
             }
-            store(sums, y, tile, m * 16 + lane / 4);
+            store(sums, y, tile, m * 16);
         }
     }
 };

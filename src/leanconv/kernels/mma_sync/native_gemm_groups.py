@@ -13,7 +13,14 @@ from leanconv.kernels.common.input_gradient import (
     mirrored_taps,
     single_phases,
 )
-from leanconv.kernels.common.layers import FLOATS_16BIT, conv_arguments, has_wide_tensors, limits, view_constants
+from leanconv.kernels.common.layers import (
+    FLOATS_16BIT,
+    conv_arguments,
+    has_wide_tensors,
+    images_outermost,
+    limits,
+    view_constants,
+)
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, blocks_that_fit, busy_cycles, launch_cycles, overlapped
 from leanconv.plan import Launch, Plan, Target
@@ -133,18 +140,16 @@ def filter_tiles(problem: ConvProblem, registers: int) -> tuple[tuple[int, int, 
 
 def group_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
     """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``."""
-    reasons = limits(problem, *ops, dtypes=FLOATS_16BIT)
+    reasons = [*limits(problem, *ops, dtypes=FLOATS_16BIT), *images_outermost(problem)]
     if not target.warp_products:
         reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-    if problem.layout != "NHWC":
-        reasons.append(f"layout={problem.layout!r} is not NHWC: eight channels of a pixel are copied at once")
     if problem.n < 1:
         reasons.append(f"n={problem.n}: there are no images")
     if problem.groups == 1:
         reasons.append("groups=1: it computes groups of few channels")
     for name, count, each in (("c", problem.c, problem.group_c), ("k", problem.k, problem.group_k)):
         if count % UNIT:
-            reasons.append(f"{name}={count} is no multiple of {UNIT}: pixels are copied and stored by 16 bytes")
+            reasons.append(f"{name}={count} is no multiple of {UNIT}: channels are multiplied by eights")
         elif each % 4:
             reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
     return reasons

@@ -1,5 +1,5 @@
-// native_weight_groups: gradient of the filters of grouped layers on tensor cores by mma.sync; float16 or bfloat16 in NHWC, sums
-// in float32. From sm_80 on.
+// native_weight_groups: gradient of the filters of grouped layers on tensor cores by mma.sync; float16 or bfloat16, sums in
+// float32. From sm_80 on.
 //
 //   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]        c: the channels of k's group
 //
@@ -38,14 +38,16 @@ struct GroupOutputs {
     static constexpr int bytes = count * pitch;
 
     static __device__ __forceinline__ void copy(unsigned char* shared, const T* dy, const Tile& tile, int first_filter) {
-        const T* const image = dy + static_cast<int64>(tile.n) * Problem::p * Problem::q * Problem::k + first_filter;
+        const T* const image = dy + static_cast<int64>(tile.n) * Problem::p * Problem::q * Problem::k;
 #pragma unroll 4
         for (int i = threadIdx.x; i < count * units; i += Tuning::threads) {
-            const int unit = i % units, output = i / units, p = tile.p + output / Tile::columns, q = tile.q + output % Tile::columns;
-            bool exists = output < Tile::outputs && p < Problem::p && q < Problem::q;
-            if constexpr (Problem::k % Tile::filters != 0) exists = exists && first_filter + unit * 8 < Problem::k;
-            const Offset<Problem> at = (static_cast<Offset<Problem>>(p) * Problem::q + q) * Problem::k + unit * 8;
-            cp_async_16(shared + output * pitch + unit * 16, image + (exists ? at : 0), exists);
+            const UnitPlace<Problem::nhwc, units, count, 1> at(i);
+            const int p = tile.p + at.column / Tile::columns, q = tile.q + at.column % Tile::columns;
+            const int filter = first_filter + at.unit * 8;
+            bool exists = at.column < Tile::outputs && p < Problem::p && q < Problem::q;
+            if constexpr (Problem::k % Tile::filters != 0) exists = exists && filter < Problem::k;
+            copy_unit<Problem, Problem::k, Problem::p * Problem::q>(shared + at.column * pitch + at.unit * 16, image,
+                                                                    p * Problem::q + q, filter, exists);
         }
     }
 };
@@ -134,7 +136,8 @@ __device__ __forceinline__ void store_sums(Result* dw, const float* shared, int 
             if constexpr (split > 1) total += cluster_sum<split>(at);
             else total += *at;
         }
-        Result* const to = dw + (static_cast<int64>(k) * taps + unit / Reduction::units) * Problem::group_c + c;
+        const int tap = unit / Reduction::units, place = Problem::nhwc ? tap * Problem::group_c + c : c * taps + tap;
+        Result* const to = dw + static_cast<int64>(k) * (taps * Problem::group_c) + place;
         if constexpr (Tuning::split_k > 1) *to = total;
         else *to = from_float<Result>(finish<Problem>(total, 0.0f, held_by<Problem>(to, true)));
     }
