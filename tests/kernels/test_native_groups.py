@@ -43,10 +43,9 @@ def test_gradients_of_filters_are_right(case):
     proof.check(WEIGHT, case.problem, shared, kinds=("zero-mean",))
 
 
-@pytest.mark.parametrize("stages", [1, 2])
-def test_a_block_computes_several_tiles(stages):
+def test_a_block_computes_several_tiles():
     problem = named("float16-groups-fours")
-    config = next(c for c in GEMM.configs(problem, TARGETS[0]) if c.filters == 24 and c.stages == stages)
+    config = next(c for c in GEMM.configs(problem, TARGETS[0]) if c.filters == 24)
     config, small = replace(config, rows=4, columns=4, min_blocks=1), replace(TARGETS[0], multiprocessors=2)
     assert config.tiles(windows_of(problem))[1] > 2 * config.workers(windows_of(problem), small)
     proof.check(GEMM, problem, config, kinds=("zero-mean",), target=small)
@@ -60,7 +59,7 @@ def test_what_is_not_finite_stays_in_its_group(name):
     x, w = given["x"], given["w"]
     x[0, 3, 4, 5], x[1, 0, 0, 17], x[1, 5, 6, 11] = np.inf, np.nan, -np.inf
     y = np.full(problem.y_shape, np.nan, problem.dtype)
-    config = next(c for c in GEMM.configs(problem, TARGETS[0]) if c.stages == 1)
+    config = next(iter(GEMM.configs(problem, TARGETS[0])))
     emulator.run_plan(GEMM.plan(problem, config, TARGETS[0]), {**given, "y": y})
     with np.errstate(invalid="ignore"):
         right = oracle.conv2d(problem, x, w)

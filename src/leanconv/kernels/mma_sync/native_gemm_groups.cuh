@@ -17,7 +17,8 @@
 //            zeros.
 // Roles      all threads copy. A warp has `blocks` times eight filters, and every `warps_m`-th 16 outputs; its fragments of
 //            filters are in registers as long as the CTA lives.
-// Pipelines  `stages` tiles of pixels, cp.async groups and two __syncthreads a tile; several CTAs a multiprocessor.
+// Pipelines  two tiles of pixels: the next is copied (cp.async) while this one is computed; two __syncthreads a tile; several
+//            CTAs a multiprocessor.
 // Registers  2 * blocks * steps of filters, 4 * blocks sums, 4 of pixels.
 // Work       an mma of 4096 flops for each ldmatrix, or `blocks` where these share a group. ldmatrix takes 4 cycles of shared
 //            memory: 16 pixels x 8 filters of groups of 4 and 8 with 3 x 3 taps take 20, their copies and stores some 6; memory
@@ -303,24 +304,14 @@ __device__ __forceinline__ void native_gemm_groups(const typename Problem::eleme
     Pixels::copy(shared, x, Tile(number), first_channel);
     cp_async_commit_group();
     const GroupWarp<Problem, Tuning> warp(w, bias, first_filter);
-    int stage = 0;
-    for (; number < count; number += step) {
-        const bool more = number + step < count;
-        if constexpr (Tuning::stages == 2) {
-            if (more) Pixels::copy(shared + (stage ^ 1) * Pixels::bytes, x, Tile(number + step), first_channel);
-            cp_async_commit_group();
-        }
-        cp_async_wait_group<Tuning::stages - 1>();
+    for (int stage = 0; number < count; number += step, stage ^= 1) {
+        if (number + step < count)
+            Pixels::copy(shared + (stage ^ 1) * Pixels::bytes, x, Tile(number + step), first_channel);
+        cp_async_commit_group();
+        cp_async_wait_group<1>();
         __syncthreads();
         warp.compute_tile(shared + stage * Pixels::bytes, w, y, Tile(number));
-        if (!more) break;
         __syncthreads();
-        if constexpr (Tuning::stages == 1) {
-            Pixels::copy(shared, x, Tile(number + step), first_channel);
-            cp_async_commit_group();
-        } else {
-            stage ^= 1;
-        }
     }
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
-from math import gcd
+from math import gcd, inf
 
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.layers import (
@@ -16,8 +16,8 @@ from leanconv.kernels.common.layers import (
     images_outermost,
     limits,
 )
-from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
-from leanconv.kernels.cost import Speeds, blocks_that_fit, launch_cycles, overlapped
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, blocks_that_fit, overlapped
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -26,10 +26,12 @@ UNIT = 8
 #: Registers of a thread that the fragments of filters may take, or the sums of their gradient; of a step's fragments;
 #: and what a thread has beside these.
 MOST_REGISTERS, OF_STEP, BESIDE = 150, 2, 52
-#: Filters of a tile at most, where groups are not wider; warps of a CTA.
-MOST_TILE, WARPS = 128, (4, 16)
-#: Windows that a tile has about, the widest rows of them, and how many times more are computed than in the best tiles.
-POSITIONS, WIDEST, WASTED = (64, 128, 256, 448), 64, 1.15
+#: Filters of a tile, about; warps of a CTA, at least.
+FILTERS, WARPS = (16, 32, 64, 128), (4, 8, 16)
+#: Tiles of pixels in shared memory.
+STAGES = 2
+#: Windows of a tile, about, and columns at most.
+POSITIONS, WIDEST = (64, 128, 256, 448), 64
 
 
 @dataclass(frozen=True)
@@ -54,25 +56,25 @@ class Windows:
     rows: Axis
     columns: Axis
 
-    @property
+    @cached_property
     def group_c(self) -> int:
         return self.c // self.groups
 
-    @property
+    @cached_property
     def group_k(self) -> int:
         return self.k // self.groups
 
-    @property
+    @cached_property
     def phases(self) -> int:
         return len(self.rows.counts) * len(self.columns.counts)
 
-    @property
+    @cached_property
     def units(self) -> int:
         """Units of channels that eight filters read: those of their groups."""
         c, k = self.group_c, self.group_k
         return max(ceil_div(((b * 8 + 7) // k + 1) * c, UNIT) - b * 8 // k * c // UNIT for b in range(k))
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Products of 16 reduction elements that eight filters take, in all phases."""
         return sum(ceil_div(r * s * self.units, 2) for r in self.rows.counts for s in self.columns.counts)
@@ -106,7 +108,7 @@ def windows_of(problem: ConvProblem) -> Windows:
 class GroupsConfig(Config):
     """A tile has ``rows`` x ``columns`` windows of an image and ``filters``: whole groups, or a part of one.
 
-    Each of ``warps`` has ``blocks`` times eight of them. ``stages`` tiles of pixels are in shared memory at once.
+    Each of ``warps`` has ``blocks`` times eight of them. Two tiles of pixels are in shared memory at once.
     """
 
     filters: int
@@ -114,7 +116,6 @@ class GroupsConfig(Config):
     warps: int
     rows: int
     columns: int
-    stages: int
     min_blocks: int
 
     @property
@@ -141,7 +142,7 @@ class GroupsConfig(Config):
         step = windows.columns.step
         row = step * ceil_div(columns, step)
         pad = 0 if self.across >= 8 else (self.across - row) % 8
-        return self.stages * rows * (row + pad) * 16 * (self.channels(windows) // UNIT | 1)
+        return STAGES * rows * (row + pad) * 16 * (self.channels(windows) // UNIT | 1)
 
     def tiles(self, windows: Windows) -> tuple[int, int]:
         """Tiles of filters, and of windows."""
@@ -164,57 +165,62 @@ class GroupsSpeeds(Speeds):
     #: instructions of a warp for 16 windows beside its products, and for each eight filters of these
     beside: float
     block: float
-    #: cycles from the first load of 16 windows' pixels to their stores beside the products, and of one product
+    #: cycles that a warp alone takes for an instruction, and those of a product from which the next one follows
     latency: float
     product: float
-    #: cycles of a tile beside memory and products, by stages; before the first
-    tile: tuple[float, float]
+    #: cycles of a tile beside memory and products; before the first, the launch's included
+    tile: float
     start: float
     #: times the bytes of a problem that memory takes, and times the sectors that tiles read and write
     memory: float
     cached: float
-    #: share of the lesser of memory and products that adds to the greater, by stages
-    lesser: tuple[float, float]
+    #: share of the lesser of memory and products that adds to the greater
+    lesser: float
 
 
 @lru_cache(maxsize=64)
-def filter_tiles(windows: Windows, registers: int) -> tuple[tuple[int, int, int], ...]:
+def filter_tiles(
+    windows: Windows, registers: int, wanted: tuple[int, ...] = FILTERS
+) -> tuple[tuple[int, int, int], ...]:
     """Filters of a tile, blocks of a warp, and warps that fit a problem's groups, where a step of a block takes so many
-    ``registers``."""
+    ``registers``: of each number of blocks the tiles next to the ``wanted`` numbers of filters."""
     k, c, steps = windows.group_k, windows.group_c, windows.steps
-    found = []
-    for blocks in (1, 2, 3, 4):
-        shares = k % (8 * blocks) == 0
-        if registers * steps * blocks > MOST_REGISTERS or (blocks > 1 and not shares and windows.units > 1):
-            continue
-        for along in range(1, MOST_TILE // (8 * blocks) + 1):
-            filters = 8 * blocks * along
-            whole = filters % k == 0 and filters // k * c % UNIT == 0
-            part = k % filters == 0 and c % UNIT == 0
-            if (whole or part) and filters < windows.k + 8 * blocks:
-                most = WARPS[1] * 32 * min(255, blocks * (registers * steps + 6) + BESIDE) <= 2**16
-                widest = WARPS[1] if most else WARPS[1] // 2
-                found += [(filters, blocks, along * times) for times in (1, 2, 4, 8)
-                          if WARPS[0] <= along * times <= widest]  # fmt: skip
+    shares = [blocks for blocks in (4, 3, 2, 1) if registers * steps * blocks <= MOST_REGISTERS
+              and (k % (8 * blocks) == 0 or blocks == 1 or (windows.units == 1 and blocks != 3))]  # fmt: skip
+    found: dict[tuple[int, int, int], None] = {}
+    for blocks in shares if windows.units == 1 else [*shares[:1], *shares[-1:]]:
+        whole = [
+            each for each in range(8 * blocks, max(wanted[-1], k) + 1, 8 * blocks)
+            if (each % k == 0 and each // k * c % UNIT == 0) or (k % each == 0 and c % UNIT == 0)
+        ]  # fmt: skip
+        fit = [each for each in whole if each < windows.k + 8 * blocks and each // (8 * blocks) <= WARPS[-1]]
+        for filters in {min(fit, key=lambda each: (abs(each - about), each)) for about in wanted if fit}:
+            along, room = filters // (8 * blocks), 2**16 // (32 * min(255, blocks * (registers * steps + 6) + BESIDE))
+            for least in WARPS:
+                warps = along * ceil_div(least, along)
+                if warps <= min(WARPS[-1], max(room, along)):
+                    found[filters, blocks, warps] = None
     return tuple(found)
 
 
 @lru_cache(maxsize=64)
 def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of a tile: whole sixteens, 1 x 16 to 8 x 2; even shares of an image, with few windows besides."""
+    """Rows and columns of a tile: whole sixteens, 1 x 16 to 8 x 2; of about as many windows as `POSITIONS` the one that
+    reads and computes least."""
     height, width = windows.rows.positions, windows.columns.positions
-    found: dict[tuple[int, int], int] = {}
+    best: dict[int, tuple[float, int, int]] = {}
     for across, parts in product((2, 4, 8, 16), range(1, ceil_div(width, 14) + 1)):
         columns = ceil_div(ceil_div(width, parts), across) * across
         down = 16 // min(16, columns & -columns)
-        if columns > WIDEST:
-            continue
-        for positions in POSITIONS:
+        for positions in POSITIONS if columns <= WIDEST else ():
             bands = ceil_div(height, max(down, positions // columns // down * down))
             rows = ceil_div(ceil_div(height, bands), down) * down
-            found[rows, columns] = ceil_div(height, rows) * rows * ceil_div(width, columns) * columns
-    least = min(found.values())
-    return tuple(sorted(tile for tile, computed in found.items() if computed <= WASTED * least))
+            tiles = ceil_div(height, rows) * ceil_div(width, columns)
+            read = (rows * windows.rows.step + windows.rows.reach) * (
+                columns * windows.columns.step + windows.columns.reach
+            )
+            best[positions] = min(best.get(positions, (inf, 0, 0)), (tiles * (rows * columns + read), rows, columns))
+    return tuple(dict.fromkeys((rows, columns) for _, rows, columns in best.values()))
 
 
 def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str) -> list[str]:
@@ -237,7 +243,7 @@ def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str
     if (taken := registers * windows.steps) > MOST_REGISTERS:
         what = f"filters of {windows.group_c} channels x {problem.window} take {taken} registers of a thread"
         return [f"{what}, and there are {MOST_REGISTERS}"]
-    return [f"groups={problem.groups} of {windows.group_k} filters make no tile of up to {MOST_TILE}"]
+    return [f"groups={problem.groups} of {windows.group_k} filters make no tile of up to {FILTERS[-1]}"]
 
 
 def sectors(problem: ConvProblem, channels: int, rows: int, columns: int) -> int:
@@ -267,11 +273,14 @@ class NativeGemmGroups(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return GroupsSpeeds.of(target).memory * problem.bytes / target.bytes_per_cycle
+
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, GroupsConfig]]:
         windows, speeds = windows_of(problem), GroupsSpeeds.of(target)
         if not windows.rows.positions * windows.columns.positions:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1, 1))]
+            return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1))]
         found = self._candidates(windows, target)
         return by_time((cycles(problem, config, target, speeds), config) for config in found)
 
@@ -279,12 +288,11 @@ class NativeGemmGroups(TimedAlgorithm):
         for filters, blocks, warps in filter_tiles(windows, OF_STEP):
             registers = blocks * (OF_STEP * windows.steps + 6) + BESIDE
             for rows, columns in window_tiles(windows):
-                for stages in (1, 2):
-                    whole = GroupsConfig(filters, blocks, warps, rows, columns, stages, 1)
-                    shared = whole.shared_bytes(windows)
-                    if shared <= target.shared_per_block:
-                        fit = resident_blocks(whole, shared, registers, target)
-                        yield GroupsConfig(filters, blocks, warps, rows, columns, stages, fit)
+                whole = GroupsConfig(filters, blocks, warps, rows, columns, 1)
+                shared = whole.shared_bytes(windows)
+                if shared <= target.shared_per_block:
+                    fit = resident_blocks(whole, shared, registers, target)
+                    yield variant(whole, min_blocks=fit)
 
     def order_of_sums(self, problem: ConvProblem, config: GroupsConfig) -> Hashable:
         """Nothing: an output's reduction is one chain. Where eight filters span groups, zeros lie in it elsewhere."""
@@ -314,12 +322,11 @@ def cycles(problem: ConvProblem, config: GroupsConfig, target: Target, speeds: G
     products = windows.steps * config.blocks
     issued = (reads + products) * 1.2 + windows.phases * (speeds.beside + speeds.block * config.blocks)
     each = m_tiles * along * max(issued / 4, 4 * reads, products * 4096 / flops)
-    latency = windows.phases * speeds.latency + speeds.product * windows.steps
+    latency = speeds.latency * issued + speeds.product * windows.steps
     computed = max(together * each, ceil_div(m_tiles * along, config.warps) * latency)
     height, width = config.pixels(windows)
     moved = sectors(problem, config.channels(windows), height, width)
     moved += sectors(problem, config.filters, config.rows, config.columns) * windows.phases
     memory = together * speeds.cached * moved * target.multiprocessors / target.bytes_per_cycle
-    way = config.stages - 1
-    time = rounds * (overlapped(memory, computed, speeds.lesser[way]) + speeds.tile[way]) + speeds.start
-    return max(time, speeds.memory * problem.bytes / target.bytes_per_cycle) + launch_cycles(target)
+    time = rounds * (overlapped(memory, computed, speeds.lesser) + speeds.tile) + speeds.start
+    return max(time, speeds.memory * problem.bytes / target.bytes_per_cycle)

@@ -14,7 +14,7 @@
 // Roles      all threads copy. A warp has `blocks` times eight filters with all their channels and taps, and every `warps_m`-th
 //            16 outputs. At the end sums are added over these warps, and over the CTAs of a cluster (`split`, in the order of
 //            ranks), in shared memory; or through a workspace (`split_k`, added by split_k.cuh).
-// Pipelines  `stages` tiles, cp.async groups and two __syncthreads a tile; several CTAs a multiprocessor.
+// Pipelines  two tiles, of which one is copied while the other is summed, as native_gemm_groups.
 // Registers  4 * blocks * steps sums.
 // Work       an mma for each ldmatrix, or `blocks` where these share a group: as native_gemm_groups.
 #pragma once
@@ -170,15 +170,12 @@ __device__ __forceinline__ void native_weight_groups(const typename Problem::ele
     };
     GroupSums<Problem, Tuning> sums;
     copy(tile, 0);
-    int stage = 0;
-    for (; tile < end; ++tile) {
-        if constexpr (Tuning::stages == 2) copy(tile + 1, stage ^ 1);
-        cp_async_wait_group<Tuning::stages - 1>();
+    for (int stage = 0; tile < end; ++tile, stage ^= 1) {
+        copy(tile + 1, stage ^ 1);
+        cp_async_wait_group<1>();
         __syncthreads();
         sums.add(shared + stage * bytes, shared + stage * bytes + Pixels::bytes);
         __syncthreads();
-        if constexpr (Tuning::stages == 2) stage ^= 1;
-        else copy(tile + 1, 0);
     }
     cp_async_wait_group<0>();
     sums.keep(reinterpret_cast<float*>(shared));

@@ -9,10 +9,11 @@ from math import inf
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants
-from leanconv.kernels.contract import Arithmetic, by_time, ceil_div
-from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.kernels.contract import Arithmetic, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.mma_sync.native_gemm_groups import (
     BESIDE,
+    STAGES,
     UNIT,
     GroupsConfig,
     NativeGemmGroups,
@@ -29,6 +30,8 @@ from leanconv.problem import ConvProblem
 
 #: Registers of a step's sums.
 OF_STEP = 4
+#: Filters of a tile, about.
+FILTERS = (16, 64)
 #: Outputs whose products a warp sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
 MOST_PIXELS = 2**17
 #: CTAs of a cluster that share a tile's outputs.
@@ -47,7 +50,7 @@ class GroupsWeightConfig(GroupsConfig):
         """The stages, or the sums of all warps where they were."""
         outputs = self.rows * self.columns * 16 * (self.filters // UNIT | 1)
         sums = self.warps * self.blocks * windows.steps * OF_STEP * 32 * 4
-        return max(super().shared_bytes(windows) + self.stages * outputs, sums)
+        return max(super().shared_bytes(windows) + STAGES * outputs, sums)
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,14 @@ class GroupsWeightSpeeds(Speeds):
     share: float
     #: instructions of a warp for 16 outputs beside its products
     beside: float
-    #: cycles from the first load of 16 outputs to their last product, beside the products, and of one product
+    #: cycles that a warp alone takes for an instruction, and of a product beside
     latency: float
     product: float
-    #: cycles of a tile beside memory and products, by stages; before the first; for each sum that a thread keeps
-    tile: tuple[float, float]
+    #: cycles of a tile beside memory and products; before the first, the launch's included; for each sum of a thread
+    tile: float
     start: float
     sums: float
-    #: times as long that CTAs of a cluster take together, where each has a partner more
+    #: share of this that the sums of each other CTA of a cluster take
     cluster: float
     #: times the bytes of a problem that memory takes, and times the sectors that tiles read
     memory: float
@@ -74,8 +77,8 @@ class GroupsWeightSpeeds(Speeds):
     #: of the launch that adds partial sums, and the bytes of these that it and the first one move in a cycle
     adding: float
     added_per_cycle: float
-    #: share of the lesser of memory and products that adds to the greater, by stages
-    lesser: tuple[float, float]
+    #: share of the lesser of memory and products that adds to the greater
+    lesser: float
 
 
 class NativeWeightGroups(split_k.SplitK):
@@ -92,6 +95,9 @@ class NativeWeightGroups(split_k.SplitK):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return GroupsWeightSpeeds.of(target).memory * problem.bytes / target.bytes_per_cycle
+
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> list[tuple[float, GroupsWeightConfig]]:
@@ -101,23 +107,23 @@ class NativeWeightGroups(split_k.SplitK):
 
     def _candidates(self, problem: ConvProblem, target: Target, room: float) -> Iterator[GroupsWeightConfig]:
         least, windows = ceil_div(problem.pixels, MOST_PIXELS), windows_of(problem)
-        for filters, blocks, warps in filter_tiles(windows, OF_STEP):
+        for filters, blocks, warps in filter_tiles(windows, OF_STEP, FILTERS):
             registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE
             for rows, columns in window_tiles(windows):
-                for stages in (1, 2):
-                    whole = GroupsWeightConfig(filters, blocks, warps, rows, columns, stages, 1)
-                    shared = whole.shared_bytes(windows)
-                    if shared > target.shared_per_block:
-                        continue
-                    fit = resident_blocks(whole, shared, registers, target)
-                    of_filters, of_windows = whole.tiles(windows)
-                    most = min(room, of_windows)
-                    slices = {int(min(most, fit * target.multiprocessors * i / 4 // of_filters)) for i in (1, 2, 4)}
-                    ways = [(split, 1) for split in SPLITS if split <= min(target.most_in_cluster, of_windows)]
-                    ways += [(1, each) for each in sorted(slices) if each > 1]
-                    for split, each in ways:
-                        if split * each >= least:
-                            yield GroupsWeightConfig(filters, blocks, warps, rows, columns, stages, fit, split, each)
+                whole = GroupsWeightConfig(filters, blocks, warps, rows, columns, 1)
+                shared = whole.shared_bytes(windows)
+                if shared > target.shared_per_block:
+                    continue
+                fit = resident_blocks(whole, shared, registers, target)
+                of_filters, of_windows = whole.tiles(windows)
+                wanted = max(1, fit * target.multiprocessors // of_filters)
+                most = min(target.most_in_cluster, of_windows, wanted)
+                ways = [(split, 1) for split in SPLITS if most // 4 < split <= most]
+                slices = {int(min(room, of_windows, each)) for each in (wanted, wanted // 2)}
+                ways += [(1, each) for each in slices if each > 1]
+                for split, each in ways:
+                    if split * each >= least:
+                        yield variant(whole, min_blocks=fit, split=split, split_k=each)
 
     def plan(self, problem: ConvProblem, config: GroupsWeightConfig, target: Target) -> Plan:
         element, windows = DTYPES[problem.dtype].ctype, windows_of(problem)
@@ -140,22 +146,27 @@ def cycles(problem: ConvProblem, config: GroupsWeightConfig, target: Target, spe
     of_filters, of_windows = config.tiles(windows)
     workers, steps = config.split * config.split_k, windows.steps
     rounds, ctas = ceil_div(of_windows, workers), ceil_div(of_filters * workers, target.multiprocessors)
-    together = min(ctas, config.min_blocks)
+    # clusters are dealt out unevenly: some multiprocessors have as many CTAs as fit
+    together = config.min_blocks if config.split > 1 else min(ctas, config.min_blocks)
     m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // UNIT // config.blocks
     reads = steps * (1 if windows.group_k % (8 * config.blocks) == 0 else config.blocks)
     issued = (reads + steps * config.blocks) * 1.2 + speeds.beside
     each = m_tiles * along * max(issued / 4, 4 * reads, steps * config.blocks * 4096 / flops)
-    latency = speeds.latency + speeds.product * steps * config.blocks
+    latency = speeds.latency * issued + speeds.product * steps * config.blocks
     computed = max(together * each, ceil_div(m_tiles * along, config.warps) * latency)
     height, width = config.pixels(windows)
     moved = sectors(problem, config.channels(windows), height, width)
     moved += sectors(problem, config.filters, config.rows, config.columns)
     memory = together * speeds.cached * moved * target.multiprocessors / target.bytes_per_cycle
-    way = config.stages - 1
-    time = rounds * (overlapped(memory, computed, speeds.lesser[way]) + speeds.tile[way])
+    time = rounds * (overlapped(memory, computed, speeds.lesser) + speeds.tile)
     time += speeds.start + speeds.sums * config.blocks * steps * config.warps * (
         1 + speeds.cluster * (config.split - 1)
     )
-    time = max(ceil_div(ctas, together) * time, speeds.memory * problem.bytes / target.bytes_per_cycle)
+    waves = ceil_div(ctas, together)
+    if config.split > 1:
+        waves = max(
+            waves, ceil_div(of_filters * config.split_k, clusters_at_once(config.split, config.min_blocks, target))
+        )
+    time = max(waves * time, speeds.memory * problem.bytes / target.bytes_per_cycle)
     added = 8 * config.split_k * split_k.weights_of(problem) / speeds.added_per_cycle
-    return time + launch_cycles(target) + (speeds.adding + added if config.split_k > 1 else 0)
+    return time + (speeds.adding + added if config.split_k > 1 else 0)
