@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -9,7 +10,7 @@ from math import gcd, prod
 
 from leanconv.dtypes import DTYPES, accumulator, item_bytes, none_of, result_of, weights_of
 from leanconv.kernels.contract import named
-from leanconv.options import Layout
+from leanconv.options import ACTIVATION_NUMBERS, Layout, activation_parts
 from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
@@ -133,11 +134,21 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
         *named(problem, "bias accumulate"),
-        ("relu", problem.activation == "relu"),
+        *named(problem, "scale add"),
+        ("activation", activation_type(problem.activation)),
         ("wide", has_wide_tensors(problem)),
         ("vector_store", innermost[problem.layout] % 4 == 0),
         *slice_constants(problem),
     )
+
+
+def activation_type(activation: str | None) -> str:
+    """The C++ type that applies an activation (device/activation.cuh); one with a number has its bits."""
+    if activation is None:
+        return "leanconv::Identity"
+    name, value = activation_parts(activation)
+    ctype = "leanconv::" + "".join(map(str.capitalize, name.split("_")))
+    return f"{ctype}<{struct.unpack('<I', struct.pack('<f', value))[0]:#x}>" if name in ACTIVATION_NUMBERS else ctype
 
 
 def slice_constants(problem: ConvProblem, volume: bool = False) -> Constants:
@@ -256,6 +267,8 @@ def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str
         Pointer("bias", result),
         Pointer(written.role, result, written=True),
         Number("long long", "batch", problem.n),
+        *((Pointer("scale", "float", beside="bias"),) if problem.scale else ()),
+        *((Pointer("add", result, beside="bias"),) if problem.add else ()),
     )
 
 
