@@ -79,6 +79,13 @@ __device__ __forceinline__ Sum finish(Sum value, Term<Problem> term, Sum held = 
     return apply_held<Problem>(apply_term<Problem>(value, term), held);
 }
 
+// NOTE: a read-only load: an ordinary one would wait for the stores of the outputs before.
+template <class T>
+__device__ __forceinline__ T load_residual(const T* at) {
+    if constexpr (sizeof(T) == 2) return T{__ldg(&at->bits)};
+    else return __ldg(at);
+}
+
 // What is added to the output `at`: the residual, or, where results are accumulated, what the output holds; read only where
 // the output exists.
 template <class Problem, class T>
@@ -86,7 +93,7 @@ __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool ex
     using Sum = decltype(to_sum(*at));
     if constexpr (Problem::add) {
         const auto residual = reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
-        return exists ? to_sum(*residual) : Sum(0);
+        return exists ? to_sum(load_residual(residual)) : Sum(0);
     } else if constexpr (Problem::accumulate) {
         return exists ? to_sum(*at) : Sum(0);
     } else {
