@@ -237,7 +237,7 @@ struct WinogradOutput {
             for (int j = 0; j < width; ++j) {
                 const Column& tile_at = at[images_in_fours<Problem> ? 0 : j];
                 if (tile_at.h + below >= Problem::p || tile_at.w + aside >= Problem::last_q) continue;
-                float* const to = y + tile_at.y + pixel + (images_in_fours<Problem> ? j : 0);
+                float* const to = &y[tile_at.y + pixel + (images_in_fours<Problem> ? j : 0)];
                 *to = images_in_fours<Problem> ? v[j] : stored(v[j], to);
             }
         }
@@ -255,10 +255,11 @@ struct WinogradOutput {
             const int k = first_k + round * Tiles::round_k + in_round;
             const Column at = place(tile);
             if (k >= Problem::group_k || at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
+            const float value =
+                exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane + Tiles::exchange_at(in_round, tile)];
             float* const to =
-                y + (at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside);
-            *to = stored(exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane + Tiles::exchange_at(in_round, tile)],
-                         to);
+                &y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside];
+            *to = stored(value, to);
         }
     }
 };
