@@ -31,10 +31,18 @@ struct Epilogue {
         : bias(bias), scale(scale), to_residual(reinterpret_cast<long long>(add) - reinterpret_cast<long long>(y)) {}
 };
 
-template <bool more, class Problem> struct BiasOf { using type = const typename Problem::result* __restrict__; };
-template <class Problem> struct BiasOf<true, Problem> { using type = const Epilogue<Problem>&; };
-// The parameter `bias` of kernels: a pointer, or an Epilogue where there is a scale or a residual.
+template <bool more, class Problem> struct BiasOf {
+    using type = const typename Problem::result*;
+    using restricted = const typename Problem::result* __restrict__;
+};
+template <class Problem> struct BiasOf<true, Problem> {
+    using type = const Epilogue<Problem>&;
+    using restricted = type;
+};
+// The parameter `bias` of kernels: a pointer, or an Epilogue where there is a scale or a residual. BiasIn: with nothing
+// written where it points.
 template <class Problem> using Bias = typename BiasOf<Problem::scale || Problem::add, Problem>::type;
+template <class Problem> using BiasIn = typename BiasOf<Problem::scale || Problem::add, Problem>::restricted;
 
 // What a filter's sums are multiplied by, and what is added to them.
 template <class Sum>
@@ -98,6 +106,36 @@ __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool ex
         return exists ? to_sum(*at) : Sum(0);
     } else {
         return Sum(0);
+    }
+}
+
+__device__ __forceinline__ void load_residual_words(unsigned (&to)[1], const unsigned* at) { to[0] = __ldg(at); }
+__device__ __forceinline__ void load_residual_words(unsigned (&to)[2], const unsigned* at) {
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(at));
+    to[0] = v.x, to[1] = v.y;
+}
+__device__ __forceinline__ void load_residual_words(unsigned (&to)[4], const unsigned* at) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+// What is added to `count` outputs from `at` on, of which those exist that `exists` says. `together`: they are adjacent, all
+// or none exist, and they are aligned to all of them; then residuals come by one load.
+template <class Problem, bool together, int count, class T, class Exists>
+__device__ __forceinline__ void load_held(float (&held)[count], Bias<Problem> bias, const T* at, int64 step,
+                                          const Exists& exists) {
+    if constexpr (Problem::add && together) {
+        unsigned words[count * sizeof(T) / 4] = {};
+        const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
+        if (exists(0)) load_residual_words(words, reinterpret_cast<const unsigned*>(from));
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            if constexpr (sizeof(T) == 4) held[i] = __uint_as_float(words[i]);
+            else held[i] = to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < count; ++i) held[i] = held_by<Problem>(bias, at + i * step, exists(i));
     }
 }
 

@@ -19,7 +19,7 @@ namespace leanconv {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct(const typename Problem::element* __restrict__ x,
                                        const typename Problem::filter* __restrict__ w,
-                                       Bias<Problem> bias,
+                                       BiasIn<Problem> bias,
                                        typename Problem::result* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;

@@ -108,7 +108,7 @@ __device__ __forceinline__ void load_row(float (&to)[Shape::width], const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                ElementsOut<Problem> y, long long batch) {
     using Shape = SingleChannelShape<Problem, Tuning>;
     using T = typename Problem::element;
