@@ -25,9 +25,11 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     seen: list[tuple[str, bool]] = []
 
-    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool) -> dict[str, float]:
-        assert tuned and not compiled
+    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool, graph: bool) -> dict[str, float]:
+        assert not compiled and tuned == graph
         seen.append((mode.title, torch.backends.cudnn.allow_tf32))
+        if not graph:
+            return {f"torch{each}_eager_us": 3000.0 for each in ("", "_nchw")} | {"leanconv_eager_us": 1500.0}
         return {f"torch{each}_graph_us": 3000.0 for each in ("", "_nchw")} | {
             "leanconv_graph_us": 2000.0 if mode.tf32 else 1000.0
         }
@@ -57,6 +59,8 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     assert "| resnet50 | 3.00 | 1.50 | 0.90 | 0.90 |\n| resnet18 | 3.00 | 1.50 | – | – |" in page
     assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False, True) == path
     assert len(seen) == 5, "there was no time left"
+    modes.measure(tmp_path, None, ("mvit_v2_s",), ("tf32",), ("forward",), None, False, True)
+    assert "| mvit_v2_s | – | – / 2.00 |" in modes.section(records.read(path))
 
 
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
