@@ -205,8 +205,8 @@ def step(model: Any, x: Any, mode: Mode) -> Callable[[], Any]:
 def measure_forward(
     model: Any, x: Any, mode: Mode, compiled: bool = False, tuned: bool = False, graph: bool = True
 ) -> dict[str, Any]:
-    """Times, errors against float64 and peaks of memory of PyTorch's and of leanconv's forward pass, eagerly and, unless
-    ``graph`` is false, as CUDA graphs.
+    """Times, errors against float64 and peaks of memory of PyTorch's and of leanconv's forward pass, eagerly and, with
+    ``graph``, as CUDA graphs.
 
     What tuning finds is kept in LEANCONV_TUNING_DIR; so it comes last, after what is measured without tables.
     """
