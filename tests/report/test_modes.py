@@ -101,16 +101,18 @@ def test_the_networks_of_our_own(name: str) -> None:
     assert layers == {"unet": 23, "vae_decoder": 31, "edsr": 35}[name]
 
 
-def test_pytorch_runs_in_both_layouts_and_the_quicker_counts() -> None:
+def test_networks_run_in_both_layouts_and_the_quicker_counts() -> None:
     model, x = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), torch.randn(2, 3, 5, 5)
     pairs = modes.in_layouts(model, x.contiguous(memory_format=torch.channels_last))
     assert list(pairs) == ["torch_nchw", "torch_nhwc"] and pairs["torch_nhwc"][0] is model
     assert all(given.is_contiguous() and copy.weight.is_contiguous() for copy, given in [pairs["torch_nchw"]])
     (first, given), (last, same) = pairs.values()
     assert torch.allclose(first(given), last(same), atol=1e-6)
-    found = modes._fields("graph", {"torch_nchw": 3.0, "torch_nhwc": 4.04, "leanconv": 2.0})
-    expected = {"torch_nchw_graph_us": 3.0, "torch_nhwc_graph_us": 4.0, "leanconv_graph_us": 2.0, "torch_graph_us": 3.0}
-    assert found == expected
+    us = {"torch_nchw": 3.0, "torch_nhwc": 4.04, "leanconv_nhwc": 2.04, "leanconv_nchw": 2.5}
+    found = modes._fields("graph", us)
+    assert found == {f"{who}_graph_us": round(each, 1) for who, each in (us | {"torch": 3.0, "leanconv": 2.0}).items()}
+    assert modes._quicker(found, "torch", "graph") == "torch_nchw"
+    assert modes._quicker(found, "leanconv", "graph") == "leanconv_nhwc"
     assert modes._fields("compile", {"torch": 5.0, "leanconv": 2.0})["torch_compile_us"] == 5.0
 
 
