@@ -30,6 +30,8 @@ from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
+from leanconv.kernels.mma_sync.native_gemm_groups import NativeGemmGroups
+from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
@@ -48,6 +50,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     ImplicitGemm(),
     TensorGemm(),
     NativeGemm16bit(),
+    NativeGemmGroups(),
     TensorGemmSync(),
     NativeGemmTf32(),
     NativeGemmNchw(),
@@ -68,6 +71,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorWeightImages(),
     NativeWeightNchw(),
     NativeWeightNhwc(),
+    NativeWeightGroups(),
     ImplicitGemmWeight(),
     SingleChannel(),
     DirectTiled(),
