@@ -31,6 +31,7 @@ from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
+from leanconv.kernels.mma_sync.tensor_gemm_sync_col2im import TensorGemmSyncCol2im
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
 from leanconv.kernels.papers.im2win_basic import Im2winBasic
@@ -49,6 +50,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemm(),
     NativeGemm16bit(),
     TensorGemmSync(),
+    TensorGemmSyncCol2im(),
     NativeGemmTf32(),
     NativeGemmNchw(),
     TensorWinograd(),
