@@ -30,6 +30,7 @@ from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
+from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.mma_sync.tensor_gemm_sync_col2im import TensorGemmSyncCol2im
 from leanconv.kernels.papers.direct_weight import DirectWeight
@@ -49,6 +50,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     ImplicitGemm(),
     TensorGemm(),
     NativeGemm16bit(),
+    NativeGemmRows(),
     TensorGemmSync(),
     TensorGemmSyncCol2im(),
     NativeGemmTf32(),

@@ -1,0 +1,142 @@
+"""Layers of few channels on tensor cores, float16 or bfloat16 in NHWC: rows of windows as runs of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from leanconv.kernels.common.layers import FLOATS_16BIT, conv_arguments, conv_constants, limits
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.plan import Plan, Target
+from leanconv.problem import ConvProblem
+
+#: Filters of a tile at most: a thread has as many sums.
+MOST_FILTERS = 96
+#: Eights of a slice of a window at most: their products are unrolled.
+MOST_EIGHTS = 64
+
+
+@dataclass(frozen=True)
+class RowsConfig(Config):
+    """A tile has ``tile_rows`` x ``tile_columns`` outputs, 16 x ``m_tiles`` of them for each of ``warps``, and ``mma_n``
+    filters."""
+
+    warps: int
+    tile_rows: int
+    tile_columns: int
+    m_tiles: int
+    mma_n: int
+    min_blocks: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def order(self) -> Hashable:
+        return ()
+
+
+#: A tile: warps, rows and columns of outputs, 16 outputs of a warp.
+Tile = tuple[int, int, int, int]
+TILES: tuple[Tile, ...] = ((8, 4, 64, 2), (8, 8, 32, 2), (8, 16, 16, 2), (4, 4, 32, 2), (4, 8, 16, 2), (8, 2, 128, 2))
+
+
+@dataclass(frozen=True)
+class RowsSpeeds(Speeds):
+    """Cycles of a multiprocessor, guessed."""
+
+    #: a product of 16 x 8 x 16, copying two elements of x, storing an output, and of filters two elements
+    product: float
+    copied: float
+    stored: float
+    filters: float
+    #: a tile beside all that, and the share of the lesser of computing and memory that the greater does not hide
+    tile: float
+    not_hidden: float
+
+
+class _Rows:
+    """The numbers of ``WindowRows`` in the kernel that a plan needs."""
+
+    def __init__(self, problem: ConvProblem, config: RowsConfig) -> None:
+        pixel = problem.c + problem.stride[1] * problem.c % 2
+        self.eights = ceil_div(problem.s * pixel, 8)
+        self.steps = ceil_div(problem.r * self.eights, 2)
+        self.filter_words = problem.t * self.steps * config.mma_n * 8
+        read_rows = (config.tile_rows - 1) * problem.stride[0] + (problem.r - 1) * problem.dilation[0] + 1
+        elements = (config.tile_columns - 1) * problem.stride[1] * pixel + 8 * self.eights
+        self.pixel_words = read_rows * ceil_div(elements, 2)
+        self.tiles_k = ceil_div(problem.k, config.mma_n)
+        self.tiles = problem.n * problem.z * ceil_div(problem.p, config.tile_rows)
+        self.tiles *= ceil_div(problem.q, config.tile_columns)
+        self.shared_bytes = 4 * (self.filter_words + self.pixel_words)
+
+    def blocks(self, config: RowsConfig, target: Target) -> int:
+        """CTAs of the launch: as many as run at once."""
+        fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (self.shared_bytes + 1024)))
+        return self.tiles_k * min(self.tiles, max(1, target.multiprocessors * fit // self.tiles_k))
+
+
+class NativeGemmRows(TimedAlgorithm):
+    """Direct convolution of few channels: filters and rows of x lie in shared memory, windows are read where they lie."""
+
+    name = "native_gemm"
+    strategy = "rows"
+    paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
+    precision = "fp32"
+    volumes = True
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = limits(problem, "fprop", dtypes=FLOATS_16BIT)
+        if not target.warp_products:
+            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not NHWC: a window's row is no run of memory")
+        if problem.groups > 1:
+            reasons.append(f"groups={problem.groups}: it computes layers of one group")
+        if problem.dilation[1] > 1 and problem.s > 1:
+            reasons.append("dilated columns: a window's row is no run of memory")
+        if reasons:
+            return reasons
+        eights = problem.r * ceil_div(problem.s * (problem.c + problem.stride[1] * problem.c % 2), 8)
+        if eights > MOST_EIGHTS:
+            return [f"a window has {eights} runs of eight elements, more than {MOST_EIGHTS}"]
+        if not any(True for _ in _configs(problem, target)):
+            return ["the filters and the rows of a tile do not fit into shared memory"]
+        return []
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16"
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, RowsConfig]]:
+        return by_time((_cycles(problem, config, target), config) for config in _configs(problem, target))
+
+    def plan(self, problem: ConvProblem, config: RowsConfig, target: Target) -> Plan:
+        rows = _Rows(problem, config)
+        tuning = (*config.constants(), ("threads", config.threads))
+        grid, constants = rows.blocks(config, target), conv_constants(problem)
+        return Plan((self.launch(config, constants, conv_arguments(problem), grid, rows.shared_bytes, tuning),))
+
+
+def _configs(problem: ConvProblem, target: Target) -> Iterator[RowsConfig]:
+    mma_n = ceil_div(ceil_div(problem.k, ceil_div(problem.k, MOST_FILTERS)), 16) * 16
+    for warps, rows, columns, m_tiles in TILES:
+        blocks = (2 if mma_n <= 64 else 1) * 8 // warps
+        config = RowsConfig(warps, rows, columns, m_tiles, mma_n, blocks)
+        if _Rows(problem, config).shared_bytes <= target.shared_per_block:
+            yield config
+
+
+def _cycles(problem: ConvProblem, config: RowsConfig, target: Target) -> float:
+    speeds, rows = RowsSpeeds.of(target), _Rows(problem, config)
+    outputs = config.tile_rows * config.tile_columns
+    products = outputs // 16 * (config.mma_n // 8) * rows.steps * problem.t
+    tile = products * speeds.product + rows.pixel_words * problem.t * speeds.copied
+    tile += outputs * config.mma_n * speeds.stored + speeds.tile
+    blocks = max(1, rows.blocks(config, target))
+    rounds = ceil_div(rows.tiles * rows.tiles_k, blocks) * max(1.0, blocks / target.multiprocessors)
+    filters = rows.filter_words * speeds.filters * max(1.0, blocks / target.multiprocessors)
+    memory = problem.bytes / target.bytes_per_cycle
+    return overlapped(rounds * tile + filters, memory, speeds.not_hidden) + launch_cycles(target)
