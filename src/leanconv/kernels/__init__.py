@@ -31,6 +31,7 @@ from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
+from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.mma_sync.tensor_gemm_sync_col2im import TensorGemmSyncCol2im
 from leanconv.kernels.papers.direct_weight import DirectWeight
@@ -72,6 +73,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorWeightImages(),
     NativeWeightNchw(),
     NativeWeightNhwc(),
+    NativeWeightRows(),
     ImplicitGemmWeight(),
     SingleChannel(),
     DirectTiled(),

@@ -18,46 +18,26 @@
 #include <device/element.cuh>
 #include <device/epilogue.cuh>
 #include <device/ptx/memory.cuh>
-#include <device/ptx/mma.cuh>
 #include <device/ptx/sync.cuh>
+#include <kernels/mma_sync/window_rows.cuh>
 
 namespace leanconv {
 
 template <class Problem, class Tuning>
-struct WindowRows {
-    using D = Depth<Problem>;
-    static constexpr int threads = 32 * Tuning::warps, m_tiles = Tuning::m_tiles;
-    static constexpr int rows = Tuning::tile_rows, columns = Tuning::tile_columns;
-    static_assert(rows * columns == 16 * m_tiles * Tuning::warps && columns % 16 == 0, "warps share the outputs evenly");
-    // Elements between pixels, and between neighbouring outputs: an even number.
-    static constexpr int pixel = Problem::stride_w * Problem::c % 2 == 0 ? Problem::c : Problem::c + 1;
-    static constexpr int step = Problem::stride_w * pixel, run = Problem::s * pixel;
-    static_assert(Problem::groups == 1 && Problem::dilation_w == 1 && Problem::nhwc, "a window's row is a run of memory");
-    // Eights of a run, of all rows of a slice, and of a filter; two are a step of the tensor core.
-    static constexpr int eights = ceil_div(run, 8), of_slice = Problem::r * eights, steps = ceil_div(of_slice, 2);
-    static constexpr int tiles_k = ceil_div(Problem::k, Tuning::mma_n), n16s = Tuning::mma_n / 16;
-    static constexpr int filter_words = D::t * steps * n16s * 128;
-    // Rows of x in shared memory, with room for the last run.
-    static constexpr int read_rows = (rows - 1) * Problem::stride_h + (Problem::r - 1) * Problem::dilation_h + 1;
-    static constexpr int pitch = ceil_div((columns - 1) * step + 8 * eights, 2) * 2;
-    static constexpr int tiles_p = ceil_div(Problem::p, rows), tiles_q = ceil_div(Problem::q, columns);
-    // Of the last eight of a run so many elements belong to it.
-    static constexpr int last = run - 8 * (eights - 1);
+struct RowsTiling : WindowRows<Problem, Tuning::tile_rows, Tuning::tile_columns> {
+    static constexpr int threads = 32 * Tuning::warps, m_tiles = Tuning::m_tiles, columns = Tuning::tile_columns;
+    static_assert(Tuning::tile_rows * columns == 16 * m_tiles * Tuning::warps, "warps share the outputs evenly");
+    // Steps of the tensor core, two eights each, and filters of a tile.
+    static constexpr int steps = ceil_div(RowsTiling::of_slice, 2), n16s = Tuning::mma_n / 16;
+    static constexpr int tiles_k = ceil_div(Problem::k, Tuning::mma_n), slice_words = steps * n16s * 128;
 };
-
-__device__ __forceinline__ void mma_rows(float16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    mma_f16(sums, a, b);
-}
-__device__ __forceinline__ void mma_rows(bfloat16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    mma_bf16(sums, a, b);
-}
 
 // Puts the filters of a tile into shared memory as lanes read them: for 16 filters and a step four words each, operand B of two
 // times eight filters. Filters are permuted within 16: a lane has four neighbours' sums.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void share_filters(unsigned* shared, ElementsIn<Problem> w, int tile_k) {
-    using W = WindowRows<Problem, Tuning>;
-    for (int i = threadIdx.x; i < W::filter_words; i += W::threads) {
+    using W = RowsTiling<Problem, Tuning>;
+    for (int i = threadIdx.x; i < W::D::t * W::slice_words; i += W::threads) {
         const int word = i % 4, lane = i / 4 % 32, n16 = i / 128 % W::n16s, step = i / 128 / W::n16s % W::steps;
         const int t = i / 128 / W::n16s / W::steps, g = lane / 4;
         const int k = tile_k * Tuning::mma_n + n16 * 16 + g / 2 * 4 + word / 2 * 2 + g % 2;
@@ -75,64 +55,27 @@ __device__ __forceinline__ void share_filters(unsigned* shared, ElementsIn<Probl
     }
 }
 
-// The outputs of a tile: its image, slice, and first row and column.
-template <class Problem, class Tuning>
-struct RowsTile {
-    using W = WindowRows<Problem, Tuning>;
-    int p, q, z;
-    Offset<Problem> n;
-    __device__ __forceinline__ explicit RowsTile(int64 number) {
-        q = static_cast<int>(number % W::tiles_q) * W::columns, number /= W::tiles_q;
-        p = static_cast<int>(number % W::tiles_p) * W::rows, number /= W::tiles_p;
-        z = static_cast<int>(number % W::D::z);
-        n = static_cast<Offset<Problem>>(number / W::D::z);
-    }
-};
-
-// Copies the rows of x that a tile reads, of one slice; zeros outside the image.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void share_pixels(unsigned* shared, ElementsIn<Problem> x, const RowsTile<Problem, Tuning>& tile,
-                                             int slice) {
-    using W = WindowRows<Problem, Tuning>;
-    constexpr int words = W::pitch / 2;
-    const int h0 = tile.p * Problem::stride_h - Problem::pad_top, w0 = tile.q * Problem::stride_w - Problem::pad_left;
-    const Bytes<Problem> image = static_cast<Bytes<Problem>>(tile.n) * W::D::d + slice;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < W::read_rows * words; i += W::threads) {
-        const int h = h0 + i / words, e = i % words * 2;
-        const bool inside = static_cast<unsigned>(h) < Problem::h;
-        const Bytes<Problem> row = (image * Problem::h + h) * Problem::w;
-        unsigned two = 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int w = w0 + (e + half) / W::pixel, c = (e + half) % W::pixel;
-            if (inside && static_cast<unsigned>(w) < Problem::w && c < Problem::c)
-                two |= static_cast<unsigned>(x[(row + w) * Problem::c + c].bits) << 16 * half;
-        }
-        shared[i] = two;
-    }
-}
-
 // The products of a tile and one slice of the filters. `pixels`: where the lane's first window begins.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void multiply_rows(float (&sums)[Tuning::m_tiles][WindowRows<Problem, Tuning>::n16s][2][4],
+__device__ __forceinline__ void multiply_rows(float (&sums)[Tuning::m_tiles][RowsTiling<Problem, Tuning>::n16s][2][4],
                                               const unsigned* const (&pixels)[Tuning::m_tiles], const unsigned* filters,
                                               unsigned mask) {
-    using W = WindowRows<Problem, Tuning>;
+    using W = RowsTiling<Problem, Tuning>;
 #pragma unroll
     for (int step = 0; step < W::steps; ++step) {
         unsigned a[W::m_tiles][4] = {};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int eight = 2 * step + i, at = eight % W::eights;
+            const int eight = 2 * step + i;
             if (eight >= W::of_slice) continue;
-            const int offset = (eight / W::eights * Problem::dilation_h * W::pitch + at * 8) / 2;
+            const int offset = W::eight_at(eight) / 2;
+            const bool cut = W::last < 8 && eight % W::eights == W::eights - 1;
 #pragma unroll
             for (int m = 0; m < W::m_tiles; ++m)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const unsigned two = pixels[m][offset + half * 4 * W::step];
-                    a[m][2 * i + half] = W::last < 8 && at == W::eights - 1 ? two & mask : two;
+                    a[m][2 * i + half] = cut ? two & mask : two;
                 }
         }
 #pragma unroll
@@ -143,17 +86,17 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[Tuning::m_tiles][Win
             for (int n8 = 0; n8 < 2; ++n8)
 #pragma unroll
                 for (int m = 0; m < W::m_tiles; ++m)
-                    mma_rows(typename Problem::element{}, sums[m][n16][n8], a[m], {four[2 * n8], four[2 * n8 + 1]});
+                    mma_native(typename Problem::element{}, sums[m][n16][n8], a[m], {four[2 * n8], four[2 * n8 + 1]});
         }
     }
 }
 
 // Stores the sums of the warp's outputs: of each 16 filters a thread has four neighbours, of two outputs eight apart.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][WindowRows<Problem, Tuning>::n16s][2][4],
-                                           const RowsTile<Problem, Tuning>& tile, int tile_k, int warp, int lane,
+__device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][RowsTiling<Problem, Tuning>::n16s][2][4],
+                                           const typename RowsTiling<Problem, Tuning>::Tile& tile, int tile_k, int warp, int lane,
                                            ElementsIn<Problem> bias, ElementsOut<Problem> y) {
-    using W = WindowRows<Problem, Tuning>;
+    using W = RowsTiling<Problem, Tuning>;
     using T = typename Problem::element;
     const int first_k = tile_k * Tuning::mma_n + lane % 4 * 4;
 #pragma unroll
@@ -185,10 +128,10 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_rows(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
                                                  ElementsOut<Problem> y, long long batch) {
-    using W = WindowRows<Problem, Tuning>;
+    using W = RowsTiling<Problem, Tuning>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile_k = static_cast<int>(blockIdx.x) % W::tiles_k;
     unsigned* const filters = reinterpret_cast<unsigned*>(shared_memory());
-    unsigned* const pixels = filters + W::filter_words;
+    unsigned* const pixels = filters + W::D::t * W::slice_words;
     share_filters<Problem, Tuning>(filters, w, tile_k);
     const unsigned mask = (lane % 4 * 2 < W::last ? 0xffffu : 0) | (lane % 4 * 2 + 1 < W::last ? 0xffff0000u : 0);
     const unsigned* windows[W::m_tiles];
@@ -200,16 +143,16 @@ __device__ __forceinline__ void native_gemm_rows(ElementsIn<Problem> x, Elements
     const int64 tiles = static_cast<int64>(batch) * W::D::z * W::tiles_p * W::tiles_q;
 #pragma unroll 1
     for (int64 number = blockIdx.x / W::tiles_k; number < tiles; number += gridDim.x / W::tiles_k) {
-        const RowsTile<Problem, Tuning> tile(number);
+        const typename W::Tile tile(number);
         float sums[W::m_tiles][W::n16s][2][4] = {};
 #pragma unroll 1
         for (int t = 0; t < W::D::t; ++t) {
-            const int slice = tile.z * W::D::stride - W::D::pad + t * W::D::dilation;
+            const int slice = tile.slice(t);
             if (static_cast<unsigned>(slice) >= W::D::d) continue;
             __syncthreads();  // the rows before have been read
-            share_pixels<Problem, Tuning>(pixels, x, tile, slice);
+            W::template copy<W::threads>(pixels, x, tile, slice);
             __syncthreads();
-            multiply_rows<Problem, Tuning>(sums, windows, filters + t * (W::steps * W::n16s * 128) + lane * 4, mask);
+            multiply_rows<Problem, Tuning>(sums, windows, filters + t * W::slice_words + lane * 4, mask);
         }
         store_rows<Problem, Tuning>(sums, tile, tile_k, warp, lane, bias, y);
     }

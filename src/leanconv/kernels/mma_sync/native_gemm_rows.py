@@ -57,20 +57,43 @@ class RowsSpeeds(Speeds):
     not_hidden: float
 
 
-class _Rows:
-    """The numbers of ``WindowRows`` in the kernel that a plan needs."""
+class Windows:
+    """The numbers of ``WindowRows`` in the kernels that plans need, for rows x columns outputs at a time."""
 
-    def __init__(self, problem: ConvProblem, config: RowsConfig) -> None:
+    def __init__(self, problem: ConvProblem, rows: int, columns: int) -> None:
         pixel = problem.c + problem.stride[1] * problem.c % 2
+        #: eights of a window's row
         self.eights = ceil_div(problem.s * pixel, 8)
+        read_rows = (rows - 1) * problem.stride[0] + (problem.r - 1) * problem.dilation[0] + 1
+        #: words of x in shared memory, and tiles of an output slice
+        self.pixel_words = read_rows * ceil_div((columns - 1) * problem.stride[1] * pixel + 8 * self.eights, 2)
+        self.tiles = ceil_div(problem.p, rows) * ceil_div(problem.q, columns)
+
+
+def runs_why_not(problem: ConvProblem, target: Target, op: str) -> list[str]:
+    """Why kernels that read rows of windows where they lie cannot compute ``op`` of ``problem``."""
+    reasons = limits(problem, op, dtypes=FLOATS_16BIT)
+    if not target.warp_products:
+        reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+    if problem.layout != "NHWC":
+        reasons.append(f"layout={problem.layout!r} is not NHWC: a window's row is no run of memory")
+    if problem.groups > 1:
+        reasons.append(f"groups={problem.groups}: it computes layers of one group")
+    if problem.dilation[1] > 1:
+        reasons.append("dilated columns: a window's row is no run of memory")
+    eights = problem.r * ceil_div(problem.s * (problem.c + problem.stride[1] * problem.c % 2), 8)
+    if eights > MOST_EIGHTS:
+        reasons.append(f"a window has {eights} runs of eight elements, more than {MOST_EIGHTS}")
+    return reasons
+
+
+class _Rows(Windows):
+    def __init__(self, problem: ConvProblem, config: RowsConfig) -> None:
+        super().__init__(problem, config.tile_rows, config.tile_columns)
         self.steps = ceil_div(problem.r * self.eights, 2)
         self.filter_words = problem.t * self.steps * config.mma_n * 8
-        read_rows = (config.tile_rows - 1) * problem.stride[0] + (problem.r - 1) * problem.dilation[0] + 1
-        elements = (config.tile_columns - 1) * problem.stride[1] * pixel + 8 * self.eights
-        self.pixel_words = read_rows * ceil_div(elements, 2)
         self.tiles_k = ceil_div(problem.k, config.mma_n)
-        self.tiles = problem.n * problem.z * ceil_div(problem.p, config.tile_rows)
-        self.tiles *= ceil_div(problem.q, config.tile_columns)
+        self.tiles *= problem.n * problem.z
         self.shared_bytes = 4 * (self.filter_words + self.pixel_words)
 
     def blocks(self, config: RowsConfig, target: Target) -> int:
@@ -89,23 +112,10 @@ class NativeGemmRows(TimedAlgorithm):
     volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits(problem, "fprop", dtypes=FLOATS_16BIT)
-        if not target.warp_products:
-            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not NHWC: a window's row is no run of memory")
-        if problem.groups > 1:
-            reasons.append(f"groups={problem.groups}: it computes layers of one group")
-        if problem.dilation[1] > 1 and problem.s > 1:
-            reasons.append("dilated columns: a window's row is no run of memory")
-        if reasons:
-            return reasons
-        eights = problem.r * ceil_div(problem.s * (problem.c + problem.stride[1] * problem.c % 2), 8)
-        if eights > MOST_EIGHTS:
-            return [f"a window has {eights} runs of eight elements, more than {MOST_EIGHTS}"]
-        if not any(True for _ in _configs(problem, target)):
+        reasons = runs_why_not(problem, target, "fprop")
+        if not reasons and not any(True for _ in _configs(problem, target)):
             return ["the filters and the rows of a tile do not fit into shared memory"]
-        return []
+        return reasons
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
