@@ -38,7 +38,24 @@ struct Columns {
                          taps_w = ceil_div(Problem::s, Problem::stride_w), taps = taps_d * taps_h;
     static constexpr int of_phase = Problem::s * Problem::c, phases = D::stride * Problem::stride_h;
     static constexpr int tiles = ceil_div(phases, Tuning::phases);
-    static_assert(Tuning::phases * of_phase <= Tuning::mma_n, "a tile has the columns of its phases");
+    // Where a phase has fewer taps than others, its columns are eights of their own, and products that it lacks are left out.
+    static constexpr bool alike = Problem::r % Problem::stride_h == 0 && D::t % D::stride == 0;
+    static constexpr int phase_columns = ceil_div(of_phase, alike ? 2 : 8) * (alike ? 2 : 8);
+    static_assert(Tuning::phases * phase_columns <= Tuning::mma_n, "a tile has the columns of its phases");
+    // Filters are permuted within 16: a filter's column of the tensor core.
+    static __device__ __forceinline__ int column_of(int filter) { return filter / 16 * 16 + place_of(filter % 16); }
+    // A bit for each phase of a tile that has this tap.
+    static __device__ __forceinline__ unsigned having(int n_tile, int tap_d, int tap_h) {
+        unsigned bits = 0;
+#pragma unroll
+        for (int i = 0; i < Tuning::phases; ++i) {
+            const int phase = n_tile * Tuning::phases + i;
+            const bool has = phase < phases && phase % Problem::stride_h + tap_h * Problem::stride_h < Problem::r &&
+                phase / Problem::stride_h + tap_d * D::stride < D::t;
+            bits |= (alike || has ? 1u : 0u) << i;
+        }
+        return bits;
+    }
     // Coarse slices, rows and columns: the first, and how many.
     static constexpr int first_d = D::pad / D::stride, first_h = Problem::pad_top / Problem::stride_h,
                          first_w = Problem::pad_left / Problem::stride_w;
@@ -58,6 +75,8 @@ struct Columns {
     // each bank once.
     static constexpr int read_rows = rows + taps_h - 1, pixels = read_rows * columns;
     static constexpr int k_steps = Problem::k > 48 ? 4 : ceil_div(Problem::k, 16), line_units = k_steps == 3 ? 8 : 2 * k_steps;
+    // Of the last channels.
+    static constexpr int last_steps = ceil_div((Problem::k - 1) % split_depth + 1, 16);
     static constexpr int half_bytes = pixels * line_units * 16;
     static constexpr bool split = !narrow<Problem>, exact = Tuning::products == 3;
     static constexpr int halves = exact ? 2 : 1, chunks = ceil_div(Problem::k, split_depth);
@@ -67,8 +86,11 @@ struct Columns {
     static constexpr int filters_at = halves * half_bytes;
     using F = TensorFilters<Columns, Tuning>;
     static constexpr int scales_at = filters_at + 2 * F::stage_bytes;  // of pixels
-    // Sums between products and col2im: a row of `pitch` floats for each pixel.
-    static constexpr int pitch = of_phase + 1 - of_phase % 2;
+    // Sums between products and col2im: a row of `pitch` floats for each pixel and phase, 8 or 24 banks from the next one, and as
+    // many phases at once as there was room for pixels and filters.
+    static constexpr int pitch = ceil_div(phase_columns - 8, 16) * 16 + 8, of_sums = rows * columns * pitch;
+    static constexpr int room = (scales_at + (split ? 4 * pixels : 0)) / (4 * of_sums);
+    static constexpr int phases_at_once = room < 1 ? 1 : room < Tuning::phases ? room : Tuning::phases;
 };
 
 // Writes the columns of the filters: of float32 as a layer's filters, channels innermost, which tensor_filters.cuh splits; of 16
@@ -80,12 +102,13 @@ __device__ __forceinline__ void column_filters(ElementsIn<Problem> w, ElementsOu
     constexpr int channels = C::split ? Problem::k : F::tap_blocks * split_depth;
     const int number = static_cast<int>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (number >= C::group_k * C::taps * channels) return;
-    const int k = number % channels, tap = number / channels % C::taps, column = number / channels / C::taps;
-    const int tile = column / Tuning::mma_n, of_tile = column % Tuning::mma_n, phase = tile * Tuning::phases + of_tile / C::of_phase;
-    const int s = of_tile % C::of_phase / Problem::c, c = of_tile % C::of_phase % Problem::c;
+    const int k = number % channels, tap = number / channels % C::taps, filter = number / channels / C::taps;
+    const int tile = filter / Tuning::mma_n, of_tile = C::column_of(filter % Tuning::mma_n), phase = tile * Tuning::phases + of_tile / C::phase_columns;
+    const int of_phase = of_tile % C::phase_columns, s = of_phase / Problem::c, c = of_phase % Problem::c;
     const int t = phase / Problem::stride_h + tap / C::taps_h * C::D::stride;
     const int r = phase % Problem::stride_h + tap % C::taps_h * Problem::stride_h;
-    const bool exists = k < Problem::k && of_tile < Tuning::phases * C::of_phase && t < C::D::t && r < Problem::r;
+    const bool exists = k < Problem::k && of_tile < Tuning::phases * C::phase_columns && of_phase < C::of_phase && t < C::D::t &&
+        r < Problem::r;
     const int64 from = Problem::nhwc
         ? (((static_cast<int64>(k) * C::D::t + t) * Problem::r + r) * Problem::s + s) * Problem::c + c
         : (((static_cast<int64>(k) * Problem::c + c) * C::D::t + t) * Problem::r + r) * Problem::s + s;
@@ -94,8 +117,7 @@ __device__ __forceinline__ void column_filters(ElementsIn<Problem> w, ElementsOu
         prepared[number] = value;
     } else {
         const int stage = tap * F::tap_blocks + k / split_depth, unit = k % split_depth / 8;
-        const int row = of_tile / 16 * 16 + place_of(of_tile % 16);
-        prepared[F::fragment(0, tile, stage, 0) / 2 + row * split_depth + (unit ^ row % 8) * 8 + k % 8] = value;
+        prepared[F::fragment(0, tile, stage, 0) / 2 + of_tile * split_depth + (unit ^ of_tile % 8) * 8 + k % 8] = value;
     }
 }
 
@@ -218,18 +240,18 @@ struct GradientPixels {
 };
 
 // Operand A of 16 pixels, from number `first` on.
-template <class C>
-__device__ __forceinline__ void load_pixels(unsigned (&to)[C::k_steps][4], const unsigned char* half, int first, int lane) {
+template <class C, int steps>
+__device__ __forceinline__ void load_pixels(unsigned (&to)[steps][4], const unsigned char* half, int first, int lane) {
     const int pixel = first + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
-    for (int i = 0; i < C::k_steps; ++i) ldmatrix(to[i], half + C::unit_at(pixel, 2 * i + lane / 16));
+    for (int i = 0; i < steps; ++i) ldmatrix(to[i], half + C::unit_at(pixel, 2 * i + lane / 16));
 }
 
 // Operand B of 8 columns: two registers for each k16 step, in the order of tensor_filters.cuh.
-template <class C>
+template <int steps>
 __device__ __forceinline__ void load_columns(unsigned (&to)[4][2], const unsigned char* rows, int lane) {
 #pragma unroll
-    for (int half = 0; half < ceil_div(C::k_steps, 2); ++half) {
+    for (int half = 0; half < ceil_div(steps, 2); ++half) {
         unsigned four[4];
         ldmatrix(four, rows + lane % 8 * 128 + ((4 * half + lane / 8) ^ lane % 8) * 16);
         to[2 * half][0] = four[0], to[2 * half][1] = four[1];
@@ -244,91 +266,115 @@ __device__ __forceinline__ void mma(bfloat16, float (&sums)[4], const unsigned (
     mma_bf16(sums, a, b);
 }
 
-// Adds to the sums of m_tiles x 16 pixels and 16 columns the products of two operands.
-template <class T, int m_tiles, int k_steps>
-__device__ __forceinline__ void add_products(float (&sums)[m_tiles][2][4], const unsigned (&a)[m_tiles][k_steps][4],
-                                             const unsigned (&b)[2][4][2]) {
-#pragma unroll
-    for (int k16 = 0; k16 < k_steps; ++k16)
-#pragma unroll
-        for (int n8 = 0; n8 < 2; ++n8)
-#pragma unroll
-            for (int i = 0; i < m_tiles; ++i) mma(T{}, sums[i][n8], a[i][k16], b[n8][k16]);
-}
+// Operand A of a stage: of m_tiles x 16 pixels.
+template <class C, int steps>
+struct ColumnPixels {
+    static constexpr int m_tiles = C::m_tiles;
+    unsigned high[m_tiles][steps][4], low[C::exact ? m_tiles : 1][steps][4];
+    float inverse[m_tiles][2];
 
-// The products of one stage: of the warp's pixels, which begin at first[i], with all columns.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void multiply_columns(float (&sums)[Tuning::mma_n / 16][Tuning::m_tiles][2][4],
-                                                 const unsigned char* shared, const int (&first)[Tuning::m_tiles],
-                                                 const unsigned char* filters, int lane) {
-    using C = Columns<Problem, Tuning>;
-    constexpr int m_tiles = Tuning::m_tiles, n16s = Tuning::mma_n / 16;
-    unsigned high[m_tiles][C::k_steps][4], b[2][4][2];
-#pragma unroll
-    for (int i = 0; i < m_tiles; ++i) load_pixels<C>(high[i], shared, first[i], lane);
-    if constexpr (!C::split) {
-#pragma unroll
-        for (int n16 = 0; n16 < n16s; ++n16) {
-#pragma unroll
-            for (int n8 = 0; n8 < 2; ++n8) load_columns<C>(b[n8], filters + (2 * n16 + n8) * 1024, lane);
-            add_products<typename Problem::element>(sums[n16], high, b);
-        }
-    } else {
-        unsigned low[m_tiles][C::exact ? C::k_steps : 1][4];
-        float inverse[m_tiles][2];
+    __device__ __forceinline__ void load(const unsigned char* shared, const int (&first)[m_tiles], int lane) {
         const float* const inverse_scales = reinterpret_cast<const float*>(shared + C::scales_at);
 #pragma unroll
         for (int i = 0; i < m_tiles; ++i) {
+            load_pixels<C>(high[i], shared, first[i], lane);
             if constexpr (C::exact) load_pixels<C>(low[i], shared + C::half_bytes, first[i], lane);
+            if constexpr (C::split) {
 #pragma unroll
-            for (int j = 0; j < 2; ++j) inverse[i][j] = inverse_scales[first[i] + lane / 4 + 8 * j];
-        }
-#pragma unroll
-        for (int n16 = 0; n16 < n16s; ++n16) {
-            float partial[m_tiles][2][4] = {};
-#pragma unroll
-            for (int n8 = 0; n8 < 2; ++n8) load_columns<C>(b[n8], filters + (2 * n16 + n8) * 1024, lane);
-            if constexpr (C::exact) {
-                unsigned b_low[2][4][2];
-#pragma unroll
-                for (int n8 = 0; n8 < 2; ++n8)
-                    load_columns<C>(b_low[n8], filters + C::F::half_bytes + (2 * n16 + n8) * 1024, lane);
-                add_products<float16>(partial, low, b);
-                add_products<float16>(partial, high, b_low);
+                for (int j = 0; j < 2; ++j) inverse[i][j] = inverse_scales[first[i] + lane / 4 + 8 * j];
             }
-            add_products<float16>(partial, high, b);
+        }
+    }
+};
+
+// Adds to sums the products of two operands, of n8s times 8 columns.
+template <class T, int m_tiles, int n8s, int steps>
+__device__ __forceinline__ void add_products(float (&sums)[n8s][m_tiles][4], const unsigned (&a)[m_tiles][steps][4],
+                                             const unsigned (&b)[n8s][4][2]) {
 #pragma unroll
-            for (int i = 0; i < m_tiles; ++i)
+    for (int k16 = 0; k16 < steps; ++k16)
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    float& sum = sums[n16][i][j / 4][j % 4];
-                    sum = fmaf(partial[i][j / 4][j % 4], inverse[i][j / 2 % 2], sum);
-                }
+        for (int n8 = 0; n8 < n8s; ++n8)
+#pragma unroll
+            for (int i = 0; i < m_tiles; ++i) mma(T{}, sums[n8][i], a[i][k16], b[n8][k16]);
+}
+
+// The products of a stage with n8s times 8 columns, whose filters begin at `filters`.
+template <class Problem, class Tuning, int n8s, int steps>
+__device__ __forceinline__ void multiply_eights(float (&sums)[n8s][Tuning::m_tiles][4],
+                                                const ColumnPixels<Columns<Problem, Tuning>, steps>& pixels,
+                                                const unsigned char* filters, int lane) {
+    using C = Columns<Problem, Tuning>;
+    unsigned b[n8s][4][2];
+#pragma unroll
+    for (int n8 = 0; n8 < n8s; ++n8) load_columns<steps>(b[n8], filters + n8 * 1024, lane);
+    if constexpr (!C::split) {
+        add_products<typename Problem::element>(sums, pixels.high, b);
+    } else {
+        float partial[n8s][Tuning::m_tiles][4] = {};
+        if constexpr (C::exact) {
+            unsigned low[n8s][4][2];
+#pragma unroll
+            for (int n8 = 0; n8 < n8s; ++n8) load_columns<steps>(low[n8], filters + C::F::half_bytes + n8 * 1024, lane);
+            add_products<float16>(partial, pixels.low, b);
+            add_products<float16>(partial, pixels.high, low);
+        }
+        add_products<float16>(partial, pixels.high, b);
+#pragma unroll
+        for (int i = 0; i < Tuning::m_tiles; ++i)
+#pragma unroll
+            for (int j = 0; j < 4 * n8s; ++j) {
+                float& sum = sums[j / 4][i][j % 4];
+                sum = fmaf(partial[j / 4][i][j % 4], pixels.inverse[i][j / 2 % 2], sum);
+            }
+    }
+}
+
+// The products of one stage: of the warp's pixels, which begin at first[i], with the columns of the phases that `having` names.
+template <class Problem, class Tuning, int steps>
+__device__ __forceinline__ void multiply_columns(float (&sums)[Tuning::mma_n / 16][2][Tuning::m_tiles][4],
+                                                 const unsigned char* shared, const int (&first)[Tuning::m_tiles],
+                                                 const unsigned char* filters, unsigned having, int lane) {
+    using C = Columns<Problem, Tuning>;
+    ColumnPixels<C, steps> pixels;
+    pixels.load(shared, first, lane);
+#pragma unroll
+    for (int n16 = 0; n16 < Tuning::mma_n / 16; ++n16) {
+        constexpr int of = C::phase_columns;
+        const int phase = n16 * 16 / of, next = (n16 * 16 + 8) / of;
+        if (C::alike || phase == next) {
+            if (C::alike || having >> phase & 1) multiply_eights<Problem, Tuning>(sums[n16], pixels, filters + n16 * 2048, lane);
+        } else {
+            using One = float (&)[1][Tuning::m_tiles][4];
+            if (having >> phase & 1)
+                multiply_eights<Problem, Tuning>(reinterpret_cast<One>(sums[n16][0]), pixels, filters + n16 * 2048, lane);
+            if (having >> next & 1)
+                multiply_eights<Problem, Tuning>(reinterpret_cast<One>(sums[n16][1]), pixels, filters + n16 * 2048 + 1024, lane);
         }
     }
 }
 
-// Puts the sums of the warp's pixels, of one phase of the tile, where col2im finds them.
+// Puts the sums of the warp's pixels, of phases_at_once phases of the tile, where col2im finds them.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void share_sums(float* shared, const float (&sums)[Tuning::mma_n / 16][Tuning::m_tiles][2][4],
-                                           int phase, int warp, int lane, const float* scales) {
+__device__ __forceinline__ void share_sums(float* shared, const float (&sums)[Tuning::mma_n / 16][2][Tuning::m_tiles][4],
+                                           int first_phase, int warp, int lane, const float* scales) {
     using C = Columns<Problem, Tuning>;
 #pragma unroll
-    for (int n16 = 0; n16 < Tuning::mma_n / 16; ++n16) {
-        if (16 * n16 + 16 <= phase * C::of_phase || 16 * n16 >= (phase + 1) * C::of_phase) continue;
+    for (int i = 0; i < Tuning::mma_n / 8; ++i) {
+        // a lane has two neighbours of each eight columns
+        const int column = 8 * i + lane % 4 * 2, phase = column / C::phase_columns - first_phase;
+        if (8 * i + 8 <= first_phase * C::phase_columns || phase < 0 || phase >= C::phases_at_once) continue;
+        const int filter = i / 2 * 16 + lane % 4 * 4 + i % 2 * 2;
+        const float one = C::split ? scales[filter] : 1.0f, next = C::split ? scales[filter + 1] : 1.0f;
+        float* const to = shared + phase * C::of_sums + column % C::phase_columns;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {  // the four columns that a thread has of each 16
-            const int of_tile = 16 * n16 + lane % 4 * 4 + j, column = of_tile - phase * C::of_phase;
-            if (column < 0 || column >= C::of_phase) continue;
-            const float scale = C::split ? scales[of_tile] : 1.0f;
+        for (int m = 0; m < Tuning::m_tiles; ++m)
 #pragma unroll
-            for (int i = 0; i < Tuning::m_tiles; ++i)
-#pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const int pixel = (warp * Tuning::m_tiles + i) * 16 + half * 8 + lane / 4;
-                    shared[pixel * C::pitch + column] = sums[n16][i][j / 2][2 * half + j % 2] * scale;
-                }
-        }
+            for (int half = 0; half < 2; ++half) {
+                const int pixel = (warp * Tuning::m_tiles + m) * 16 + half * 8 + lane / 4;
+                const float* const sum = sums[i / 2][i % 2][m] + 2 * half;
+                *reinterpret_cast<float2*>(to + pixel * C::pitch) = make_float2(sum[0] * one, sum[1] * next);
+            }
     }
 }
 
@@ -347,31 +393,40 @@ struct ColumnTile {
     }
 };
 
-// col2im of a phase: each element of dx gathers the sums that meet it, and is stored.
+// col2im: each element of dx gathers the sums that meet it, and is stored. A warp has a row of a phase.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void gather_columns(const float* shared, const ColumnTile<Problem, Tuning>& tile, int phase,
+__device__ __forceinline__ void gather_columns(const float* shared, const ColumnTile<Problem, Tuning>& tile, int first_phase,
                                                ElementsIn<Problem> bias, ElementsOut<Problem> dx) {
     using C = Columns<Problem, Tuning>;
     using T = typename Problem::element;
     constexpr int channels = Problem::c, width = C::whole_columns * Problem::stride_w, of_row = width * channels;
     const InputStrides<Problem> stride(1);
-    const int d = tile.slice * C::D::stride + phase / Problem::stride_h - C::D::pad;
-    if (static_cast<unsigned>(d) >= C::D::d) return;
-    for (int i = threadIdx.x; i < C::rows * of_row; i += C::threads) {
-        const int row = i / of_row, at = i % of_row;
-        const int c = Problem::nhwc ? at % channels : at / width, right = Problem::nhwc ? at / channels : at % width;
+    const int first_w = tile.column * Problem::stride_w - Problem::pad_left, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int i = warp; i < C::rows * C::phases_at_once; i += Tuning::warps) {
+        const int row = i % C::rows, of_tile = first_phase + i / C::rows, phase = tile.n_tile * Tuning::phases + of_tile;
+        const int d = tile.slice * C::D::stride + phase / Problem::stride_h - C::D::pad;
         const int h = (tile.row + row) * Problem::stride_h + phase % Problem::stride_h - Problem::pad_top;
-        const int w = tile.column * Problem::stride_w + right - Problem::pad_left;
-        if (static_cast<unsigned>(h) >= Problem::h || static_cast<unsigned>(w) >= Problem::w) continue;
-        const int v = right / Problem::stride_w, b = right % Problem::stride_w;
-        const float* const from = shared + (row * C::columns + v + C::taps_w - 1) * C::pitch + b * channels + c;
-        float sum = 0;
+        if (of_tile >= Tuning::phases || phase >= C::phases || static_cast<unsigned>(d) >= C::D::d ||
+            static_cast<unsigned>(h) >= Problem::h)
+            continue;
+        const auto pixels = (static_cast<Bytes<Problem>>(d) * Problem::h + h) * Problem::w;
+        T* const line = dx + (static_cast<Bytes<Problem>>(tile.image) * stride.image + pixels * stride.pixel);
+        const float* const sums = shared + i / C::rows * C::of_sums + (row * C::columns + C::taps_w - 1) * C::pitch;
+#pragma unroll 4
+        for (int at = lane; at < of_row; at += 32) {
+            const int c = Problem::nhwc ? at % channels : at / width, right = Problem::nhwc ? at / channels : at % width;
+            const int v = right / Problem::stride_w, b = right % Problem::stride_w, w = first_w + right;
+            if (static_cast<unsigned>(w) >= Problem::w) continue;
+            const float* const from = sums + v * C::pitch + b * channels + c;
+            float sum = 0;
 #pragma unroll
-        for (int l = 0; l < C::taps_w; ++l)
-            if (b + l * Problem::stride_w < Problem::s) sum += from[l * (Problem::stride_w * channels - C::pitch)];
-        const auto pixel = (static_cast<Bytes<Problem>>(d) * Problem::h + h) * Problem::w + w;
-        T* const to = dx + (static_cast<Bytes<Problem>>(tile.image) * stride.image + pixel * stride.pixel + c * stride.channel);
-        *to = from_float<T>(finish<Problem>(sum, Problem::bias ? to_float(bias[c]) : 0.0f, held_by<Problem>(to, true)));
+            for (int l = 0; l < C::taps_w; ++l)
+                if ((l + 1) * Problem::stride_w <= Problem::s || b + l * Problem::stride_w < Problem::s)
+                    sum += from[l * (Problem::stride_w * channels - C::pitch)];
+            T* const to = line + (w * stride.pixel + c * stride.channel);
+            *to = from_float<T>(finish<Problem>(sum, Problem::bias ? to_float(bias[c]) : 0.0f, held_by<Problem>(to, true)));
+        }
     }
 }
 
@@ -408,7 +463,7 @@ __device__ __forceinline__ void tensor_gemm_sync_col2im(ElementsIn<Problem> dy, 
         }
         cp_async_commit_group();
     };
-    float sums[Tuning::mma_n / 16][m_tiles][2][4] = {};
+    float sums[Tuning::mma_n / 16][2][m_tiles][4] = {};
     copy_filters(first_slice * of_slice);
 #pragma unroll 1
     for (int number = first_slice * of_slice; number < end;) {
@@ -427,19 +482,23 @@ __device__ __forceinline__ void tensor_gemm_sync_col2im(ElementsIn<Problem> dy, 
                 const int pixel = (warp * m_tiles + i) * 16;
                 first[i] = (pixel / C::columns + C::taps_h - 1 - m) * C::columns + pixel % C::columns;
             }
-            multiply_columns<Problem, Tuning>(sums, shared, first, shared + C::filters_at + number % 2 * F::stage_bytes, lane);
+            const unsigned char* const filters = shared + C::filters_at + number % 2 * F::stage_bytes;
+            const unsigned having = C::having(tile.n_tile, tile.slice - z, m);
+            if (C::chunks > 1 && chunk == C::chunks - 1)
+                multiply_columns<Problem, Tuning, C::last_steps>(sums, shared, first, filters, having, lane);
+            else
+                multiply_columns<Problem, Tuning, C::k_steps>(sums, shared, first, filters, having, lane);
         }
     }
 
     float* const exchanged = reinterpret_cast<float*>(shared);
     const float* const scales = C::split ? packed + F::scales_at + tile.n_tile * Tuning::mma_n : nullptr;
 #pragma unroll
-    for (int phase = 0; phase < Tuning::phases; ++phase) {
-        const int of_layer = tile.n_tile * Tuning::phases + phase;
+    for (int phase = 0; phase < Tuning::phases; phase += C::phases_at_once) {
         __syncthreads();  // what lay there has been read
         share_sums<Problem, Tuning>(exchanged, sums, phase, warp, lane, scales);
         __syncthreads();
-        if (of_layer < C::phases) gather_columns<Problem, Tuning>(exchanged, tile, of_layer, bias, dx);
+        gather_columns<Problem, Tuning>(exchanged, tile, phase, bias, dx);
     }
 }
 

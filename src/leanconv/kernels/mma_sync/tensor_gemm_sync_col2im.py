@@ -130,8 +130,8 @@ class _Columns:
         """Pixels, two stages of filters, and scales of the pixels; or the sums of a phase."""
         scales = 0 if is_narrow(self.problem.dtype) else 4 * self.pixels
         read = 16 * self.pixels * self.line_units * self.halves + 2 * self.config.filter_stage_bytes + scales
-        of_phase = self.problem.s * self.problem.c
-        return max(read, 4 * self.config.tile_rows * self.config.tile_columns * (of_phase + 1 - of_phase % 2))
+        pitch = ceil_div(_phase_columns(self.problem) - 8, 16) * 16 + 8
+        return max(read, 4 * self.config.tile_rows * self.config.tile_columns * pitch)
 
 
 class TensorGemmSyncCol2im(TimedAlgorithm):
@@ -149,7 +149,7 @@ class TensorGemmSyncCol2im(TimedAlgorithm):
             reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
         if problem.groups > 1:
             reasons.append(f"groups={problem.groups}: it computes layers of one group")
-        if problem.s * problem.c > MOST_COLUMNS:
+        if _phase_columns(problem) > MOST_COLUMNS:
             reasons.append(f"{problem.s} taps of {problem.c} channels in a filter row are more than {MOST_COLUMNS}")
         if problem.k > MOST_CHANNELS:
             reasons.append(f"there are {problem.k} filters, more than {MOST_CHANNELS}")
@@ -189,6 +189,13 @@ class TensorGemmSyncCol2im(TimedAlgorithm):
         return prepared_plan(prepare, (main,), self.prepared_bytes(problem))
 
 
+def _phase_columns(problem: ConvProblem) -> int:
+    """Columns of a phase: pairs, and eights where phases have different taps."""
+    alike = problem.r % problem.stride[0] == 0 and problem.t % problem.stride_d == 0
+    least = 2 if alike else 8
+    return ceil_div(problem.s * problem.c, least) * least
+
+
 def _tuning(config: ColumnConfig, threads: int) -> Constants:
     return (*config.tuning(), ("threads", threads))
 
@@ -196,7 +203,7 @@ def _tuning(config: ColumnConfig, threads: int) -> Constants:
 def _every(problem: ConvProblem) -> Iterator[ColumnConfig]:
     """All tiles with the columns of as many phases as fit, and of fewer."""
     products = 1 if is_narrow(problem.dtype) or problem.precision == "tf32" else 3
-    of_phase, phases = problem.s * problem.c, problem.stride_d * problem.stride[0]
+    of_phase, phases = _phase_columns(problem), problem.stride_d * problem.stride[0]
     most = max(1, min(phases, MOST_COLUMNS // of_phase))
     counts = {ceil_div(phases, tiles) for tiles in range(ceil_div(phases, most), ceil_div(phases, most) + 2)}
     for count in sorted(counts, reverse=True):
