@@ -13,6 +13,8 @@ from leanconv.problem import ConvProblem
 
 #: Filters of a tile at most: a thread has as many sums.
 MOST_FILTERS = 96
+#: Warps that keep a multiprocessor busy.
+WARPS = 16
 #: Eights of a slice of a window at most: their products are unrolled.
 MOST_EIGHTS = 64
 
@@ -45,16 +47,21 @@ TILES: tuple[Tile, ...] = ((8, 4, 64, 2), (8, 8, 32, 2), (8, 16, 16, 2), (4, 4, 
 
 @dataclass(frozen=True)
 class RowsSpeeds(Speeds):
-    """Cycles of a multiprocessor, guessed."""
+    """Cycles of a multiprocessor. Fitted to 13 layers (H200)."""
 
-    #: a product of 16 x 8 x 16, copying two elements of x, storing an output, and of filters two elements
+    #: a product of 16 x 8 x 16, copying two elements of x, and two of the filters
     product: float
     copied: float
-    stored: float
     filters: float
-    #: a tile beside all that, and the share of the lesser of computing and memory that the greater does not hide
+    #: storing an output, where four filters are neighbours and where not
+    stored: tuple[float, float]
+    #: a slice of a tile beside all that, a call, and the share of the lesser of computing and memory that the greater
+    #: does not hide
     tile: float
+    start: float
     not_hidden: float
+    #: how much longer a tile takes without other warps, of `WARPS` in all
+    alone: float
 
 
 class Windows:
@@ -96,10 +103,14 @@ class _Rows(Windows):
         self.tiles *= problem.n * problem.z
         self.shared_bytes = 4 * (self.filter_words + self.pixel_words)
 
+    def fit(self, config: RowsConfig, target: Target) -> int:
+        """CTAs that a multiprocessor holds."""
+        return max(1, min(config.min_blocks, target.shared_per_multiprocessor // (self.shared_bytes + 1024)))
+
     def blocks(self, config: RowsConfig, target: Target) -> int:
         """CTAs of the launch: as many as run at once."""
-        fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (self.shared_bytes + 1024)))
-        return self.tiles_k * min(self.tiles, max(1, target.multiprocessors * fit // self.tiles_k))
+        at_once = target.multiprocessors * self.fit(config, target)
+        return self.tiles_k * min(self.tiles, max(1, at_once // self.tiles_k))
 
 
 class NativeGemmRows(TimedAlgorithm):
@@ -144,9 +155,10 @@ def _cycles(problem: ConvProblem, config: RowsConfig, target: Target) -> float:
     outputs = config.tile_rows * config.tile_columns
     products = outputs // 16 * (config.mma_n // 8) * rows.steps * problem.t
     tile = products * speeds.product + rows.pixel_words * problem.t * speeds.copied
-    tile += outputs * config.mma_n * speeds.stored + speeds.tile
+    tile += outputs * config.mma_n * speeds.stored[problem.k % 4 > 0] + speeds.tile * problem.t
+    tile *= 1 + speeds.alone * max(0, WARPS - rows.fit(config, target) * config.warps) / WARPS
     blocks = max(1, rows.blocks(config, target))
-    rounds = ceil_div(rows.tiles * rows.tiles_k, blocks) * max(1.0, blocks / target.multiprocessors)
-    filters = rows.filter_words * speeds.filters * max(1.0, blocks / target.multiprocessors)
+    shared = max(1.0, blocks / target.multiprocessors)
+    computed = shared * (ceil_div(rows.tiles * rows.tiles_k, blocks) * tile + rows.filter_words * speeds.filters)
     memory = problem.bytes / target.bytes_per_cycle
-    return overlapped(rounds * tile + filters, memory, speeds.not_hidden) + launch_cycles(target)
+    return overlapped(computed, memory, speeds.not_hidden) + speeds.start + launch_cycles(target)

@@ -9,13 +9,15 @@ from math import inf
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments
 from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div
-from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles, overlapped
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows, Windows, runs_why_not
 from leanconv.plan import Plan, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: Filters of a tile at most, in 16, and columns of a warp.
 MOST_FILTERS, MOST_COLUMNS = 4, 3
+#: Blocks of a multiprocessor.
+MOST_BLOCKS = 3
 #: Blocks of a cluster.
 SPLITS = (1, 2, 4, 8, 16)
 
@@ -47,16 +49,20 @@ TILES: tuple[tuple[int, int], ...] = ((4, 32), (2, 64), (4, 64), (8, 16))
 
 @dataclass(frozen=True)
 class WeightRowsSpeeds(Speeds):
-    """Cycles of a multiprocessor, guessed."""
+    """Cycles of a multiprocessor. Fitted to 13 layers (H200)."""
 
-    #: a product of 16 x 8 x 16, copying two elements of x, and eight of dy
+    #: a product of 16 x 8 x 16, and copying two elements of x
     product: float
     copied: float
-    gradient: float
+    #: copying eight elements of dy at once, and one by one
+    gradient: tuple[float, float]
     #: a tile beside all that, a block, and a sum of it
     tile: float
     block: float
     sum: float
+    #: how much longer a tile takes without other blocks, and adding partial sums than memory takes for them
+    alone: float
+    adding: float
     #: the share of the lesser of computing and memory that the greater does not hide
     not_hidden: float
 
@@ -119,7 +125,7 @@ def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightRowsConfig]
         groups = ceil_div(n16s, 4 * MOST_COLUMNS)
         each = ceil_div(n16s, groups)
         warps_n = next(warps for warps in (1, 2, 4) if ceil_div(each, warps) <= MOST_COLUMNS)
-        config = WeightRowsConfig(warps_n, 4 // warps_n, m16s, ceil_div(each, warps_n), rows, columns, 3)
+        config = WeightRowsConfig(warps_n, 4 // warps_n, m16s, ceil_div(each, warps_n), rows, columns, MOST_BLOCKS)
         if _Rows(problem, config).shared_bytes <= target.shared_per_block:
             yield config
 
@@ -146,14 +152,12 @@ def _cycles(problem: ConvProblem, config: WeightRowsConfig, target: Target) -> f
     outputs, shares = config.tile_rows * config.tile_columns, config.split * config.split_k
     products = outputs // 16 * config.m16s * 2 * config.n16s * config.warps_n
     tile = products * speeds.product + rows.windows.pixel_words * speeds.copied
-    tile += outputs * 2 * config.m16s * speeds.gradient + speeds.tile
-    blocks = rows.tiles * config.split_k
-    at_once = _fit(rows, config, target) * target.multiprocessors
-    if config.split > 1:
-        at_once = clusters_at_once(config.split, _fit(rows, config, target), target)
+    tile += outputs * 2 * config.m16s * speeds.gradient[problem.k % 8 > 0] + speeds.tile
+    blocks, at_once = rows.tiles * shares, _fit(rows, config, target) * target.multiprocessors
     # blocks of a multiprocessor take turns with its tensor cores
-    crowd = max(1.0, min(blocks * config.split, at_once * config.split) / target.multiprocessors)
+    crowd = max(1.0, min(blocks, at_once) / target.multiprocessors)
+    tile *= 1 + speeds.alone * max(0.0, 1 - crowd / MOST_BLOCKS)
     each = ceil_div(rows.outputs, shares) * tile * crowd + speeds.block + rows.sums * speeds.sum * crowd
     memory = problem.bytes / target.bytes_per_cycle
     time = overlapped(ceil_div(blocks, at_once) * each, memory, speeds.not_hidden) + launch_cycles(target)
-    return time + split_k.sum_cycles(problem, config.split_k, target)
+    return time + speeds.adding * split_k.sum_cycles(problem, config.split_k, target)
