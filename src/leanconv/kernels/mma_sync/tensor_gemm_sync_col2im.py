@@ -24,8 +24,10 @@ from leanconv.problem import ConvProblem
 MOST_COLUMNS = 96
 #: Threads of a CTA that writes columns.
 THREADS = 256
-#: Floats of the registers of a thread for which a CTA of 128 threads is one of two, or of three, on a multiprocessor.
+#: Columns up to which registers suffice for three CTAs of 128 threads on a multiprocessor, not two.
 FEW_COLUMNS = 48
+#: Warps that keep a multiprocessor busy.
+WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,22 @@ TILES: tuple[Tile, ...] = ((4, 4, 32, 2), (4, 8, 16, 2), (4, 2, 64, 2), (4, 1, 1
 
 @dataclass(frozen=True)
 class ColumnSpeeds(Speeds):
-    """Cycles of a multiprocessor, guessed."""
+    """Cycles of a multiprocessor. Fitted to 13 layers (H200)."""
 
-    #: a product of 16 x 8 x 16
+    #: a product of 16 x 8 x 16, and adding a partial sum of float32
     product: float
+    promoted: float
     #: copying eight channels of a pixel, float32 and of 16 bits, in NHWC and in NCHW
     split: tuple[float, float]
     copied: tuple[float, float]
-    #: a sum in the epilogue, and a CTA beside all that
+    #: a sum in the epilogue, a stage of filters, and a call
     gathered: float
-    block: float
+    stage: float
+    start: float
     #: the share of the lesser of computing and memory that the greater does not hide
     not_hidden: float
+    #: how much longer a CTA takes without other warps, of `WARPS` in all
+    alone: float
 
 
 @dataclass(frozen=True)
@@ -227,7 +233,13 @@ def _cycles(problem: ConvProblem, config: ColumnConfig, target: Target) -> float
     unit = (speeds.copied if is_narrow(problem.dtype) else speeds.split)[problem.layout == "NCHW"]
     copied = of.pixels * of.line_units * of.d.taps * of.chunks * unit
     gathered = config.tile_rows * config.tile_columns * config.mma_n * speeds.gathered
-    block = products * speeds.product + copied + gathered + speeds.block
-    rounds = max(1.0, of.blocks / target.multiprocessors)
+    block = products * speeds.product + copied + gathered + stages * speeds.stage
+    if not is_narrow(problem.dtype):
+        block += m_tiles * 16 * config.mma_n * stages * speeds.promoted
+    fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (of.shared_bytes + 1024)))
+    block *= 1 + speeds.alone * max(0, WARPS - fit * config.warps) / WARPS
+    # few CTAs come in whole rounds
+    few = of.blocks <= 4 * fit * target.multiprocessors
+    rounds = ceil_div(of.blocks, target.multiprocessors) if few else of.blocks / target.multiprocessors
     memory = problem.bytes / target.bytes_per_cycle
-    return overlapped(rounds * block, memory, speeds.not_hidden) + 2 * launch_cycles(target)
+    return overlapped(rounds * block, memory, speeds.not_hidden) + speeds.start + launch_cycles(target)
