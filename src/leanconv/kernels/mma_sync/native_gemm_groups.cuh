@@ -76,9 +76,9 @@ struct GroupWarp {
 
     int lane, warp_m, block, first_k, first_c;
     unsigned filters[blocks][Reduction::steps][2];
-    float bias[blocks][2];
+    Term<Problem> terms[blocks][2];
 
-    __device__ __forceinline__ GroupWarp(const T* w, const T* given_bias, int first_filter)
+    __device__ __forceinline__ GroupWarp(const T* w, Bias<Problem> bias, int first_filter)
         : lane(threadIdx.x % 32), warp_m(threadIdx.x / 32 / warps_k), block(threadIdx.x / 32 % warps_k * blocks),
           first_k(first_filter + block * 8), first_c(Tile::first_channel(first_filter)) {
         const GroupFilters<Problem> from{w};
@@ -96,8 +96,7 @@ struct GroupWarp {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int filter = first_k + 8 * j + lane % 4 * 2 + i;
-                bias[j][i] = 0;
-                if constexpr (Problem::bias) bias[j][i] = filter < Problem::k ? to_float(given_bias[filter]) : 0.0f;
+                terms[j][i] = term_of<Problem>(bias, filter, filter < Problem::k);
             }
         }
     }
@@ -149,8 +148,8 @@ struct GroupWarp {
     };
 
     // The results of two neighbouring filters of each block, rounded, of the output `half` 8 further.
-    __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half, const T* image,
-                                             const Output& output) const {
+    __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half,
+                                             Bias<Problem> bias, const T* image, const Output& output) const {
         constexpr int apart = Problem::nhwc ? 1 : Problem::out_h * Problem::out_w;
         const T* const at = image + output.at * (Problem::nhwc ? Problem::k : 1);
 #pragma unroll
@@ -159,8 +158,9 @@ struct GroupWarp {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int k = first_k + 8 * j + lane % 4 * 2 + i;
-                const float held = held_by<Problem>(at + static_cast<Offset<Problem>>(k) * apart, output.exists && k < Problem::k);
-                v[i] = finish<Problem>(sums[j][2 * half + i], bias[j][i], held);
+                const T* const place = at + static_cast<Offset<Problem>>(k) * apart;
+                const float held = held_by<Problem>(bias, place, output.exists && k < Problem::k);
+                v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held);
             }
             words[j] = rounded_pair(T{}, v);
         }
@@ -206,20 +206,22 @@ struct GroupWarp {
     }
 
     // 16 outputs from `number` on.
-    __device__ __forceinline__ void store(const float (&sums)[blocks][4], T* y, const Tile& tile, int number) const {
+    __device__ __forceinline__ void store(const float (&sums)[blocks][4], Bias<Problem> bias, T* y, const Tile& tile,
+                                          int number) const {
         T* const image = y + static_cast<int64>(tile.n) * (static_cast<int64>(Problem::out_h) * Problem::out_w * Problem::k);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Output output(tile, number + half * 8 + lane / 4);
             unsigned words[blocks];
-            finished(words, sums, half, image, output);
+            finished(words, sums, half, bias, image, output);
             if constexpr (Problem::nhwc) store_filters(words, image + output.at * Problem::k + first_k, output.exists);
             else store_outputs(words, image, tile, number + half * 8);
         }
     }
 
     // All of the warp's outputs of a tile, whose pixels lie at `shared`.
-    __device__ __forceinline__ void compute(const unsigned char* shared, const T* w, T* y, const Tile& tile) const {
+    __device__ __forceinline__ void compute(const unsigned char* shared, const T* w, Bias<Problem> bias, T* y,
+                                            const Tile& tile) const {
         for (int m = warp_m; m < tiles_m; m += warps_m) {
             float sums[blocks][4] = {};
             // NOTE: past the end outputs repeat the last one, and are not stored.
@@ -241,7 +243,7 @@ struct GroupWarp {
                     }
                 }
             }
-            store(sums, y, tile, m * 16);
+            store(sums, bias, y, tile, m * 16);
         }
     }
 };
@@ -249,7 +251,7 @@ struct GroupWarp {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_groups(const typename Problem::element* __restrict__ x,
                                                    const typename Problem::element* __restrict__ w,
-                                                   const typename Problem::result* __restrict__ bias,
+                                                   Bias<Problem> bias,
                                                    typename Problem::result* __restrict__ y, long long batch) {
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;
@@ -270,7 +272,7 @@ __device__ __forceinline__ void native_gemm_groups(const typename Problem::eleme
         }
         cp_async_wait_group<Tuning::stages - 1>();
         __syncthreads();
-        warp.compute(shared + stage * Pixels::bytes, w, y, Tile(number));
+        warp.compute(shared + stage * Pixels::bytes, w, bias, y, Tile(number));
         if (!more) break;
         __syncthreads();
         if constexpr (Tuning::stages == 1) {
