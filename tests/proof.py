@@ -131,15 +131,15 @@ def _expected(problem: ConvProblem, y: np.ndarray, inputs: dict[str, Any]) -> tu
     given = inputs[first.role], inputs[second.role]
     if not (problem.accumulate or problem.fuses):
         return oracle.conv2d(problem, *given, inputs["bias"]), oracle.error_bound(problem, *given, inputs["bias"])
-    stored, linear = replace(problem.plain, accumulate=False), replace(problem, activation=None)
+    stored, axis = replace(problem.plain, accumulate=False), {"NCHW": 1, "NHWC": -1, "CHWN": 0}[problem.layout]
     sums, last = oracle.conv2d(stored, *given), DTYPES[problem.dtype].roundoff * is_narrow(problem.dtype)
     bias, scale = inputs["bias"] if problem.op == "fprop" else None, inputs.get("scale")
     held = inputs.get("add", y if problem.accumulate else None)
-    before = finish(linear, sums.copy(), bias, scale, held)
+    before = finish(sums.copy(), axis, bias, scale, held, None)
     reference = before if problem.activation is None else activated(problem.activation, before.copy())
-    # The bound of the sums alone, which no activation makes larger than 1.2 times; a few roundings of float32, the last one.
+    # That of the sums alone, which no activation makes larger than 1.2 times; a few roundings of float32; the last one.
     size, norm = np.linalg.norm, max(float(np.linalg.norm(reference)), 1e-30)
-    error = 1.2 * (oracle.error_bound(stored, *given) - last) * size(finish(linear, sums.copy(), None, scale, None))
+    error = 1.2 * (oracle.error_bound(stored, *given) - last) * size(finish(sums.copy(), axis, None, scale, None, None))
     error += 2.0**-22 * sum(float(size(each)) for each in (sums, before, reference)) + last * norm
     return reference, 0.0 if is_integer(problem.dtype) else float(error) / norm
 

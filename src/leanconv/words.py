@@ -37,8 +37,15 @@ from typing import Any, get_args
 from leanconv.dtypes import FILTERS, LAYERS
 from leanconv.images.borders import BORDERS
 from leanconv.options import (
-    ACTIVATION_NUMBERS, ACTIVATIONS, LAYOUTS, LAYOUTS_OF, PRECISIONS, Op, Reduction, activation_of,
-)  # fmt: skip
+    ACTIVATION_NUMBERS,
+    ACTIVATIONS,
+    LAYOUTS,
+    LAYOUTS_OF,
+    PRECISIONS,
+    Op,
+    Reduction,
+    activation_of,
+)
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 
 from leanconv.options import activation_parts
-from leanconv.problem import ConvProblem
 
 try:
     from scipy.special import erf
@@ -17,25 +16,19 @@ except ImportError:
 
 
 def finish(
-    problem: ConvProblem, y: np.ndarray, bias: np.ndarray | None, scale: np.ndarray | None, add: np.ndarray | None
-) -> np.ndarray:
-    """``activation(scale[k] * y + bias[k] + add)`` of sums in the layout of ``problem``, in their type, overwriting them."""
-    each = _per_filter(problem)
+    y: np.ndarray, axis: int, bias: np.ndarray | None, scale: np.ndarray | None, add: np.ndarray | None,
+    activation: str | None,
+) -> np.ndarray:  # fmt: skip
+    """``activation(scale[k] * y + bias[k] + add)`` of sums whose filters are at ``axis``; they are overwritten."""
+    each = [1] * y.ndim
+    each[axis] = y.shape[axis]
     if scale is not None:
-        y *= scale.astype(y.dtype, copy=False).reshape(each)
+        y *= scale.reshape(each)
     if bias is not None:
         y += bias.astype(y.dtype, copy=False).reshape(each)
     if add is not None:
         y += add.astype(y.dtype, copy=False).reshape(y.shape)
-    return y if problem.activation is None else activated(problem.activation, y)
-
-
-def _per_filter(problem: ConvProblem) -> list[int]:
-    """The shape of what has a number for each filter, beside outputs."""
-    axes = list(problem.layout)
-    if problem.is_volume:
-        axes.insert(axes.index("H"), "D")
-    return [problem.k if axis == "C" else 1 for axis in axes]
+    return y if activation is None else activated(activation, y)
 
 
 def activated(activation: str, y: np.ndarray) -> np.ndarray:
