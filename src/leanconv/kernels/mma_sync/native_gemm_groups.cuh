@@ -154,14 +154,13 @@ struct GroupWarp {
         const T* const at = image + output.at * (Problem::nhwc ? Problem::k : 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
-            float v[2];
+            const int k = first_k + 8 * j + lane % 4 * 2;
+            const auto exists = [&](int i) { return output.exists && k + i < Problem::k; };
+            float held[2], v[2];
+            load_held<Problem, Problem::nhwc && Problem::k % 2 == 0>(held, bias, at + static_cast<Offset<Problem>>(k) * apart,
+                                                                     apart, exists);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int k = first_k + 8 * j + lane % 4 * 2 + i;
-                const T* const place = at + static_cast<Offset<Problem>>(k) * apart;
-                const float held = held_by<Problem>(bias, place, output.exists && k < Problem::k);
-                v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held);
-            }
+            for (int i = 0; i < 2; ++i) v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held[i]);
             words[j] = rounded_pair(T{}, v);
         }
     }
@@ -251,7 +250,7 @@ struct GroupWarp {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_groups(const typename Problem::element* __restrict__ x,
                                                    const typename Problem::element* __restrict__ w,
-                                                   Bias<Problem> bias,
+                                                   BiasIn<Problem> bias,
                                                    typename Problem::result* __restrict__ y, long long batch) {
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;
