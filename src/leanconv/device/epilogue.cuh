@@ -119,25 +119,28 @@ __device__ __forceinline__ void load_residual_words(unsigned (&to)[4], const uns
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// What is added to `count` outputs from `at` on, of which those exist that `exists` says. `together`: they are adjacent, all
-// or none exist, and they are aligned to all of them; then residuals come by one load.
-template <class Problem, bool together, int count, class T, class Exists>
-__device__ __forceinline__ void load_held(float (&held)[count], Bias<Problem> bias, const T* at, int64 step,
-                                          const Exists& exists) {
-    if constexpr (Problem::add && together) {
-        unsigned words[count * sizeof(T) / 4] = {};
-        const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
-        if (exists(0)) load_residual_words(words, reinterpret_cast<const unsigned*>(from));
-#pragma unroll
-        for (int i = 0; i < count; ++i) {
-            if constexpr (sizeof(T) == 4) held[i] = __uint_as_float(words[i]);
-            else held[i] = to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+// What is added to `count` outputs from `at` on, `step` apart. `together`: they are adjacent, all or none of them exist, and
+// they are aligned to all of them; then residuals come by one load, and other things one by one as they are asked for.
+template <class Problem, bool together, int count, class T>
+struct Held {
+    static constexpr bool at_once = Problem::add && together;
+    Bias<Problem> bias;
+    const T* at;
+    int64 step;
+    unsigned words[at_once ? count * sizeof(T) / 4 : 1] = {};
+
+    __device__ __forceinline__ Held(Bias<Problem> bias, const T* at, int64 step, bool exist) : bias(bias), at(at), step(step) {
+        if constexpr (at_once) {
+            const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
+            if (exist) load_residual_words(words, reinterpret_cast<const unsigned*>(from));
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < count; ++i) held[i] = held_by<Problem>(bias, at + i * step, exists(i));
     }
-}
+    __device__ __forceinline__ float value(int i, bool exists) const {
+        if constexpr (!at_once) return held_by<Problem>(bias, at + i * step, exists);
+        else if constexpr (sizeof(T) == 4) return __uint_as_float(words[i]);
+        else return to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+    }
+};
 
 // The same of a gradient, which has no residual.
 template <class Problem, class T>

@@ -46,15 +46,15 @@ struct OutputNhwc {
         for (int unit = 0; unit < units; ++unit) {
             const int k = first_k + unit * 8 + 2 * t, filter = group * Problem::group_k + k;
             Term<Problem> terms[2];
-            float held[2], v[2];
+            float v[2];
             load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const auto exists = [&](int i) { return place[half].count > 0 && k + i < Problem::group_k; };
-                load_held<Problem, vectors>(held, bias, y + place[half].offset * Problem::k + filter, 1, exists);
+                const Held<Problem, vectors, 2, T> held(bias, y + place[half].offset * Problem::k + filter, 1, exists(0));
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    v[i] = finish<Problem>(sums[first + unit * 4 + 2 * half + i], terms[i], held[i]);
+                    v[i] = finish<Problem>(sums[first + unit * 4 + 2 * half + i], terms[i], held.value(i, exists(i)));
                 *reinterpret_cast<unsigned*>(unit_at(shared, g + 8 * half, unit) + 4 * t) = rounded_pair(T{}, v);
             }
         }
@@ -119,15 +119,16 @@ struct OutputNhwc<Problem, filters, 4> {
         for (int j = 0; j < count / 4; ++j) {
             const int k = first_k + 8 * j + 2 * t, filter = group * Problem::group_k + k;
             Term<Problem> terms[2];
-            float held[2], v[2];
+            float v[2];
             load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (places[half].count == 0) continue;
                 float* const to = y + places[half].offset * Problem::k + filter;
-                load_held<Problem, vectors>(held, bias, to, 1, [&](int i) { return k + i < Problem::group_k; });
+                const Held<Problem, vectors, 2, float> held(bias, to, 1, k < Problem::group_k);
 #pragma unroll
-                for (int i = 0; i < 2; ++i) v[i] = finish<Problem>(sums[4 * j + 2 * half + i], terms[i], held[i]);
+                for (int i = 0; i < 2; ++i)
+                    v[i] = finish<Problem>(sums[4 * j + 2 * half + i], terms[i], held.value(i, k + i < Problem::group_k));
                 if constexpr (vectors) {
                     if (k < Problem::group_k) store_adjacent(to, v);
                 } else {

@@ -156,11 +156,12 @@ struct GroupWarp {
         for (int j = 0; j < blocks; ++j) {
             const int k = first_k + 8 * j + lane % 4 * 2;
             const auto exists = [&](int i) { return output.exists && k + i < Problem::k; };
-            float held[2], v[2];
-            load_held<Problem, Problem::nhwc && Problem::k % 2 == 0>(held, bias, at + static_cast<Offset<Problem>>(k) * apart,
-                                                                     apart, exists);
+            const Held<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> held(
+                bias, at + static_cast<Offset<Problem>>(k) * apart, apart, exists(0));
+            float v[2];
 #pragma unroll
-            for (int i = 0; i < 2; ++i) v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held[i]);
+            for (int i = 0; i < 2; ++i)
+                v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held.value(i, exists(i)));
             words[j] = rounded_pair(T{}, v);
         }
     }
