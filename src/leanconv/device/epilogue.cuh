@@ -119,24 +119,23 @@ __device__ __forceinline__ void load_residual_words(unsigned (&to)[4], const uns
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-// What is added to `count` outputs from `at` on, `step` apart. `together`: they are adjacent, all or none of them exist, and
-// they are aligned to all of them; then residuals come by one load, and other things one by one as they are asked for.
+// What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are
+// aligned to all of them; then residuals come by one load. What else is added is read when it is asked for.
 template <class Problem, bool together, int count, class T>
 struct Held {
     static constexpr bool at_once = Problem::add && together;
     Bias<Problem> bias;
-    const T* at;
-    int64 step;
     unsigned words[at_once ? count * sizeof(T) / 4 : 1] = {};
 
-    __device__ __forceinline__ Held(Bias<Problem> bias, const T* at, int64 step, bool exist) : bias(bias), at(at), step(step) {
+    __device__ __forceinline__ Held(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
         if constexpr (at_once) {
             const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
             if (exist) load_residual_words(words, reinterpret_cast<const unsigned*>(from));
         }
     }
-    __device__ __forceinline__ float value(int i, bool exists) const {
-        if constexpr (!at_once) return held_by<Problem>(bias, at + i * step, exists);
+    // That of output i, which lies at `at`.
+    __device__ __forceinline__ float value(int i, const T* at, bool exists) const {
+        if constexpr (!at_once) return held_by<Problem>(bias, at, exists);
         else if constexpr (sizeof(T) == 4) return __uint_as_float(words[i]);
         else return to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
     }

@@ -52,8 +52,8 @@ __device__ __forceinline__ void direct(const typename Problem::element* __restri
                     : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
                 sum = multiply_add(to_sum(weight), to_sum(pixel), sum);
             }
-    const auto held = held_by<Problem>(bias, y + at, true);
-    y[at] = from_sum<typename Problem::result>(finish<Problem>(sum, term_of<Problem>(bias, k), held));
+    const Term<Problem> term = term_of<Problem>(bias, k);
+    y[at] = from_sum<typename Problem::result>(finish<Problem>(sum, term, held_by<Problem>(bias, y + at, true)));
 }
 
 }  // namespace leanconv

@@ -154,14 +154,17 @@ struct GroupWarp {
         const T* const at = image + output.at * (Problem::nhwc ? Problem::k : 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
-            const int k = first_k + 8 * j + lane % 4 * 2;
-            const auto exists = [&](int i) { return output.exists && k + i < Problem::k; };
-            const Held<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> held(
-                bias, at + static_cast<Offset<Problem>>(k) * apart, apart, exists(0));
+            const int first = first_k + 8 * j + lane % 4 * 2;
+            const Held<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> both(
+                bias, at + static_cast<Offset<Problem>>(first) * apart, output.exists && first < Problem::k);
             float v[2];
 #pragma unroll
-            for (int i = 0; i < 2; ++i)
-                v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held.value(i, exists(i)));
+            for (int i = 0; i < 2; ++i) {
+                const int k = first + i;
+                const T* const place = at + static_cast<Offset<Problem>>(k) * apart;
+                const float held = both.value(i, place, output.exists && k < Problem::k);
+                v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held);
+            }
             words[j] = rounded_pair(T{}, v);
         }
     }

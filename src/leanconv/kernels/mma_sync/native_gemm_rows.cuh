@@ -115,12 +115,12 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
                 const Bytes<Problem> row = (static_cast<Bytes<Problem>>(tile.n) * W::D::z + tile.z) * Problem::p + p;
                 T* const to = y + ((row * Problem::q + q) * Problem::k + k);
                 constexpr bool together = Problem::k % 4 == 0;
-                const Held<Problem, together, 4, T> held(bias, to, 1, true);
+                const Held<Problem, together, 4, T> held(bias, to, true);
                 T v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     v[j] = from_float<T>(finish<Problem>(sums[m][n16][j / 2][2 * half + j % 2], terms[j],
-                                                         held.value(j, k + j < Problem::k)));
+                                                         held.value(j, to + j, k + j < Problem::k)));
                 store_four(to, v, 1, Problem::k - k, together);
             }
     }
