@@ -180,7 +180,7 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
     } else if constexpr (Problem::bias) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < count; i += threads)
-            weights[Shape::weight(i, bias_at)] = term_of<Problem>(bias, first_k + i);
+            weights[Shape::weight(i, bias_at)] = to_float(load_read_only(biases<Problem>(bias) + first_k + i));
     }
     __syncthreads();
     if (!active) return;
