@@ -61,17 +61,14 @@ __device__ __forceinline__ T load_read_only(const T* at) {
     else return __ldg(at);
 }
 
-template <class Problem>
-__device__ __forceinline__ const typename Problem::result* biases(Bias<Problem> bias) {
-    if constexpr (Problem::scale || Problem::add) return bias.bias;
-    else return bias;
-}
-
 // The term of filter k, which is read only where it exists.
 template <class Problem>
 __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bool exists = true) {
     using Sum = typename Problem::sum;
-    const Sum b = Problem::bias && exists ? to_sum(biases<Problem>(bias)[k]) : Sum(0);
+    const typename Problem::result* pointer;
+    if constexpr (Problem::scale || Problem::add) pointer = bias.bias;
+    else pointer = bias;
+    const Sum b = Problem::bias && exists ? to_sum(pointer[k]) : Sum(0);
     if constexpr (Problem::scale) return {b, exists ? bias.scale[k] : 1.0f};
     else return b;
 }
@@ -125,12 +122,12 @@ __device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned
 // What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are
 // aligned to all of them; then residuals come by one load. What else is added is read when it is asked for.
 template <class Problem, bool together, int count, class T>
-struct Held {
+struct HeldOutputs {
     static constexpr bool at_once = Problem::add && together;
     Bias<Problem> bias;
     unsigned words[at_once ? count * sizeof(T) / 4 : 1] = {};
 
-    __device__ __forceinline__ Held(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
+    __device__ __forceinline__ HeldOutputs(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
         if constexpr (at_once) {
             const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
             if (exist) load_read_only(words, reinterpret_cast<const unsigned*>(from));

@@ -170,17 +170,20 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
     for (int i = threadIdx.x; i < count * taps; i += threads)
         weights[Shape::weight(i / taps, i % taps)] = to_float(w[static_cast<int64>(first_k) * taps + i]);
     constexpr int bias_at = taps, scale_at = taps + Problem::bias;
-    if constexpr (Problem::scale) {
+    if constexpr (Problem::scale || (Problem::bias && Problem::add)) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < count; i += threads) {
             const Term<Problem> term = term_of<Problem>(bias, first_k + i);
-            if (Problem::bias) weights[Shape::weight(i, bias_at)] = term.bias;
-            weights[Shape::weight(i, scale_at)] = term.scale;
+            if constexpr (!Problem::scale) {
+                weights[Shape::weight(i, bias_at)] = term;
+            } else {
+                if (Problem::bias) weights[Shape::weight(i, bias_at)] = term.bias;
+                weights[Shape::weight(i, scale_at)] = term.scale;
+            }
         }
     } else if constexpr (Problem::bias) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < count; i += threads)
-            weights[Shape::weight(i, bias_at)] = to_float(load_read_only(biases<Problem>(bias) + first_k + i));
+        for (int i = threadIdx.x; i < count; i += threads) weights[Shape::weight(i, taps)] = to_float(bias[first_k + i]);
     }
     __syncthreads();
     if (!active) return;

@@ -155,7 +155,7 @@ struct GroupWarp {
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
             const int first = first_k + 8 * j + lane % 4 * 2;
-            const Held<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> both(
+            const HeldOutputs<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> both(
                 bias, at + static_cast<Offset<Problem>>(first) * apart, output.exists && first < Problem::k);
             float v[2];
 #pragma unroll
