@@ -186,6 +186,9 @@ MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 #: tensor_gemm_sync fills 255 registers to the last. separable_tensor on an H200 is faster with a third block on a
 #: multiprocessor than without what spills.
 WARP_SPILLS = 8
+#: 96 sums and 64 fragments of tensor_gemm_sync_col2im, beside what the next fragments take: what spills is needed once a
+#: stage of 600 products. Two or three blocks on a multiprocessor of the kernels for rows of windows likewise.
+COLUMN_SPILLS = 200
 #: tensor_filter fills them too where filters have many rows; what it spills is needed once for a row of some hundred
 #: instructions and products. The compiler for sm_120 spills more of 7x7 of float16, with edges, which has not been
 #: measured on such a GPU.
@@ -199,6 +202,9 @@ TENSOR_SPILLS = {
     "native_gemm_nchw": 48,
     "separable_tensor": 160,
     "tensor_gemm_sync": WARP_SPILLS,
+    "tensor_gemm_sync_col2im": COLUMN_SPILLS,
+    "native_gemm_rows": COLUMN_SPILLS,
+    "native_weight_rows": COLUMN_SPILLS,
     # a pair of lines of 16 numbers takes 64 registers of a thread's 128
     "fourier_lines": 40,
     "fourier_tiles": 40,
