@@ -232,15 +232,19 @@ def runs_on(algorithm, problem, target):
 
 def guesses():
     """Every layer for every GPU; in ``make test`` every layer, every algorithm, and families in every type, those of
-    float32 cores in every layout, for one of the GPUs."""
+    float32 cores in every layout, for one of the GPUs; of image filters what unrolls otherwise."""
     pairs = [(entry, target) for entry, target in product(ACCEPTED, TARGETS) if runs_on(*entry.values, target)]
     found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry, target in pairs]
 
     def differs(each):
         algorithm, problem, target, name = each
         layout = getattr(problem, "layout", "")
-        # the layer without its layout
-        yield name.removeprefix(f"{algorithm.stem}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
+        if isinstance(problem, ConvProblem):
+            # the layer without its layout
+            end = f"-{layout.lower()}"
+            yield name.removeprefix(f"{algorithm.stem}-").removesuffix(f"-{target.arch}").removesuffix(end)
+        else:
+            yield from of_filter(algorithm, problem)
         # by turns
         if (TARGETS.index(target) + len(algorithm.stem)) % 4 == 0:
             yield algorithm.family, target.arch
@@ -249,10 +253,21 @@ def guesses():
             yield algorithm.family, layout
         yield algorithm.family, problem.dtype
 
+    def of_filter(algorithm, problem):
+        """What else a kernel does than filter images of float32, once; how far it unrolls, which transforms do not."""
+        stem = algorithm.stem
+        yield from ((stem, problem.sums), (stem, "channels", problem.channels > 1), (stem, "volume", problem.is_volume))
+        if algorithm.name != "fourier":
+            yield from ((stem, "rows", problem.kh == 1, min(2, problem.kh // 16)), (stem, "more", problem.filters > 1))
+        if problem.reduction == "median":  # a network for each size
+            yield stem, problem.kh
+
     def work(each):
         """What unrolls most takes the compiler longest: layers that two algorithms stand for are the others'."""
-        algorithm, *_ = each
-        return ("winograd" in algorithm.stem) + (algorithm.family in selection.TENSOR_CORES)
+        algorithm, problem, *_ = each
+        if isinstance(problem, ConvProblem):
+            return ("winograd" in algorithm.stem) + (algorithm.family in selection.TENSOR_CORES)
+        return -problem.kh * problem.kw  # what unrolls further spills first
 
     return selection.marked(found, selection.cover(found, differs, work), lambda each: (each[:3], each[3]))
 
