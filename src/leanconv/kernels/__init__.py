@@ -31,8 +31,11 @@ from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.native_gemm_groups import NativeGemmGroups
+from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
 from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
+from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
+from leanconv.kernels.mma_sync.tensor_gemm_sync_col2im import TensorGemmSyncCol2im
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
 from leanconv.kernels.papers.im2win_basic import Im2winBasic
@@ -51,7 +54,9 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemm(),
     NativeGemm16bit(),
     NativeGemmGroups(),
+    NativeGemmRows(),
     TensorGemmSync(),
+    TensorGemmSyncCol2im(),
     NativeGemmTf32(),
     NativeGemmNchw(),
     TensorWinograd(),
@@ -72,6 +77,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     NativeWeightNchw(),
     NativeWeightNhwc(),
     NativeWeightGroups(),
+    NativeWeightRows(),
     ImplicitGemmWeight(),
     SingleChannel(),
     DirectTiled(),

@@ -102,9 +102,9 @@ struct GroupWarp {
 
     int lane, warp_m, block, first_k, first_c;
     unsigned filters[blocks][Phase<W::phases - 1>::end][2];
-    float bias[blocks][2];
+    Term<Problem> terms[blocks][2];
 
-    __device__ __forceinline__ GroupWarp(const T* w, const T* given_bias, int first_filter)
+    __device__ __forceinline__ GroupWarp(const T* w, Bias<Problem> bias, int first_filter)
         // NOTE: the zero keeps the compiler from asking for the thread's number again for each sixteen.
         : lane(threadIdx.x % 32 + zero_after(threadIdx.x)), warp_m(threadIdx.x / 32 / warps_k),
           block(threadIdx.x / 32 % warps_k * blocks), first_k(first_filter + block * 8),
@@ -113,8 +113,7 @@ struct GroupWarp {
 #pragma unroll
         for (int i = 0; i < 2 * blocks; ++i) {
             const int k = first_k + i / 2 * 8 + lane % 4 * 2 + i % 2;
-            bias[i / 2][i % 2] = 0;
-            if constexpr (Problem::bias) bias[i / 2][i % 2] = k < W::k ? to_float(given_bias[k]) : 0.0f;
+            terms[i / 2][i % 2] = term_of<Problem>(bias, k, k < W::k);
         }
     }
 
@@ -201,18 +200,21 @@ struct GroupWarp {
     static constexpr int pixels = W::Rows::written * W::Columns::written;
 
     // The results of two neighbouring filters of each block, rounded, of the output `half` 8 further.
-    __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half, const T* image,
-                                             bool exists, Offset<Problem> pixel) const {
+    __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half,
+                                             Bias<Problem> bias, const T* image, bool exists, Offset<Problem> pixel) const {
+        constexpr int apart = Problem::nhwc ? 1 : pixels;
         const T* const at = image + pixel * (Problem::nhwc ? W::k : 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
+            const int first = first_k + 8 * j + lane % 4 * 2;
+            const HeldOutputs<Problem, Problem::nhwc && W::k % 2 == 0, 2, T> both(
+                bias, at + static_cast<Offset<Problem>>(first) * apart, exists && first < W::k);
             float v[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int k = first_k + 8 * j + lane % 4 * 2 + i;
-                const Offset<Problem> apart = static_cast<Offset<Problem>>(k) * (Problem::nhwc ? 1 : pixels);
-                const float held = held_by<Problem>(at + apart, exists && k < W::k);
-                v[i] = finish<Problem>(sums[j][2 * half + i], bias[j][i], held);
+                const int k = first + i;
+                const float held = both.value(i, at + static_cast<Offset<Problem>>(k) * apart, exists && k < W::k);
+                v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held);
             }
             words[j] = rounded_pair(T{}, v);
         }
@@ -261,8 +263,8 @@ struct GroupWarp {
 
     // The results of 16 windows, of one phase after the other. `pixel`: this lane's row of ldmatrix.
     template <int phase>
-    __device__ __forceinline__ void compute(const unsigned char* pixel, const unsigned char* shared, const T* w, T* image,
-                                            const Tile& tile, int sixteen) const {
+    __device__ __forceinline__ void compute(const unsigned char* pixel, const unsigned char* shared, const T* w,
+                                            Bias<Problem> bias, T* image, const Tile& tile, int sixteen) const {
         float sums[blocks][4] = {};
         sum<phase>(sums, pixel);
         if constexpr (Units::mixed) {
@@ -275,25 +277,26 @@ struct GroupWarp {
         for (int half = 0; half < 2; ++half) {
             const Output<phase> output(tile, sixteen, half * 8 + lane / 4);
             unsigned words[blocks];
-            finished(words, sums, half, image, output.exists, output.pixel);
+            finished(words, sums, half, bias, image, output.exists, output.pixel);
             if constexpr (Problem::nhwc) store_filters(words, image + output.pixel * W::k + first_k, output.exists);
             else store_outputs<phase>(words, image, tile, sixteen, half);
         }
-        if constexpr (phase + 1 < W::phases) compute<phase + 1>(pixel, shared, w, image, tile, sixteen);
+        if constexpr (phase + 1 < W::phases) compute<phase + 1>(pixel, shared, w, bias, image, tile, sixteen);
     }
 
     // All of the warp's results of a tile, whose pixels lie at `shared`.
-    __device__ __forceinline__ void compute_tile(const unsigned char* shared, const T* w, T* y, const Tile& tile) const {
+    __device__ __forceinline__ void compute_tile(const unsigned char* shared, const T* w, Bias<Problem> bias, T* y,
+                                                 const Tile& tile) const {
         T* const image = y + static_cast<int64>(tile.n) * (static_cast<int64>(pixels) * W::k);
         for (int sixteen = warp_m; sixteen < Tile::sixteens; sixteen += warps_m)
-            compute<0>(shared + Pixels::place(sixteen, lane % 16), shared, w, image, tile, sixteen);
+            compute<0>(shared + Pixels::place(sixteen, lane % 16), shared, w, bias, image, tile, sixteen);
     }
 };
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_groups(const typename Problem::element* __restrict__ x,
                                                    const typename Problem::element* __restrict__ w,
-                                                   const typename Problem::result* __restrict__ bias,
+                                                   Bias<Problem> bias,
                                                    typename Problem::result* __restrict__ y, long long batch) {
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;
@@ -311,7 +314,7 @@ __device__ __forceinline__ void native_gemm_groups(const typename Problem::eleme
         cp_async_commit_group();
         cp_async_wait_group<1>();
         __syncthreads();
-        warp.compute_tile(shared + stage * Pixels::bytes, w, y, Tile(number));
+        warp.compute_tile(shared + stage * Pixels::bytes, w, bias, y, Tile(number));
         __syncthreads();
     }
 }
