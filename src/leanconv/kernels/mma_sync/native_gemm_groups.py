@@ -279,7 +279,7 @@ class NativeGemmGroups(TimedAlgorithm):
         return "fp16"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
-        return GroupsSpeeds.of(target, problem.layout).memory * problem.bytes / target.bytes_per_cycle
+        return problem.bytes / target.bytes_per_cycle
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, GroupsConfig]]:
         windows, speeds = windows_of(problem), GroupsSpeeds.of(target, problem.layout)

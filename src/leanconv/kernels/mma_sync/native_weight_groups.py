@@ -100,7 +100,7 @@ class NativeWeightGroups(split_k.SplitK):
         return "fp16"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
-        return GroupsWeightSpeeds.of(target, problem.layout).memory * problem.bytes / target.bytes_per_cycle
+        return problem.bytes / target.bytes_per_cycle
 
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
