@@ -75,8 +75,9 @@ struct Columns {
     // each bank once.
     static constexpr int read_rows = rows + taps_h - 1, pixels = read_rows * columns;
     static constexpr int k_steps = Problem::k > 48 ? 4 : ceil_div(Problem::k, 16), line_units = k_steps == 3 ? 8 : 2 * k_steps;
-    // Of the last channels.
-    static constexpr int last_steps = ceil_div((Problem::k - 1) % split_depth + 1, 16);
+    // Of the last channels. NOTE: a second loop of so many products spills where sums take most registers.
+    static constexpr bool shorter = Problem::k > split_depth && !(Tuning::products == 3 && Tuning::mma_n > 80);
+    static constexpr int last_steps = shorter ? ceil_div((Problem::k - 1) % split_depth + 1, 16) : k_steps;
     static constexpr int half_bytes = pixels * line_units * 16;
     static constexpr bool split = !narrow<Problem>, exact = Tuning::products == 3;
     static constexpr int halves = exact ? 2 : 1, chunks = ceil_div(Problem::k, split_depth);
@@ -313,11 +314,17 @@ __device__ __forceinline__ void multiply_eights(float (&sums)[n8s][Tuning::m_til
     } else {
         float partial[n8s][Tuning::m_tiles][4] = {};
         if constexpr (C::exact) {
+            // Where sums take most registers the high halves of the filters are read twice.
+            constexpr bool twice = Tuning::mma_n > 64;
             unsigned low[n8s][4][2];
+            add_products<float16>(partial, pixels.low, b);
 #pragma unroll
             for (int n8 = 0; n8 < n8s; ++n8) load_columns<steps>(low[n8], filters + C::F::half_bytes + n8 * 1024, lane);
-            add_products<float16>(partial, pixels.low, b);
             add_products<float16>(partial, pixels.high, low);
+            if constexpr (twice) {
+#pragma unroll
+                for (int n8 = 0; n8 < n8s; ++n8) load_columns<steps>(b[n8], filters + n8 * 1024, lane);
+            }
         }
         add_products<float16>(partial, pixels.high, b);
 #pragma unroll
@@ -484,7 +491,7 @@ __device__ __forceinline__ void tensor_gemm_sync_col2im(ElementsIn<Problem> dy, 
             }
             const unsigned char* const filters = shared + C::filters_at + number % 2 * F::stage_bytes;
             const unsigned having = C::having(tile.n_tile, tile.slice - z, m);
-            if (C::chunks > 1 && chunk == C::chunks - 1)
+            if (C::last_steps < C::k_steps && chunk == C::chunks - 1)
                 multiply_columns<Problem, Tuning, C::last_steps>(sums, shared, first, filters, having, lane);
             else
                 multiply_columns<Problem, Tuning, C::k_steps>(sums, shared, first, filters, having, lane);
