@@ -1,0 +1,233 @@
+"""A layer of a fused model: a convolution, its bias, a residual and an activation in one kernel, or by PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from leanconv.arrays import arrays_of
+from leanconv.arrays.operands import Epilogue
+from leanconv.call import bind, lookup
+from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.host_call import torch_epilogue
+from leanconv.call.resolve import layer_problem
+from leanconv.dtypes import DTYPES
+from leanconv.options import (
+    FUNCTIONS,
+    LAYOUTS_OF,
+    LayerOptions,
+    Precision,
+    activation_parts,
+    layer_options,
+)
+from leanconv.problem import ConvProblem
+from leanconv.runtime.bounded_cache import BoundedCache
+from leanconv.runtime.compile import CompileError
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.torch import comparing, operators
+from leanconv.torch.deciding import Decision
+from leanconv.torch.layers import stricter, tf32_allowed
+from leanconv.torch.packed import PackedFilters, signature
+from leanconv.torch.switches import compiling, on_gpu, tracing, transforms
+
+F = torch.nn.functional
+_DTYPES = torch.float32, torch.float16, torch.bfloat16
+_INPLACE: dict[str, Callable[[Any, float], Any]] = {
+    "relu": lambda y, _: y.relu_(),
+    "relu6": lambda y, _: F.relu6(y, inplace=True),
+    "leaky_relu": lambda y, slope: F.leaky_relu(y, slope, inplace=True),
+    "elu": lambda y, alpha: F.elu(y, alpha, inplace=True),
+    "silu": lambda y, _: F.silu(y, inplace=True),
+    "hardswish": lambda y, _: F.hardswish(y, inplace=True),
+    "sigmoid": lambda y, _: y.sigmoid_(),
+    "tanh": lambda y, _: y.tanh_(),
+}
+
+#: how often all that was chosen has been dropped, as after tuning
+_forgotten = [0]
+
+
+def _choose_anew() -> None:
+    _forgotten[0] += 1
+
+
+bind.also_forget.append(_choose_anew)
+
+
+class Way(NamedTuple):
+    """How a layer is computed with images of one kind."""
+
+    #: of the fused kernel; None where PyTorch computes
+    requested: LayerOptions | None
+    runs: str
+    problem: str
+    why: str
+
+
+class FusedConv(torch.nn.Module):
+    """What `fuse` puts in place of a convolution and what follows it: ``y = activation(conv(input) + bias + add)``.
+
+    ``weight`` and ``bias`` are those of the convolution, a batch normalisation folded into them. On a GPU it decides
+    for each kind of images, as `enable` does, who is expected to be quicker.
+    """
+
+    #: what it is made of, such as "conv+bn+relu", and the convolution's name in the model
+    what: str
+    name: str
+
+    def __init__(
+        self, conv: Any, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, what: str, name: str,
+        precision: Precision,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_parameter("bias", None if bias is None else torch.nn.Parameter(bias, requires_grad=False))
+        self.stride, self.padding, self.dilation, self.groups = conv.stride, conv.padding, conv.dilation, conv.groups
+        self.activation, self.what, self.name, self.precision = activation, what, name, precision
+        self.train(False)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._ways: BoundedCache[Any, Way] = BoundedCache(256)
+        self._kept: PackedFilters | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is decided and packed is not copied."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_ways", "_kept")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
+
+    def extra_repr(self) -> str:
+        """Sizes and options."""
+        k, c, *window = self.weight.shape
+        more = "" if self.activation is None else f", activation={self.activation!r}"
+        return f"{c * self.groups}, {k}, kernel_size={tuple(window)}, stride={self.stride}, padding={self.padding}{more}"
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How it has been computed so far on a GPU."""
+        return tuple(self._ways.values())
+
+    def forward(self, input: Any, add: Any = None) -> Any:
+        """The layer's result; ``add`` is a residual."""
+        if compiling() or transforms() is not None or tracing() is not None:
+            return self._composed(self._convolved(input), add)
+        weight, bias = self.weight, self.bias
+        if type(input) is not torch.Tensor or not on_gpu(input) or not operators.is_plain(input, add):
+            return self._by_pytorch(input, add)
+        try:
+            key = (
+                input.shape, input.stride(), input.dtype, input.device, None if add is None else add.shape,
+                add is None or add.dtype, tf32_allowed(), signature(weight), _forgotten[0],
+            )  # fmt: skip
+            way = self._ways.get(key) or self._ways.recall(key)
+        except (RuntimeError, AttributeError):  # a tensor without memory or sizes
+            return self._by_pytorch(input, add)
+        if way is None:
+            way = self._decide(input, add)
+            self._ways.keep(key, way)
+        if way.requested is None or self._is_recorded(input, add):
+            return self._by_pytorch(input, add)
+        beside = bias if add is None else Epilogue(bias, None, add)
+        if weight.is_inference():  # whose changes PyTorch does not count
+            return lookup.run(way.requested, input, weight, beside)
+        kept = self._kept
+        if kept is None or kept.signature != signature(weight):
+            kept = self._kept = PackedFilters(weight, 2)
+        return lookup.run(way.requested, input, kept.weights, beside)
+
+    def _is_recorded(self, input: Any, add: Any) -> bool:
+        given = input, add, self.weight, self.bias
+        return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
+
+    # By PyTorch
+
+    def _convolved(self, input: Any) -> Any:
+        convolve = getattr(F, f"conv{self.weight.dim() - 2}d")
+        return convolve(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def _composed(self, y: Any, add: Any) -> Any:
+        return torch_epilogue(y, self.weight.dim() - 2, None, None, add, self.activation)
+
+    def _by_pytorch(self, input: Any, add: Any) -> Any:
+        """PyTorch's convolution, and what follows in place, where nothing else has to know of its result."""
+        y = self._convolved(input)
+        if type(y) is not torch.Tensor or self._is_recorded(y, add):
+            return self._composed(y, add)
+        if add is not None:
+            alike = type(add) is torch.Tensor and (add.shape, add.dtype, add.device) == (y.shape, y.dtype, y.device)
+            y = y.add_(add) if alike else y + add
+        name, number = activation_parts(self.activation) if self.activation else ("", 0.0)
+        inplace = _INPLACE.get(name)
+        return self._composed(y, None) if inplace is None else inplace(y, number)
+
+    # Who computes
+
+    def _decide(self, input: Any, add: Any) -> Way:
+        arrays = arrays_of(input)
+        index = None if arrays is None else arrays.device(input)
+        axes = self.weight.dim() - 2
+        shape = f"{tuple(input.shape)} by {tuple(self.weight.shape)}"
+        if index is None or input.dtype not in _DTYPES or self.weight.dtype != input.dtype:
+            return Way(None, "PyTorch", shape, f"its dtypes are {input.dtype} and {self.weight.dtype}")
+        if self.weight.device != input.device or input.dim() != axes + 2 or not input.numel():
+            return Way(None, "PyTorch", shape, "its shape or its place is not one for leanconv")
+        requested = self._requested(input)
+        try:
+            problem, beside = self._problem(input, add, requested)
+            why = _why_not(add, input, beside)
+            if why:
+                return Way(None, "PyTorch", str(problem), why)
+            loaded = bind.load(problem, index, "auto", requested.workspace_limit)
+        except NoAlgorithmError:
+            return Way(None, "PyTorch", str(problem), "no algorithm can run it")
+        except (ValueError, TypeError) as error:
+            return Way(None, "PyTorch", shape, str(error))
+        except (CudaUnavailableError, CompileError) as error:
+            warnings.warn(f"leanconv leaves {shape} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+            return Way(None, "PyTorch", shape, str(error).splitlines()[0])
+        decision: Decision = comparing.fused(loaded, problem, tf32_allowed() and problem.dtype == "float32")
+        if not decision.name:
+            return Way(None, "PyTorch", str(problem), decision.why)
+        return Way(requested, f"leanconv: {decision.name}", str(problem), decision.why)
+
+    def _requested(self, input: Any) -> LayerOptions:
+        axes = self.weight.dim() - 2
+        single = input.dtype is torch.float32 and tf32_allowed()
+        precision = self.precision if single else stricter(self.precision, "fp32")
+        last = axes > 1 and any(operators.is_channels_last(each) for each in (input, self.weight))
+        numbers = self.stride, self.padding, self.dilation
+        stride, padding, dilation = (n[0] if axes == 1 and isinstance(n, tuple) else n for n in numbers)
+        return layer_options(
+            f"conv{axes}d", stride, padding, dilation, self.groups, LAYOUTS_OF[axes][last], "auto", precision,
+            self.activation, differentiated=True,
+        )  # fmt: skip
+
+    def _problem(self, input: Any, add: Any, requested: LayerOptions) -> tuple[ConvProblem, tuple[int, ...]]:
+        """What is computed, and the shape of the result."""
+        axes = FUNCTIONS[requested.function].axes
+        layout = ("NCHW", "NHWC")[LAYOUTS_OF[axes].index(requested.layout)]
+        dtype = DTYPES[str(input.dtype).removeprefix("torch.")].name
+        bias = None if self.bias is None else tuple(self.bias.shape)
+        problem = layer_problem(requested, tuple(input.shape), tuple(self.weight.shape), bias, dtype, layout)  # type: ignore[arg-type]
+        shape = (problem.n, problem.k, *(problem.z, problem.p, problem.q)[-axes:])
+        return replace(problem, add=add is not None), shape
+
+
+def _why_not(add: Any, input: Any, shape: tuple[int, ...]) -> str:
+    """Why a residual cannot be added by the kernel; empty if it can."""
+    if add is None:
+        return ""
+    if type(add) is not torch.Tensor or tuple(add.shape) != shape:
+        return f"its residual has shape {tuple(add.shape)}, and the result {shape}"
+    if (add.dtype, add.device) != (input.dtype, input.device):
+        return f"its residual is {add.dtype} on {add.device}"
+    return ""
+
+
