@@ -2,6 +2,7 @@
 
 from leanconv.torch.causal import CausalConv3d
 from leanconv.torch.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from leanconv.torch.fused_backend import fused
 from leanconv.torch.fusing import FuseReport, fuse
 from leanconv.torch.images import filter2d
 from leanconv.torch.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -31,6 +32,7 @@ __all__ = [
     "enable",
     "filter2d",
     "fuse",
+    "fused",
     "report",
     "warm_up",
 ]

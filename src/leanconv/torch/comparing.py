@@ -45,18 +45,22 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
     return Decision(name if ours < most * theirs + passes else "", why, ours, theirs + passes)
 
 
-def passes_cycles(problem: ConvProblem, target: Target) -> float:
-    """Clock cycles of what PyTorch computes behind a layer's sums: a pass over the result for a bias, one for a
-    residual, which is read, and one for an activation."""
-    result = math.prod(problem.y_shape) * item_bytes(problem.dtype)
-    count = problem.bias + problem.add + (problem.activation is not None)
-    moved = result * (2 * count + problem.add)
-    return count * _PASS_LAUNCH + moved / (_PASS_MEMORY * target.bytes_per_cycle)
+def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, compiled: bool = False) -> Decision:
+    """The same for a layer with its epilogue.
 
-
-def fused(loaded: Loaded, problem: ConvProblem, tf32: bool) -> Decision:
-    """The same for a layer with its epilogue."""
+    ``compiled``: PyTorch computes all that follows a convolution in one pass.
+    """
     target = loaded.device.target
     plain = replace(problem, bias=False, scale=False, add=False, activation=None)
     theirs = expected_time.pytorch_cycles(plain, target, tf32)
-    return compared(loaded, plain, tf32, theirs, passes_cycles(problem, target))
+    return compared(loaded, plain, tf32, theirs, passes_cycles(problem, target, compiled))
+
+
+def passes_cycles(problem: ConvProblem, target: Target, compiled: bool = False) -> float:
+    """Clock cycles of what PyTorch computes behind a layer's sums: a pass over the result for a bias, one for a
+    residual, which is read, and one for an activation; or one ``compiled`` for all of them."""
+    result = math.prod(problem.y_shape) * item_bytes(problem.dtype)
+    count = problem.bias + problem.add + (problem.activation is not None)
+    count = min(count, 1) if compiled else count
+    moved = result * (2 * count + problem.add)
+    return count * _PASS_LAUNCH + moved / (_PASS_MEMORY * target.bytes_per_cycle)

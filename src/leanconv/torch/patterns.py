@@ -92,10 +92,11 @@ def activation(node: Node, modules: dict[str, nn.Module]) -> str | None:
     if name is None:
         return None
     if name == "gelu":
-        return _gelu(given.pop("approximate", "none")) if not given else None
+        approximate = given.pop("approximate", "none")
+        return None if given else _gelu(approximate)
     if name in _NUMBERS:
         key, default = _NUMBERS[name]
-        number = node.args[1] if len(node.args) > 1 else given.pop(key, default)
+        number = given.pop(key, node.args[1] if len(node.args) > 1 else default)
         return None if given else _numbered(name, number)
     return None if given else name
 

@@ -1,0 +1,226 @@
+"""The same for torch.compile: convolutions of the graph that Dynamo gives, with what follows them, as one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from leanconv.arrays import arrays_of
+from leanconv.call import bind
+from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.resolve import layer_problem
+from leanconv.dtypes import DTYPES
+from leanconv.options import PRECISIONS, Precision, layer_options, one_of, padding_word, sides_for
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.torch import comparing, epilogue, operators, patterns
+from leanconv.torch.layers import stricter, tf32_allowed
+from leanconv.torch.patterns import Chain
+
+F = torch.nn.functional
+_CONVS = {torch.conv2d: 2, torch.conv3d: 3}
+_NAMES = "input", "weight", "bias", "stride", "padding", "dilation", "groups"
+_NORM = "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
+_DTYPES = torch.float32, torch.float16, torch.bfloat16
+
+
+def fused(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any] | str | None = None,
+    precision: Precision = "fp32", mode: str | None = None, options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """A backend of torch.compile for inference, ``torch.compile(model, backend=leanconv.torch.fused)``.
+
+    Each convolution of images or volumes, with the batch normalisation in evaluation, the residual and the activation
+    that follow it, becomes one call of an operator whose kernel computes all of it, where leanconv is expected to be
+    quicker than PyTorch's convolution and one pass over the result. The normalisation is ``scale`` and ``bias`` of that
+    call, computed in the graph, so changed parameters are followed. All else is inductor's. Graphs in which a gradient
+    is recorded are not changed.
+
+    Args:
+        graph, example_inputs: what Dynamo gives.
+        compiler: what compiles the rest: the name of another backend, such as ``"aot_eager"``, or a function like this
+            one; None: inductor.
+        precision: the least precise arithmetic that is allowed where PyTorch allows TF32, as in `enable`.
+        mode, options: those of torch.compile, for inductor.
+
+    Returns:
+        What Dynamo calls in the graph's place.
+
+    Where leanconv is installed, ``backend="leanconv"`` is this function with its defaults.
+
+    >>> import torch
+    >>> import leanconv.torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+    >>> compiled = torch.compile(model, backend=leanconv.torch.fused)  # on the CPU all of it is inductor's
+    """
+    precision = one_of("precision", precision, PRECISIONS)
+    recorded = torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in (*example_inputs, *graph.parameters())
+    )
+    if not recorded:
+        rewrite(graph, precision)
+    if callable(compiler):
+        return compiler(graph, example_inputs)  # type: ignore[no-any-return]
+    from torch._dynamo import lookup_backend
+
+    if compiler is not None:
+        return lookup_backend(compiler)(graph, example_inputs)  # type: ignore[no-any-return]
+    from torch._inductor import compile_fx, list_mode_options
+
+    patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)  # type: ignore[no-any-return]
+
+
+def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
+    """Put the operator in place of what it computes; returns how often."""
+    modules = dict(graph.named_modules())
+    nodes = list(graph.graph.nodes)
+    taken: set[fx.Node] = set()
+    calls: dict[fx.Node | None, fx.Node] = {}
+    chains = []
+    for node in reversed(nodes):
+        if node.op == "call_function" and node.target in _CONVS and _value(node) is not None:
+            chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
+            if patterns.movable(chain, nodes, modules) or not _adds(chain):
+                continue
+            if _is_quicker(chain, precision):
+                taken.update(chain.nodes)
+                chains.append(chain)
+    for chain in reversed(chains):
+        _replace(graph.graph, chain, calls, precision)
+    if chains:
+        graph.graph.lint()
+        graph.recompile()
+    return len(chains)
+
+
+def _value(node: Any) -> Any:
+    """What stands for a node's tensor while Dynamo traces; None for anything else."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _given(node: fx.Node, names: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _of_conv(node: fx.Node) -> dict[str, Any]:
+    return _given(node, _NAMES, {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1})
+
+
+def _of_norm(node: fx.Node) -> dict[str, Any]:
+    return _given(node, _NORM, {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5})
+
+
+def _is_norm(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is not F.batch_norm:
+        return False
+    given = _of_norm(node)
+    known = all(_value(given[name]) is not None for name in ("running_mean", "running_var"))
+    return known and given["training"] is False and type(given["eps"]) is float
+
+
+def _adds(chain: Chain) -> bool:
+    """Whether a residual, if there is one, is like the result."""
+    if chain.add is None:
+        return True
+    y, add = _value(chain.conv), _value(chain.add)
+    return add is not None and (add.shape, add.dtype, add.device) == (y.shape, y.dtype, y.device)
+
+
+def _numbers(given: dict[str, Any], axes: int) -> tuple[tuple[int, ...], ...] | None:
+    """Stride, padding and dilation, a number for each axis, of padding also two; None for anything else."""
+    found = []
+    for name in ("stride", "padding", "dilation"):
+        value = given[name]
+        value = (value,) if type(value) is int else value
+        if isinstance(value, str):
+            found.append(value)
+            continue
+        if not all(type(each) is int for each in value):
+            return None
+        found.append(tuple(value) * axes if len(value) == 1 else tuple(value))
+    stride, padding, dilation = found
+    if isinstance(padding, str):
+        window = tuple(map(int, _value(given["weight"]).shape[2:]))
+        padding = sides_for(padding_word(padding), window, stride, dilation)
+    return stride, padding, dilation
+
+
+def _hints(shape: Any) -> tuple[int, ...]:
+    """Sizes, those that may change as they are now."""
+    return tuple(each if type(each) is int else int(each.node.hint) for each in shape)
+
+
+def _precision(dtype: Any, precision: Precision) -> Precision:
+    return precision if dtype is torch.float32 and tf32_allowed() else stricter(precision, "fp32")
+
+
+def _is_quicker(chain: Chain, precision: Precision) -> bool:
+    given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
+    x, w, numbers = _value(given["input"]), _value(given["weight"]), _numbers(given, axes)
+    if x is None or w is None or numbers is None or type(given["groups"]) is not int or x.dim() != axes + 2:
+        return False
+    arrays = arrays_of(x)
+    index = None if arrays is None or x.device.type not in ("cpu", "cuda") else arrays.device(x)
+    if index is None or x.dtype not in _DTYPES or w.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        return False
+    layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
+    requested = layer_options(
+        f"conv{axes}d", *numbers, given["groups"], precision=_precision(x.dtype, precision), activation=chain.activation
+    )
+    biased = given["bias"] is not None or chain.norm is not None
+    bias = (int(w.shape[0]),) if biased else None
+    try:
+        dtype = DTYPES[str(x.dtype).removeprefix("torch.")].name
+        problem = layer_problem(requested, _hints(x.shape), _hints(w.shape), bias, dtype, layout)  # type: ignore[arg-type]
+        problem = replace(problem, scale=chain.norm is not None, add=chain.add is not None)
+        loaded = bind.load(problem, index, "auto", requested.workspace_limit)
+    except (NoAlgorithmError, CudaUnavailableError, ValueError, TypeError):
+        return False
+    tf32 = tf32_allowed() and problem.dtype == "float32"
+    return bool(comparing.fused(loaded, problem, tf32, compiled=True).name)
+
+
+def _replace(graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node], precision: Precision) -> None:
+    given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
+    numbers = _numbers(given, axes)
+    assert numbers is not None
+    dtype = _value(chain.conv).dtype
+    bias, scale = given["bias"], None
+    with graph.inserting_before(chain.last):
+        if chain.norm is not None:
+            scale, bias = _scaled(graph, _of_norm(chain.norm), bias, dtype)
+        add = calls.get(chain.add, chain.add)
+        options = *map(list, numbers), given["groups"], _precision(dtype, precision), False
+        call = graph.call_function(
+            epilogue.OPERATORS[axes], (given["input"], given["weight"], bias, scale, add, chain.activation, *options)
+        )
+    call.meta["example_value"] = _value(chain.last)
+    calls[chain.last] = call
+    chain.last.replace_all_uses_with(call)
+    for node in reversed(chain.nodes):
+        graph.erase_node(node)
+
+
+def _scaled(graph: fx.Graph, norm: dict[str, Any], bias: Any, dtype: Any) -> tuple[fx.Node, fx.Node]:
+    """A batch normalisation as the scale of a convolution, in float32, and its bias, in its type."""
+
+    def wide(tensor: Any) -> Any:
+        return graph.call_method("to", (tensor, torch.float32))
+
+    shifted = graph.call_function(torch.add, (wide(norm["running_var"]), norm["eps"]))
+    scale = graph.call_function(torch.rsqrt, (shifted,))
+    if norm["weight"] is not None:
+        scale = graph.call_function(torch.mul, (scale, wide(norm["weight"])))
+    middle = wide(norm["running_mean"])
+    if bias is not None:
+        middle = graph.call_function(torch.sub, (middle, wide(bias)))
+    shift = graph.call_function(torch.neg, (graph.call_function(torch.mul, (middle, scale)),))
+    if norm["bias"] is not None:
+        shift = graph.call_function(torch.add, (shift, wide(norm["bias"])))
+    return scale, graph.call_method("to", (shift, dtype))
