@@ -63,9 +63,11 @@ def _cases() -> list[Case]:
         for i, layout in enumerate(("NCHW", "NHWC")):
             placed = replace(layer, layout=layout)
             turn = number % 2 == i
-            relu = {"activation": "relu"} if layer.bias else {}
+            after: dict[str, Any] = {"activation": "relu"} if layer.bias else {}
+            if name in ("odd", "depthwise-strides", "tensor"):
+                after = {"activation": "silu", "scale": True, "add": True}
             of, end = f"volume-{name}", layout.lower()
-            cases.append(Case(f"{of}-{end}", replace(placed, **relu), name in ("plain", "odd"), turn))
+            cases.append(Case(f"{of}-{end}", replace(placed, **after), name in ("plain", "odd"), turn))
             cases.append(Case(f"{of}-dgrad-{end}", replace(placed, op="dgrad", bias=False), name == "strides", turn))
             cases.append(Case(f"{of}-wgrad-{end}", replace(placed, op="wgrad", bias=False), name == "odd", turn))
             if name in ("plain", "strides", "groups", "depthwise", "tensor", "tensor-strides"):

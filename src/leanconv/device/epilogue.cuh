@@ -58,13 +58,32 @@ __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bo
     else return b;
 }
 
-// A result before its rounding. `held` is what is added to it: a residual, or what the output holds.
+// Whether something is added to each output: a residual, or what the output holds.
+template <class Problem> constexpr bool adds = Problem::add || Problem::accumulate;
+
+// A result before its rounding, in two steps for kernels that know a filter before they know where the output lies. `held` is
+// what is added to it.
+template <class Problem, class Sum>
+__device__ __forceinline__ Sum apply_term(Sum value, Term<Problem> term) {
+    if constexpr (Problem::scale) return multiply_add(value, term.scale, term.bias);
+    else if constexpr (Problem::bias) return add(value, term);
+    else return value;
+}
+template <class Problem, class Sum>
+__device__ __forceinline__ Sum apply_held(Sum value, Sum held) {
+    if constexpr (adds<Problem>) value = add(value, held);
+    return Problem::activation::of(value);
+}
 template <class Problem, class Sum>
 __device__ __forceinline__ Sum finish(Sum value, Term<Problem> term, Sum held = 0) {
-    if constexpr (Problem::scale) value = multiply_add(value, term.scale, term.bias);
-    else if constexpr (Problem::bias) value = add(value, term);
-    if constexpr (Problem::accumulate || Problem::add) value = add(value, held);
-    return Problem::activation::of(value);
+    return apply_held<Problem>(apply_term<Problem>(value, term), held);
+}
+
+// NOTE: a read-only load: an ordinary one would wait for the stores of the outputs before.
+template <class T>
+__device__ __forceinline__ T load_residual(const T* at) {
+    if constexpr (sizeof(T) == 2) return T{__ldg(&at->bits)};
+    else return __ldg(at);
 }
 
 // What is added to the output `at`: the residual, or, where results are accumulated, what the output holds; read only where
@@ -74,7 +93,7 @@ __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool ex
     using Sum = decltype(to_sum(*at));
     if constexpr (Problem::add) {
         const auto residual = reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
-        return exists ? to_sum(*residual) : Sum(0);
+        return exists ? to_sum(load_residual(residual)) : Sum(0);
     } else if constexpr (Problem::accumulate) {
         return exists ? to_sum(*at) : Sum(0);
     } else {
