@@ -117,9 +117,7 @@ def _is_recorded(*tensors: Any) -> bool:
 # The kernels: leanconv's own calls
 
 
-def _kernel(
-    x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any
-) -> Any:
+def _kernel(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
     with torch.no_grad():
         return lookup.run(requested_of(activation, *options), x, w, Epilogue(bias, scale, add))
 

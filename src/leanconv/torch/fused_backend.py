@@ -14,7 +14,7 @@ from leanconv.call import bind
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
-from leanconv.options import PRECISIONS, Precision, layer_options, one_of, padding_word, sides_for
+from leanconv.options import PRECISIONS, Layout, Precision, layer_options, one_of, padding_word, sides_for
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import comparing, epilogue, operators, patterns
 from leanconv.torch.layers import stricter, tf32_allowed
@@ -63,15 +63,15 @@ def fused(
     if not recorded:
         rewrite(graph, precision)
     if callable(compiler):
-        return compiler(graph, example_inputs)  # type: ignore[no-any-return]
+        return compiler(graph, example_inputs)
     from torch._dynamo import lookup_backend
 
     if compiler is not None:
-        return lookup_backend(compiler)(graph, example_inputs)  # type: ignore[no-any-return]
+        return lookup_backend(compiler)(graph, example_inputs)
     from torch._inductor import compile_fx, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
-    return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)  # type: ignore[no-any-return]
+    return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)
 
 
 def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
@@ -134,7 +134,7 @@ def _adds(chain: Chain) -> bool:
 
 def _numbers(given: dict[str, Any], axes: int) -> tuple[tuple[int, ...], ...] | None:
     """Stride, padding and dilation, a number for each axis, of padding also two; None for anything else."""
-    found = []
+    found: list[Any] = []
     for name in ("stride", "padding", "dilation"):
         value = given[name]
         value = (value,) if type(value) is int else value
@@ -169,15 +169,17 @@ def _is_quicker(chain: Chain, precision: Precision) -> bool:
     index = None if arrays is None or x.device.type not in ("cpu", "cuda") else arrays.device(x)
     if index is None or x.dtype not in _DTYPES or w.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
         return False
-    layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
+    layout: Layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
+    stride, padding, dilation = numbers
     requested = layer_options(
-        f"conv{axes}d", *numbers, given["groups"], precision=_precision(x.dtype, precision), activation=chain.activation
-    )
+        f"conv{axes}d", stride, padding, dilation, given["groups"], precision=_precision(x.dtype, precision),
+        activation=chain.activation,
+    )  # fmt: skip
     biased = given["bias"] is not None or chain.norm is not None
     bias = (int(w.shape[0]),) if biased else None
     try:
         dtype = DTYPES[str(x.dtype).removeprefix("torch.")].name
-        problem = layer_problem(requested, _hints(x.shape), _hints(w.shape), bias, dtype, layout)  # type: ignore[arg-type]
+        problem = layer_problem(requested, _hints(x.shape), _hints(w.shape), bias, dtype, layout)
         problem = replace(problem, scale=chain.norm is not None, add=chain.add is not None)
         loaded = bind.load(problem, index, "auto", requested.workspace_limit)
     except (NoAlgorithmError, CudaUnavailableError, ValueError, TypeError):

@@ -20,6 +20,7 @@ from leanconv.options import (
     FUNCTIONS,
     LAYOUTS_OF,
     LayerOptions,
+    Layout,
     Precision,
     activation_parts,
     layer_options,
@@ -107,7 +108,8 @@ class FusedConv(torch.nn.Module):
         """Sizes and options."""
         k, c, *window = self.weight.shape
         more = "" if self.activation is None else f", activation={self.activation!r}"
-        return f"{c * self.groups}, {k}, kernel_size={tuple(window)}, stride={self.stride}, padding={self.padding}{more}"
+        sizes = f"{c * self.groups}, {k}, kernel_size={tuple(window)}"
+        return f"{sizes}, stride={self.stride}, padding={self.padding}{more}"
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -212,10 +214,10 @@ class FusedConv(torch.nn.Module):
     def _problem(self, input: Any, add: Any, requested: LayerOptions) -> tuple[ConvProblem, tuple[int, ...]]:
         """What is computed, and the shape of the result."""
         axes = FUNCTIONS[requested.function].axes
-        layout = ("NCHW", "NHWC")[LAYOUTS_OF[axes].index(requested.layout)]
         dtype = DTYPES[str(input.dtype).removeprefix("torch.")].name
-        bias = None if self.bias is None else tuple(self.bias.shape)
-        problem = layer_problem(requested, tuple(input.shape), tuple(self.weight.shape), bias, dtype, layout)  # type: ignore[arg-type]
+        bias = None if self.bias is None else (self.weight.shape[0],)
+        layout: Layout = "NHWC" if LAYOUTS_OF[axes].index(requested.layout) else "NCHW"
+        problem = layer_problem(requested, tuple(input.shape), tuple(self.weight.shape), bias, dtype, layout)
         shape = (problem.n, problem.k, *(problem.z, problem.p, problem.q)[-axes:])
         return replace(problem, add=add is not None), shape
 
@@ -229,5 +231,3 @@ def _why_not(add: Any, input: Any, shape: tuple[int, ...]) -> str:
     if (add.dtype, add.device) != (input.dtype, input.device):
         return f"its residual is {add.dtype} on {add.device}"
     return ""
-
-

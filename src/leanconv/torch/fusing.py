@@ -328,11 +328,10 @@ def folded(conv: Any, norm: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     def of(tensor: Any, otherwise: float) -> torch.Tensor:
         if tensor is None:
             return torch.full((w.shape[0],), otherwise, dtype=wide, device=w.device)
-        return tensor.detach().to(wide)  # type: ignore[no-any-return]
+        return tensor.detach().to(wide)
 
     scale = of(norm.weight, 1.0) * (of(norm.running_var, 1.0) + norm.eps).rsqrt()
     shift = of(norm.bias, 0.0) + (of(conv.bias, 0.0) - of(norm.running_mean, 0.0)) * scale
     made = torch.empty_like(w, memory_format=torch.preserve_format)
     made.copy_(w.to(wide) * scale.view(-1, *(1,) * (w.dim() - 1)))
     return made, shift.to(w.dtype)
-

@@ -191,10 +191,11 @@ def movable(chain: Chain, order: Iterable[Node], modules: dict[str, nn.Module]) 
         seen = seen or node is chain.conv
         if seen and chain.last not in places and node not in inside and changed(node, modules) is not None:
             return f"{node} changes something in place between the convolution and what follows it"
-    for node in chain.nodes:
-        other = chain.add
-        if other is not None and changed(node, modules) is other:
-            later = [user for user in other.users if user is not node]
-            if other.op in ("placeholder", "get_attr", "call_method") or any(places[each] > places[node] for each in later):
+    other = chain.add
+    for node in chain.nodes if other is not None else ():
+        if changed(node, modules) is other:
+            assert other is not None
+            later = any(places[each] > places[node] for each in other.users)
+            if later or other.op in ("placeholder", "get_attr", "call_method"):
                 return f"{node} changes its residual in place, which others read"
     return ""
