@@ -12,9 +12,11 @@ from torch import fx
 from leanconv.arrays import arrays_of
 from leanconv.call import bind
 from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.precompile import precompile
 from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
 from leanconv.options import PRECISIONS, Layout, Precision, layer_options, one_of, padding_word, sides_for
+from leanconv.problem import ConvProblem
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import comparing, epilogue, operators, patterns
 from leanconv.torch.layers import stricter, tf32_allowed
@@ -80,15 +82,21 @@ def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
     nodes = list(graph.graph.nodes)
     taken: set[fx.Node] = set()
     calls: dict[fx.Node | None, fx.Node] = {}
-    chains = []
+    chains: list[Chain] = []
+    problems: dict[int, dict[ConvProblem, None]] = {}
     for node in reversed(nodes):
         if node.op == "call_function" and node.target in _CONVS and _value(node) is not None:
             chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
             if patterns.movable(chain, nodes, modules) or not _adds(chain):
                 continue
-            if _is_quicker(chain, precision):
+            quicker = _quicker(chain, precision)
+            if quicker is not None:
+                problem, index = quicker
+                problems.setdefault(index, {})[problem] = None
                 taken.update(chain.nodes)
                 chains.append(chain)
+    for index, each in problems.items():
+        precompile(each, device=f"cuda:{index}", progress=False)
     for chain in reversed(chains):
         _replace(graph.graph, chain, calls, precision)
     if chains:
@@ -160,15 +168,16 @@ def _precision(dtype: Any, precision: Precision) -> Precision:
     return precision if dtype is torch.float32 and tf32_allowed() else stricter(precision, "fp32")
 
 
-def _is_quicker(chain: Chain, precision: Precision) -> bool:
+def _quicker(chain: Chain, precision: Precision) -> tuple[ConvProblem, int] | None:
+    """What a chain computes and on which GPU, if leanconv is expected to be quicker."""
     given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
     x, w, numbers = _value(given["input"]), _value(given["weight"]), _numbers(given, axes)
     if x is None or w is None or numbers is None or type(given["groups"]) is not int or x.dim() != axes + 2:
-        return False
+        return None
     arrays = arrays_of(x)
     index = None if arrays is None or x.device.type not in ("cpu", "cuda") else arrays.device(x)
     if index is None or x.dtype not in _DTYPES or w.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
-        return False
+        return None
     layout: Layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
     stride, padding, dilation = numbers
     requested = layer_options(
@@ -183,9 +192,9 @@ def _is_quicker(chain: Chain, precision: Precision) -> bool:
         problem = replace(problem, scale=chain.norm is not None, add=chain.add is not None)
         loaded = bind.load(problem, index, "auto", requested.workspace_limit)
     except (NoAlgorithmError, CudaUnavailableError, ValueError, TypeError):
-        return False
+        return None
     tf32 = tf32_allowed() and problem.dtype == "float32"
-    return bool(comparing.fused(loaded, problem, tf32, compiled=True).name)
+    return (problem, index) if comparing.fused(loaded, problem, tf32, compiled=True).name else None
 
 
 def _replace(graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node], precision: Precision) -> None:

@@ -65,8 +65,11 @@ class Way(NamedTuple):
     #: of the fused kernel; None where PyTorch computes
     requested: LayerOptions | None
     runs: str
-    problem: str
+    #: what is computed: shapes where that is no problem of ours
+    problem: ConvProblem | str
     why: str
+    #: the GPU's number
+    index: int | None = None
 
 
 class FusedConv(torch.nn.Module):
@@ -132,7 +135,7 @@ class FusedConv(torch.nn.Module):
         except (RuntimeError, AttributeError):  # a tensor without memory or sizes
             return self._by_pytorch(input, add)
         if way is None:
-            way = self._decide(input, add)
+            way = self.decide(input, add)
             self._ways.keep(key, way)
         if way.requested is None or self._is_recorded(input, add):
             return self._by_pytorch(input, add)
@@ -171,7 +174,8 @@ class FusedConv(torch.nn.Module):
 
     # Who computes
 
-    def _decide(self, input: Any, add: Any) -> Way:
+    def decide(self, input: Any, add: Any = None) -> Way:
+        """How it is computed with such images and such a residual, of which only what is beside values matters."""
         arrays = arrays_of(input)
         index = None if arrays is None else arrays.device(input)
         axes = self.weight.dim() - 2
@@ -185,10 +189,10 @@ class FusedConv(torch.nn.Module):
             problem, beside = self._problem(input, add, requested)
             why = _why_not(add, input, beside)
             if why:
-                return Way(None, "PyTorch", str(problem), why)
+                return Way(None, "PyTorch", problem, why)
             loaded = bind.load(problem, index, "auto", requested.workspace_limit)
         except NoAlgorithmError:
-            return Way(None, "PyTorch", str(problem), "no algorithm can run it")
+            return Way(None, "PyTorch", problem, "no algorithm can run it")
         except (ValueError, TypeError) as error:
             return Way(None, "PyTorch", shape, str(error))
         except (CudaUnavailableError, CompileError) as error:
@@ -196,8 +200,8 @@ class FusedConv(torch.nn.Module):
             return Way(None, "PyTorch", shape, str(error).splitlines()[0])
         decision: Decision = comparing.fused(loaded, problem, tf32_allowed() and problem.dtype == "float32")
         if not decision.name:
-            return Way(None, "PyTorch", str(problem), decision.why)
-        return Way(requested, f"leanconv: {decision.name}", str(problem), decision.why)
+            return Way(None, "PyTorch", problem, decision.why, index)
+        return Way(requested, f"leanconv: {decision.name}", problem, decision.why, index)
 
     def _requested(self, input: Any) -> LayerOptions:
         axes = self.weight.dim() - 2
@@ -226,7 +230,7 @@ def _why_not(add: Any, input: Any, shape: tuple[int, ...]) -> str:
     """Why a residual cannot be added by the kernel; empty if it can."""
     if add is None:
         return ""
-    if type(add) is not torch.Tensor or tuple(add.shape) != shape:
+    if not isinstance(add, torch.Tensor) or tuple(add.shape) != shape:
         return f"its residual has shape {tuple(add.shape)}, and the result {shape}"
     if (add.dtype, add.device) != (input.dtype, input.device):
         return f"its residual is {add.dtype} on {add.device}"

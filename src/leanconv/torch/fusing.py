@@ -6,12 +6,15 @@ import copy
 import inspect
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from leanconv.call.precompile import precompile
 from leanconv.options import PRECISIONS, Precision, one_of
 from leanconv.torch import patterns
 from leanconv.torch.fused_layer import FusedConv
@@ -137,9 +140,33 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     work = _Work(precision)
     made = work.whole(copy.deepcopy(model))
     if example is not None:
+        given = example if isinstance(example, tuple) else (example,)
+        _compile(made, given)
         with torch.no_grad():
-            made(*(example if isinstance(example, tuple) else (example,)))
+            made(*given)
     return made
+
+
+def _compile(made: Fused, given: tuple[Any, ...]) -> None:
+    """Compile the kernels of a model that is called so, side by side: it runs on tensors without values."""
+    found: dict[int, dict[Any, None]] = {}
+
+    def look(layer: Any, arguments: Any) -> None:
+        way = layer.decide(*arguments)
+        if way.requested is not None:
+            found.setdefault(way.index, {})[way.problem] = None
+
+    layers = [each for each in made.modules() if isinstance(each, FusedConv)]
+    hooks = [each.register_forward_pre_hook(look) for each in layers]
+    try:
+        # what cannot run so is compiled by the first call
+        with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            made(*(fake.from_tensor(each.detach()) if isinstance(each, torch.Tensor) else each for each in given))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for index, problems in found.items():
+        precompile(problems, device=f"cuda:{index}", progress=False)
 
 
 def _has_modes(module: nn.Module) -> bool:
