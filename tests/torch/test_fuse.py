@@ -15,7 +15,8 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import expected_time, fused_backend, fused_layer, fusing  # noqa: E402
+from leanconv.torch import comparing, expected_time, fused_backend, fused_layer, fusing  # noqa: E402
+from leanconv.torch.deciding import Decision  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -110,7 +111,9 @@ def test_sixteen_bits_are_rounded_once() -> None:
     half = copy.deepcopy(model).bfloat16()
     exact = copy.deepcopy(half).double()(x.bfloat16().double())
     fused = ours.fuse(half)
-    errors = [float((each(x.bfloat16()).double() - exact).norm() / exact.norm()) for each in (fused, half)]
+    errors = [
+        float((each(x.bfloat16()).double() - exact).norm().detach() / exact.norm().detach()) for each in (fused, half)
+    ]
     assert errors[0] <= 1.1 * errors[1] < 0.02
 
 
@@ -215,13 +218,32 @@ def test_on_a_gpu(form: Any, on_stand_in: HostDevice, monkeypatch: pytest.Monkey
     # where PyTorch is quicker, it computes; so it does with a residual that is no residual, and with a gradient
     launched = len(on_stand_in.launches)
     monkeypatch.setattr(expected_time, "pytorch_cycles", lambda problem, target, tf32: 1e-6)
-    monkeypatch.setattr("leanconv.torch.comparing.passes_cycles", lambda *given: 0.0)
+    monkeypatch.setattr(comparing, "passes_cycles", lambda *given: 0.0)
     torch.testing.assert_close(ours.fuse(model)(x), expected, rtol=1e-4, atol=1e-4)
     last = fused.get_submodule("down.0")
     with torch.no_grad():
-        torch.testing.assert_close(last(x, torch.ones(8, 1, 1)), torch.relu(last._convolved(x) + 1))
+        torch.testing.assert_close(last(x, torch.ones(8, 1, 1)), torch.relu(last._convolved(x, last.bias) + 1))
     fused(x.requires_grad_()).sum().backward()
     assert len(on_stand_in.launches) == launched
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_what_follows_pytorchs_convolution_is_one_pass(
+    axes: int, on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is more than a bias, and quicker than PyTorch's functions."""
+    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("", "PyTorch convolves quicker"))
+    conv = getattr(nn, f"Conv{axes}d")(3, 4, 3, padding=1)
+    fused, x = ours.fuse(nn.Sequential(conv, nn.Hardswish()).eval()), torch.randn(2, 3, *(6,) * axes)
+    expected = F.hardswish(conv(x))
+    with torch.no_grad():
+        for quicker in (True, False):
+            monkeypatch.setattr(comparing, "passes_cycles", lambda *given, us=quicker: 1e12 * us)
+            torch.testing.assert_close(copy.deepcopy(fused)(x), expected, rtol=1e-5, atol=1e-5)
+            assert len(on_stand_in.launches) == 1
+        monkeypatch.setattr(comparing, "passes_cycles", lambda *given: 1e12)
+        ours.fuse(nn.Sequential(conv).eval())(x)
+    assert len(on_stand_in.launches) == 1
 
 
 def test_filters_stay_packed_until_they_change(on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +253,13 @@ def test_filters_stay_packed_until_they_change(on_stand_in: HostDevice, monkeypa
     monkeypatch.setattr(
         bind, "choose", lambda problem, target, name, limit: choose(problem, target, "winograd1d", limit)
     )
-    layer, x = ours.fuse(nn.Sequential(nn.Conv2d(32, 64, 3), nn.GELU()).eval()), torch.randn(1, 32, 10, 9)
+    fused, x = ours.fuse(nn.Sequential(nn.Conv2d(32, 64, 3), nn.GELU()).eval()), torch.randn(1, 32, 10, 9)
+    layer, counts = fused.get_submodule("0"), []
     with torch.no_grad():
-        counts = []
-        for change in (None, None, layer.get_submodule("0").weight.mul_, None):
-            if change is not None:
-                change(2)
-            torch.testing.assert_close(layer(x), F.gelu(layer.get_submodule("0")._convolved(x)), rtol=1e-3, atol=1e-4)
+        for factor in (1, 1, 2, 1):
+            if factor > 1:
+                layer.weight.mul_(factor)
+            torch.testing.assert_close(fused(x), F.gelu(layer._convolved(x, layer.bias)), rtol=1e-3, atol=1e-4)
             counts.append(on_stand_in.prepared)
     assert counts == [1, 1, 2, 2]
 

@@ -45,22 +45,40 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
     return Decision(name if ours < most * theirs + passes else "", why, ours, theirs + passes)
 
 
-def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, compiled: bool = False) -> Decision:
-    """The same for a layer with its epilogue.
-
-    ``compiled``: PyTorch computes all that follows a convolution in one pass.
-    """
-    target = loaded.device.target
+def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, passes: float) -> Decision:
+    """The same for a layer with its epilogue, which takes so many clock cycles behind PyTorch's convolution."""
     plain = replace(problem, bias=False, scale=False, add=False, activation=None)
-    theirs = expected_time.pytorch_cycles(plain, target, tf32)
-    return compared(loaded, plain, tf32, theirs, passes_cycles(problem, target, compiled))
+    return compared(loaded, plain, tf32, expected_time.pytorch_cycles(plain, loaded.device.target, tf32), passes)
 
 
 def passes_cycles(problem: ConvProblem, target: Target, compiled: bool = False) -> float:
     """Clock cycles of what PyTorch computes behind a layer's sums: a pass over the result for a bias, one for a
     residual, which is read, and one for an activation; or one ``compiled`` for all of them."""
-    result = math.prod(problem.y_shape) * item_bytes(problem.dtype)
-    count = problem.bias + problem.add + (problem.activation is not None)
-    count = min(count, 1) if compiled else count
-    moved = result * (2 * count + problem.add)
-    return count * _PASS_LAUNCH + moved / (_PASS_MEMORY * target.bytes_per_cycle)
+    count = min(parts(problem), 1) if compiled else parts(problem)
+    return count * _PASS_LAUNCH + (2 * count + problem.add) * _result_cycles(problem, target)
+
+
+def parts(problem: ConvProblem) -> int:
+    """Of how many functions of PyTorch the epilogue of a layer is made."""
+    return problem.bias + problem.add + (problem.activation is not None)
+
+
+def _result_cycles(problem: ConvProblem, target: Target) -> float:
+    """To read the result of a layer once, or to write it."""
+    size = math.prod(problem.y_shape) * item_bytes(problem.dtype)
+    return size / (_PASS_MEMORY * target.bytes_per_cycle)
+
+
+def one_pass(problem: ConvProblem) -> ConvProblem:
+    """A layer's epilogue as a layer by itself: filters of one tap, each for one channel, all of them 1."""
+    return ConvProblem(
+        problem.n, problem.k, problem.p, problem.q, problem.k, 1, 1, groups=problem.k, d=problem.z,
+        dtype=problem.dtype, layout=problem.layout, bias=problem.bias, activation=problem.activation, add=problem.add,
+    )  # fmt: skip
+
+
+def one_pass_cycles(loaded: Loaded, problem: ConvProblem) -> float:
+    """Clock cycles of `one_pass`: its kernel's prediction leaves out the residual."""
+    target = loaded.device.target
+    launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
+    return loaded.choice.cost + launch + problem.add * _result_cycles(problem, target)

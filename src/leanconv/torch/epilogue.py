@@ -171,7 +171,8 @@ def _vmap(axes: int) -> Callable[..., Any]:
     def mapped(info: Any, where: Any, *given: Any) -> Any:
         count = info.batch_size
         if not count:  # one of zeros, whose result is dropped
-            given = tuple(vmap.with_one_more(each, axis) for each, axis in zip(given, where, strict=True))
+            tensors = (vmap.with_one_more(each, axis) for each, axis in zip(given[:5], where, strict=False))
+            given = *tensors, *given[5:]
         return mapped_over(max(count, 1), count, where, *given)
 
     def mapped_over(

@@ -194,7 +194,8 @@ def _quicker(chain: Chain, precision: Precision) -> tuple[ConvProblem, int] | No
     except (NoAlgorithmError, CudaUnavailableError, ValueError, TypeError):
         return None
     tf32 = tf32_allowed() and problem.dtype == "float32"
-    return (problem, index) if comparing.fused(loaded, problem, tf32, compiled=True).name else None
+    passes = comparing.passes_cycles(problem, loaded.device.target, compiled=True)
+    return (problem, index) if comparing.fused(loaded, problem, tf32, passes).name else None
 
 
 def _replace(graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node], precision: Precision) -> None:

@@ -116,7 +116,8 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     added by PyTorch.
 
     On a GPU each layer asks, as `enable` does, whether leanconv is expected to be quicker than PyTorch's convolution
-    and the passes over memory behind it; if not, PyTorch computes with the folded filters, and what follows in place.
+    and what follows it; if not, PyTorch convolves with the folded filters, and what follows is one pass over its
+    result, or PyTorch's functions in place.
     On the CPU PyTorch does always. Where a gradient of the input is recorded it is PyTorch's; under torch.compile,
     torch.export and torch.jit.trace the model is PyTorch's functions.
 
@@ -154,7 +155,7 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
     def look(layer: Any, arguments: Any) -> None:
         way = layer.decide(*arguments)
         if way.requested is not None:
-            found.setdefault(way.index, {})[way.problem] = None
+            found.setdefault(way.device, {})[way.kernel] = None
 
     layers = [each for each in made.modules() if isinstance(each, FusedConv)]
     hooks = [each.register_forward_pre_hook(look) for each in layers]
@@ -278,6 +279,9 @@ class _Work:
             chain.last.replace_all_uses_with(calls[chain.last])
             for node in reversed(chain.nodes):
                 graph.erase_node(node)
+        for node in graph.nodes:
+            if isinstance(node.type, str):  # an annotation that is not evaluated, which pickles cannot import
+                node.type = None
         self._say_left(graph, modules, prefix)
         graph.lint()
         return _fused(model, graph, ())
