@@ -1,10 +1,12 @@
-"""`tensor_gemm_sync` broken on purpose."""
+"""Kernels of products by warps (mma.sync) broken on purpose."""
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, RACE, WRONG, breaks_of
+from tests.kernels.breaks.base import FENCE, GONE, RACE, WRONG, breaks_of
 
 sync = breaks_of("tensor_gemm_sync", "tensor-{}")
+groups = breaks_of("native_gemm_groups", "{}-nhwc")
+weight = breaks_of("native_weight_groups", "{}-nhwc")
 
 BREAKS = (
     sync("no barrier before a chunk of filters", "tensor_gemm_sync", "{{__syncthreads();}}",
@@ -36,4 +38,52 @@ BREAKS = (
     sync("low halves of filters are those of the high ones", "multiply", "{{+ F::half_bytes}}", WRONG, "same-nhwc"),
     sync("units of filters are in order", "load_filters", "{{(}} (4 * _ + _ / 8) {{^ _ % 8)}} * 16",
          WRONG, "same-nhwc"),
+    groups("pixels are read before they are there", "native_gemm_groups", "{{__syncthreads();}} warp.compute",
+           RACE | WRONG, "float16-groups-fours"),
+    groups("pixels are copied over while others read them", "native_gemm_groups",
+           "{{__syncthreads();}} if constexpr (Tuning::stages == 1)", RACE | WRONG, "float16-groups-fours",
+           stages=1, filters=24, rows=1, columns=1, min_blocks=1),
+    groups("the next tile's pixels are not waited for", "native_gemm_groups", "{{cp_async_wait_group<...>();}}",
+           RACE | WRONG, "bfloat16-groups-eights"),
+    groups("rows outside the image are other pixels", "GroupPixels::copy",
+           "{{static_cast<unsigned>(_1) < Problem::h && => true &&}} static_cast<unsigned>(_) < Problem::w",
+           WRONG, "float16-groups-fours"),
+    groups("channels past the last are read", "GroupPixels::copy",
+           "_ = _ && {{_ + _ * unit_channels < Problem::c => true}}",
+           FENCE | WRONG, "float16-groups-fours", filters=16),
+    groups("columns of a stride lie side by side", "GroupPixels::copy", "{{_ % Problem::stride_w * apart +}}",
+           WRONG, "bfloat16-groups-eights"),
+    groups("a second tap is the first", "GroupWarp::sum", "+ {{_ / 16 * (...) => 0}}", WRONG, "float16-groups-fours"),
+    groups("the next tile is computed from this one's pixels", "native_gemm_groups", "{{stage ^= 1;}}",
+           WRONG, "float16-groups-fours", stages=2, filters=24, rows=1, columns=1, min_blocks=1),
+    groups("each warp has the first one's channels", "GroupWarp::sum", "Reduction::first_unit({{_ +}} _)",
+           WRONG, "bfloat16-groups-eights", filters=40, blocks=1),
+    groups("a filter has others' channels", "GroupWarp::GroupWarp", "&& {{_1 >= 0 &&}} _1 < Problem::group_c",
+           WRONG | FENCE, "float16-groups-fours"),
+    groups("taps of a gradient in the layer's order", "GroupFilters::weight",
+           "{{Problem::last_row - _1 / Problem::s * Problem::apart_h => _1 / Problem::s}}",
+           WRONG | FENCE, "bfloat16-gradient-groups-eights"),
+    groups("lanes store their own words", "GroupWarp::store", "const unsigned low = {{odd ? other : _1[_2] => _1[_2]}}",
+           WRONG, "bfloat16-groups-24", blocks=3),
+    groups("outputs past the end are stored", "GroupWarp::store",
+           "exists = _ < Tile::outputs && {{_ < Problem::p &&}} _ < Problem::q", WRONG | FENCE, "float16-groups-fours"),
+    groups("outputs of a phase lie side by side", "GroupWarp::store", "{{_1 * Problem::step_q => _1}}",
+           WRONG, "float16-gradient-groups-fours"),
+    weight("tiles are summed before they are there", "native_weight_groups", "{{__syncthreads();}} sums.add",
+           RACE | WRONG, "float16-weight-groups-fours"),
+    weight("sums lie where tiles are still read", "native_weight_groups",
+           "{{__syncthreads();}} if constexpr (Tuning::stages == 2)", RACE | WRONG, "float16-weight-groups-fours"),
+    weight("sums are read before all warps have kept them", "native_weight_groups",
+           "else {{__syncthreads(); => ;}} constexpr", RACE | WRONG, "float16-weight-groups-fours", split=1),
+    weight("a block leaves while others read its sums", "native_weight_groups",
+           "{{if constexpr (Tuning::split > 1) cluster_barrier();}} }", GONE, "bfloat16-weight-groups-eights", split=2),
+    weight("every block adds up the first one's sums", "cluster_sum", "+= cluster_load(_, {{_ => 0}})",
+           WRONG, "bfloat16-weight-groups-eights", split=2),
+    weight("sums of one warp alone", "store_sums", "_ < {{Sums::warps_m => 1}}", WRONG, "float16-weight-groups-fours"),
+    weight("gradients of outputs past the end", "GroupOutputs::copy",
+           "exists = {{_ < Tile::outputs &&}} _ < Problem::p", WRONG | FENCE, "float16-weight-groups-fours"),
+    weight("both halves of sixteen outputs are the first", "GroupSums::add", "_ * 16 + {{_ / 16 * 8 +}} _ % 8",
+           WRONG, "float16-weight-groups-fours"),
+    weight("eight filters' sums of the neighbours' channels", "store_sums", "_ >= Problem::k || {{_ < 0 ||}} _ >=",
+           WRONG | RACE, "float16-weight-groups-fours"),
 )  # fmt: skip
