@@ -17,7 +17,7 @@ def _cases_16bit() -> list[Case]:
     #                       n  c   h   w   k   r  s
     half.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, activation="gelu", **more, **same)
     brain.add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, bias=True, padding=(1, 0, 2, 1))
-    half.add("pairs", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, activation="relu", stride=(2, 1), **same)
+    half.add("pairs", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, add=True, activation="relu", stride=(2, 1), **same)
     brain.add("fours", 2, 16, 8, 16, 128, 3, 3, thorough=USUAL, bias=True, **same)
     half.add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
     half.add("several-filters", 2, 3, 5, 94, 12, 3, 3, groups=3, activation="leaky_relu:0.2", **more, **same)
@@ -70,7 +70,7 @@ def _cases_16bit() -> list[Case]:
     half.add("gradient-copies-groups", 2, 32, 9, 8, 64, 4, 3, layouts=last, groups=2, stride=(2, 2), **same, **gradient)
     half.add("gradient-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), **gradient)
     # Groups of few channels: eight filters of one group or of several, units of eight channels of one or of two.
-    half.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, layouts=last, groups=6, **both, **same)
+    half.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, layouts=last, groups=6, activation="silu", **more, **same)
     brain.add("groups-eights", 2, 40, 9, 11, 40, 3, 3, layouts=last, groups=5, stride=(2, 2), bias=True, **same)
     half.add("groups-twelves", 2, 48, 6, 7, 48, 3, 2, layouts=last, groups=4, dilation=(2, 1), **same)
     brain.add("groups-24", 1, 72, 7, 8, 72, 3, 3, layouts=last, groups=3, accumulate=True, activation="relu", **same)

@@ -31,10 +31,18 @@ struct Epilogue {
         : bias(bias), scale(scale), to_residual(reinterpret_cast<long long>(add) - reinterpret_cast<long long>(y)) {}
 };
 
-template <bool more, class Problem> struct BiasOf { using type = const typename Problem::result* __restrict__; };
-template <class Problem> struct BiasOf<true, Problem> { using type = const Epilogue<Problem>&; };
-// The parameter `bias` of kernels: a pointer, or an Epilogue where there is a scale or a residual.
+template <bool more, class Problem> struct BiasOf {
+    using type = const typename Problem::result*;
+    using restricted = const typename Problem::result* __restrict__;
+};
+template <class Problem> struct BiasOf<true, Problem> {
+    using type = const Epilogue<Problem>&;
+    using restricted = type;
+};
+// The parameter `bias` of kernels: a pointer, or an Epilogue where there is a scale or a residual. BiasIn: with nothing
+// written where it points.
 template <class Problem> using Bias = typename BiasOf<Problem::scale || Problem::add, Problem>::type;
+template <class Problem> using BiasIn = typename BiasOf<Problem::scale || Problem::add, Problem>::restricted;
 
 // What a filter's sums are multiplied by, and what is added to them.
 template <class Sum>
@@ -100,6 +108,38 @@ __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool ex
         return Sum(0);
     }
 }
+
+__device__ __forceinline__ void load_residual_words(unsigned (&to)[1], const unsigned* at) { to[0] = __ldg(at); }
+__device__ __forceinline__ void load_residual_words(unsigned (&to)[2], const unsigned* at) {
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(at));
+    to[0] = v.x, to[1] = v.y;
+}
+__device__ __forceinline__ void load_residual_words(unsigned (&to)[4], const unsigned* at) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+// What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are
+// aligned to all of them; then residuals come by one load. What else is added is read when it is asked for.
+template <class Problem, bool together, int count, class T>
+struct Held {
+    static constexpr bool at_once = Problem::add && together;
+    Bias<Problem> bias;
+    unsigned words[at_once ? count * sizeof(T) / 4 : 1] = {};
+
+    __device__ __forceinline__ Held(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
+        if constexpr (at_once) {
+            const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
+            if (exist) load_residual_words(words, reinterpret_cast<const unsigned*>(from));
+        }
+    }
+    // That of output i, which lies at `at`.
+    __device__ __forceinline__ float value(int i, const T* at, bool exists) const {
+        if constexpr (!at_once) return held_by<Problem>(bias, at, exists);
+        else if constexpr (sizeof(T) == 4) return __uint_as_float(words[i]);
+        else return to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+    }
+};
 
 // The same of a gradient, which has no residual.
 template <class Problem, class T>

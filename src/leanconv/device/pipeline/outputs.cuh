@@ -47,9 +47,9 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
                 if (at[half].count == 0) continue;
                 float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
                 const int from = j / 2 * 4 + j % 2 + 2 * half;
-                const float held[2] = {held_by<Problem>(bias, to, true), held_by<Problem>(bias, to + 1, true)};
-                const float even = finish<Problem>(sums[2 * i][from] * factor[j], terms[i][j], held[0]);
-                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], terms[i][j], held[1]);
+                const Held<Problem, true, 2, float> held(bias, to, true);
+                const float even = finish<Problem>(sums[2 * i][from] * factor[j], terms[i][j], held.value(0, to, true));
+                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], terms[i][j], held.value(1, to + 1, true));
                 st_global_v2(to, even, odd);
             }
         }
@@ -91,12 +91,14 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
             const float v[4] = {part[0] * scale[i].x, part[1] * scale[i].y, part[4] * scale[i].z, part[5] * scale[i].w};
             const int64 at = places[half].offset, step = Problem::nhwc ? 1 : image;
             float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);
+            constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
+            const Held<Problem, together, 4, float> held(bias, to, in_group < Problem::group_k);
             float result[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                result[j] = finish<Problem>(v[j], terms[j],
-                                            held_by<Problem>(bias, to + j * step, in_group + j < Problem::group_k));
-            if constexpr (Problem::nhwc && Problem::group_k % 4 == 0) {
+                result[j] =
+                    finish<Problem>(v[j], terms[j], held.value(j, to + j * step, in_group + j < Problem::group_k));
+            if constexpr (together) {
                 // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
                 if (in_group < Problem::group_k) st_global_v4(to, result);
             } else {

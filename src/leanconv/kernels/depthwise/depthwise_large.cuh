@@ -225,7 +225,7 @@ __device__ __forceinline__ void store_results(const float* results, Bias<Problem
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_large(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void depthwise_large(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                 ElementsOut<Problem> y, long long batch) {
     using Tile = LargeTile<Problem, Tuning>;
     constexpr int columns = Tuning::columns, taps = Problem::r * Problem::s;

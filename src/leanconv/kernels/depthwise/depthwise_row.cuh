@@ -32,7 +32,7 @@ struct RowShape {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                               ElementsOut<Problem> y, long long batch) {
     using Shape = RowShape<Problem, Tuning>;
     using T = typename Problem::element;

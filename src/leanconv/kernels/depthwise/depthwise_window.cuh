@@ -38,7 +38,7 @@ struct DepthwiseShape : DepthwiseWindow<Problem, Tuning::columns> {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                  ElementsOut<Problem> y, long long batch) {
     using Shape = DepthwiseShape<Problem, Tuning>;
     using Slices = ThreadSlices<Problem, Tuning>;

@@ -209,7 +209,7 @@ __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][
 
 // Block b: filters b % tiles_k of a group, then groups, tiles along a row, bands of rows, images.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void direct_tiled(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void direct_tiled(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                              ElementsOut<Problem> y, long long) {
     using Tile = DirectTile<Problem, Tuning>;
     constexpr int stages = Tuning::stages, walk = Tuning::walk;

@@ -108,7 +108,7 @@ __device__ __forceinline__ void load_row(float (&to)[Shape::width], const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                ElementsOut<Problem> y, long long batch) {
     using Shape = SingleChannelShape<Problem, Tuning>;
     using T = typename Problem::element;
@@ -170,17 +170,17 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
     for (int i = threadIdx.x; i < count * taps; i += threads)
         weights[Shape::weight(i / taps, i % taps)] = to_float(w[static_cast<int64>(first_k) * taps + i]);
     constexpr int bias_at = taps, scale_at = taps + Problem::bias;
-    if constexpr (Problem::bias || Problem::scale) {
+    if constexpr (Problem::scale) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < count; i += threads) {
             const Term<Problem> term = term_of<Problem>(bias, first_k + i);
-            if constexpr (!Problem::scale) {
-                weights[Shape::weight(i, bias_at)] = term;
-            } else {
-                if (Problem::bias) weights[Shape::weight(i, bias_at)] = term.bias;
-                weights[Shape::weight(i, scale_at)] = term.scale;
-            }
+            if (Problem::bias) weights[Shape::weight(i, bias_at)] = term.bias;
+            weights[Shape::weight(i, scale_at)] = term.scale;
         }
+    } else if constexpr (Problem::bias) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < count; i += threads)
+            weights[Shape::weight(i, bias_at)] = term_of<Problem>(bias, first_k + i);
     }
     __syncthreads();
     if (!active) return;

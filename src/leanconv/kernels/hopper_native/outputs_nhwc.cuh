@@ -50,10 +50,12 @@ struct OutputNhwc {
             load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const Held<Problem, vectors, 2, T> both(bias, y + place[half].offset * Problem::k + filter,
+                                                        place[half].count > 0 && k < Problem::group_k);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const bool exists = place[half].count > 0 && k + i < Problem::group_k;
-                    const float held = held_by<Problem>(bias, y + place[half].offset * Problem::k + filter + i, exists);
+                    const float held = both.value(i, y + place[half].offset * Problem::k + filter + i, exists);
                     v[i] = finish<Problem>(sums[first + unit * 4 + 2 * half + i], terms[i], held);
                 }
                 *reinterpret_cast<unsigned*>(unit_at(shared, g + 8 * half, unit) + 4 * t) = rounded_pair(T{}, v);
@@ -126,9 +128,10 @@ struct OutputNhwc<Problem, filters, 4> {
             for (int half = 0; half < 2; ++half) {
                 if (places[half].count == 0) continue;
                 float* const to = y + places[half].offset * Problem::k + filter;
+                const Held<Problem, vectors, 2, float> both(bias, to, k < Problem::group_k);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float held = held_by<Problem>(bias, to + i, k + i < Problem::group_k);
+                    const float held = both.value(i, to + i, k + i < Problem::group_k);
                     v[i] = finish<Problem>(sums[4 * j + 2 * half + i], terms[i], held);
                 }
                 if constexpr (vectors) {

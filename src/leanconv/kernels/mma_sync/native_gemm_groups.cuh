@@ -154,12 +154,15 @@ struct GroupWarp {
         const T* const at = image + output.at * (Problem::nhwc ? Problem::k : 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
+            const int first = first_k + 8 * j + lane % 4 * 2;
+            const Held<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> both(
+                bias, at + static_cast<Offset<Problem>>(first) * apart, output.exists && first < Problem::k);
             float v[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const int k = first_k + 8 * j + lane % 4 * 2 + i;
+                const int k = first + i;
                 const T* const place = at + static_cast<Offset<Problem>>(k) * apart;
-                const float held = held_by<Problem>(bias, place, output.exists && k < Problem::k);
+                const float held = both.value(i, place, output.exists && k < Problem::k);
                 v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held);
             }
             words[j] = rounded_pair(T{}, v);
@@ -251,7 +254,7 @@ struct GroupWarp {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_groups(const typename Problem::element* __restrict__ x,
                                                    const typename Problem::element* __restrict__ w,
-                                                   Bias<Problem> bias,
+                                                   BiasIn<Problem> bias,
                                                    typename Problem::result* __restrict__ y, long long batch) {
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;

@@ -95,7 +95,7 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[Tuning::m_tiles][Row
 template <class Problem, class Tuning>
 __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][RowsTiling<Problem, Tuning>::n16s][2][4],
                                            const typename RowsTiling<Problem, Tuning>::Tile& tile, int tile_k, int warp, int lane,
-                                           Bias<Problem> bias, ElementsOut<Problem> y) {
+                                           BiasIn<Problem> bias, ElementsOut<Problem> y) {
     using W = RowsTiling<Problem, Tuning>;
     using T = typename Problem::element;
     const int first_k = tile_k * Tuning::mma_n + lane % 4 * 4;
@@ -114,18 +114,20 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
                 if (p >= Problem::p || q >= Problem::q || k >= Problem::k) continue;
                 const Bytes<Problem> row = (static_cast<Bytes<Problem>>(tile.n) * W::D::z + tile.z) * Problem::p + p;
                 T* const to = y + ((row * Problem::q + q) * Problem::k + k);
+                constexpr bool together = Problem::k % 4 == 0;
+                const Held<Problem, together, 4, T> held(bias, to, true);
                 T v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
                     v[j] = from_float<T>(finish<Problem>(sums[m][n16][j / 2][2 * half + j % 2], terms[j],
-                                                         held_by<Problem>(bias, to + j, k + j < Problem::k)));
-                store_four(to, v, 1, Problem::k - k, Problem::k % 4 == 0);
+                                                         held.value(j, to + j, k + j < Problem::k)));
+                store_four(to, v, 1, Problem::k - k, together);
             }
     }
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void native_gemm_rows(ElementsIn<Problem> x, ElementsIn<Problem> w, Bias<Problem> bias,
+__device__ __forceinline__ void native_gemm_rows(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                  ElementsOut<Problem> y, long long batch) {
     using W = RowsTiling<Problem, Tuning>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile_k = static_cast<int>(blockIdx.x) % W::tiles_k;

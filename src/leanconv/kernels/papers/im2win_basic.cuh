@@ -14,7 +14,7 @@ namespace leanconv {
 // Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win_basic(const float* __restrict__ workspace, const float* __restrict__ w,
-                                             Bias<Problem> bias, float* __restrict__ y, long long batch) {
+                                             BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q, size = Reduction<Problem>::size;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= batch * Problem::k * image) return;
