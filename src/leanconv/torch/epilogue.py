@@ -40,6 +40,33 @@ _tracing: Callable[[], Any] = torch._C._get_tracing_state
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
+def of_axes(
+    recorded: Callable[..., Any] | None, axes: int, x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any,
+    stride: Any, padding: Any, dilation: Any, *options: Any,
+) -> Any:  # fmt: skip
+    """A layer of so many axes with its epilogue, perhaps without a batch; signals are images of one row.
+
+    Where a file of ONNX is written it is what is made of the convolution ``recorded``.
+    """
+    for name, each in (("scale", scale), ("add", add)):
+        if each is not None and not isinstance(each, torch.Tensor):
+            raise TypeError(f"{name} is of type {type(each).__qualname__}; it must be a tensor of PyTorch, or None")
+    alone = x.dim() == axes + 1
+    if add is not None and _tracing() is None:
+        around = len(padding) // len(stride) * axes
+        sizes = (1, *x.shape) if alone else x.shape
+        n, *shape = operators.output_shape(sizes, w.shape, stride[-axes:], padding[-around:], dilation[-axes:])
+        if tuple(add.shape) != (wanted := tuple(shape if alone else (n, *shape))):
+            raise ValueError(f"add has shape {tuple(add.shape)}; it must have that of the result, {wanted}")
+    x, add = (each.unsqueeze(0) if alone and each is not None else each for each in (x, add))
+    if axes == 1:
+        x, w, add = (None if each is None else each.unsqueeze(-2) for each in (x, w, add))
+    given = bias, scale, add, rules.activation_of(activation), stride, padding, dilation, *options
+    y = fused(x, w, *given) if recorded is None else composed(recorded, x, w, *given)
+    y = y.squeeze(-2) if axes == 1 else y
+    return y.squeeze(0) if alone else y
+
+
 def fused(
     x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, stride: Any, padding: Any, dilation: Any,
     groups: Any, precision: Any, batch_invariant: Any,

@@ -344,32 +344,8 @@ def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
     return (_prepared if isinstance(w, PreparedWeights) else operators.conv2d)(x, w, bias, *options)
 
 
-def _last(axes: int, stride: Any, padding: Any, dilation: Any, *rest: Any) -> tuple[Any, ...]:
-    """Stride, padding and dilation of the last so many axes."""
-    both = len(padding) // len(stride)
-    return stride[-axes:], padding[-both * axes :], dilation[-axes:]
-
-
-def _fused(
-    axes: int, x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, stride: Any, *options: Any
-) -> torch.Tensor:
-    """A layer of so many axes with its epilogue; signals are images of one row."""
-    for name, each in (("scale", scale), ("add", add)):
-        if each is not None and not isinstance(each, torch.Tensor):
-            raise TypeError(f"{name} is of type {type(each).__qualname__}; it must be a tensor of PyTorch, or None")
-    alone = x.dim() == axes + 1
-    if add is not None and _tracing() is None:
-        n, *shape = operators.output_shape((1, *x.shape) if alone else x.shape, w.shape, *_last(axes, stride, *options))
-        if tuple(add.shape) != (wanted := tuple(shape if alone else (n, *shape))):
-            raise ValueError(f"add has shape {tuple(add.shape)}; it must have that of the result, {wanted}")
-    x, add = (each.unsqueeze(0) if alone and each is not None else each for each in (x, add))
-    if axes == 1:
-        x, w = x.unsqueeze(-2), w.unsqueeze(-2)
-        add = None if add is None else add.unsqueeze(-2)
-    given = bias, scale, add, rules.activation_of(activation), stride, *options
-    y = epilogue.composed(_conv2d, x, w, *given) if _becomes_onnx() else epilogue.fused(x, w, *given)
-    y = y.squeeze(-2) if axes == 1 else y
-    return y.squeeze(0) if alone else y
+def _fused(*given: Any) -> torch.Tensor:
+    return epilogue.of_axes(_conv2d if _becomes_onnx() else None, *given)
 
 
 def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -89,6 +90,8 @@ def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
             chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
             if patterns.movable(chain, nodes, modules) or not _adds(chain):
                 continue
+            if chain.norm is not None and not _is_parameters(chain):
+                continue
             quicker = _quicker(chain, precision)
             if quicker is not None:
                 problem, index = quicker
@@ -97,8 +100,9 @@ def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
                 chains.append(chain)
     for index, each in problems.items():
         precompile(each, device=f"cuda:{index}", progress=False)
+    scaled = _scaled(graph.graph, chains)
     for chain in reversed(chains):
-        _replace(graph.graph, chain, calls, precision)
+        _replace(graph.graph, chain, calls, scaled[chain], precision)
     if chains:
         graph.graph.lint()
         graph.recompile()
@@ -130,6 +134,14 @@ def _is_norm(node: fx.Node) -> bool:
     given = _of_norm(node)
     known = all(_value(given[name]) is not None for name in ("running_mean", "running_var"))
     return known and given["training"] is False and type(given["eps"]) is float
+
+
+def _is_parameters(chain: Chain) -> bool:
+    """Whether all that the scale and the bias are computed from is an input of the graph, as parameters are."""
+    assert chain.norm is not None
+    norm = _of_norm(chain.norm)
+    given = *(norm[name] for name in ("running_mean", "running_var", "weight", "bias")), _of_conv(chain.conv)["bias"]
+    return all(each is None or (_value(each) is not None and each.op == "placeholder") for each in given)
 
 
 def _adds(chain: Chain) -> bool:
@@ -198,20 +210,18 @@ def _quicker(chain: Chain, precision: Precision) -> tuple[ConvProblem, int] | No
     return (problem, index) if comparing.fused(loaded, problem, tf32, passes).name else None
 
 
-def _replace(graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node], precision: Precision) -> None:
+def _replace(
+    graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node], scaled: tuple[Any, Any], precision: Precision
+) -> None:
     given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
     numbers = _numbers(given, axes)
     assert numbers is not None
     dtype = _value(chain.conv).dtype
-    bias, scale = given["bias"], None
+    scale, bias = scaled
     with graph.inserting_before(chain.last):
-        if chain.norm is not None:
-            scale, bias = _scaled(graph, _of_norm(chain.norm), bias, dtype)
-        add = calls.get(chain.add, chain.add)
         options = *map(list, numbers), given["groups"], _precision(dtype, precision), False
-        call = graph.call_function(
-            epilogue.OPERATORS[axes], (given["input"], given["weight"], bias, scale, add, chain.activation, *options)
-        )
+        tensors = given["input"], given["weight"], bias, scale, calls.get(chain.add, chain.add)
+        call = graph.call_function(epilogue.OPERATORS[axes], (*tensors, chain.activation, *options))
     call.meta["example_value"] = _value(chain.last)
     calls[chain.last] = call
     chain.last.replace_all_uses_with(call)
@@ -219,20 +229,46 @@ def _replace(graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node]
         graph.erase_node(node)
 
 
-def _scaled(graph: fx.Graph, norm: dict[str, Any], bias: Any, dtype: Any) -> tuple[fx.Node, fx.Node]:
-    """A batch normalisation as the scale of a convolution, in float32, and its bias, in its type."""
+def _scaled(graph: fx.Graph, chains: Sequence[Chain]) -> dict[Chain, tuple[Any, Any]]:
+    """Scale and bias of each chain's call: a batch normalisation as a scale in float32, and a bias in the result's
+    type. Those of all normalisations of a kind are computed together, by functions of lists: a launch for each of them
+    takes as long as that of a short layer."""
+    found: dict[Chain, tuple[Any, Any]] = {}
+    alike: dict[Any, list[Chain]] = {}
+    for chain in chains:
+        if chain.norm is None:
+            found[chain] = None, _of_conv(chain.conv)["bias"]
+            continue
+        norm, bias = _of_norm(chain.norm), _of_conv(chain.conv)["bias"]
+        kind = norm["eps"], norm["weight"] is None, norm["bias"] is None, bias is None
+        alike.setdefault((kind, _value(chain.conv).device), []).append(chain)
 
-    def wide(tensor: Any) -> Any:
-        return graph.call_method("to", (tensor, torch.float32))
+    def each(function: Any, *given: Any) -> list[fx.Node]:
+        made = graph.call_function(function, given)
+        return [graph.call_function(operator.getitem, (made, at)) for at in range(len(given[0]))]
 
-    shifted = graph.call_function(torch.add, (wide(norm["running_var"]), norm["eps"]))
-    scale = graph.call_function(torch.rsqrt, (shifted,))
-    if norm["weight"] is not None:
-        scale = graph.call_function(torch.mul, (scale, wide(norm["weight"])))
-    middle = wide(norm["running_mean"])
-    if bias is not None:
-        middle = graph.call_function(torch.sub, (middle, wide(bias)))
-    shift = graph.call_function(torch.neg, (graph.call_function(torch.mul, (middle, scale)),))
-    if norm["bias"] is not None:
-        shift = graph.call_function(torch.add, (shift, wide(norm["bias"])))
-    return scale, graph.call_method("to", (shift, dtype))
+    for together in alike.values():
+        norms = [_of_norm(chain.norm) for chain in together if chain.norm is not None]
+
+        def wide(name: str, norms: Sequence[dict[str, Any]] = norms) -> list[Any]:
+            return [_as(graph, norm[name], torch.float32) for norm in norms]
+
+        with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+            scales = each(torch._foreach_rsqrt, each(torch._foreach_add, wide("running_var"), norms[0]["eps"]))
+            if norms[0]["weight"] is not None:
+                scales = each(torch._foreach_mul, scales, wide("weight"))
+            middles = wide("running_mean")
+            biases = [_of_conv(chain.conv)["bias"] for chain in together]
+            if biases[0] is not None:
+                middles = each(torch._foreach_sub, middles, [_as(graph, bias, torch.float32) for bias in biases])
+            shifts = each(torch._foreach_neg, each(torch._foreach_mul, middles, scales))
+            if norms[0]["bias"] is not None:
+                shifts = each(torch._foreach_add, shifts, wide("bias"))
+            for chain, scale, shift in zip(together, scales, shifts, strict=True):
+                dtype = _value(chain.conv).dtype
+                found[chain] = scale, shift if dtype is torch.float32 else graph.call_method("to", (shift, dtype))
+    return found
+
+
+def _as(graph: fx.Graph, tensor: Any, dtype: Any) -> Any:
+    return tensor if _value(tensor).dtype is dtype else graph.call_method("to", (tensor, dtype))

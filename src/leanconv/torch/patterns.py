@@ -36,7 +36,7 @@ _IDENTITIES = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
 NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
-@dataclass
+@dataclass(eq=False)
 class Chain:
     """A convolution and what follows it, each node the only user of the one before."""
 
