@@ -36,13 +36,23 @@ POISON = {
 MOST_CONFIGS = 10000
 
 
+#: Orders of threads and copies. ``make test`` plays the two that find what is broken; test_algorithms.py the other, in
+#: which copies land as late as may be, on a layer of each algorithm; ``make test-all`` plays them all.
+ORDERS = emulator.ORDERS[1:]
+
+
+def play_every_order() -> None:
+    global ORDERS
+    ORDERS = emulator.ORDERS
+
+
 class WrongAnswer(AssertionError):
     """The kernel ran to its end, and its result is wrong."""
 
 
 def run_on_emulator(plan: Plan, values: dict[str, Any]) -> None:
     """Run a plan on the CPU."""
-    emulator.run_plan(plan, values)
+    emulator.run_plan(plan, values, orders=ORDERS)
 
 
 def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:
