@@ -21,8 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if "not exhaustive" not in session.config.option.markexpr:
-        proof.play_every_order()
+    proof.every_order = "not exhaustive" not in session.config.option.markexpr
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -86,7 +86,7 @@ def test_broken_kernel_is_caught(broken, tmp_path):
 
     def check() -> None:
         for name in broken.cases:
-            run = partial(emulator.run_plan, kernels=kernels, orders=proof.ORDERS)
+            run = partial(emulator.run_plan, kernels=kernels)
             proof.check(algorithm, PROBLEMS[name], tuned(broken, algorithm, PROBLEMS[name]), run=run)
 
     with pytest.raises((emulator.EmulatorError, proof.WrongAnswer), match=broken.how):

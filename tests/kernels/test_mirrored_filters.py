@@ -15,7 +15,7 @@ from leanconv.kernels.contract import ceil_div
 from leanconv.options import Layout
 from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
-from tests import emulator, proof, selection
+from tests import emulator, selection
 from tests.cases import TARGETS
 from tests.kernels.patching import Patch, broken_kernels
 from tests.variants import NAMED
@@ -96,7 +96,7 @@ def test_split_filters_are_the_same(name: str, factors: bool, monkeypatch: pytes
     """Bit by bit: filters, scales, factors and whether there are any."""
     problem = LAYERS[name]
     w = drawn(problem, factors)
-    found = split(problem, w, orders=proof.ORDERS)
+    found = split(problem, w)
     assert launches(problem) == ["speculative_filters", "validate_filters"] * len(found)
     rearranging(monkeypatch)
     assert launches(problem)[0] == "gradient_filters"
