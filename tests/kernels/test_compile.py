@@ -211,6 +211,8 @@ TENSOR_SPILLS = {
     "tensor_winograd": 112,
     "native_gemm_nchw": 48,
     "separable_tensor": 160,
+    # in NCHW, on sm_100a and sm_120: all pixels of four units are loaded ahead
+    "native_gemm_groups": 88,
     "tensor_gemm_sync": WARP_SPILLS,
     "tensor_gemm_sync_col2im": COLUMN_SPILLS,
     "native_gemm_rows": COLUMN_SPILLS,
