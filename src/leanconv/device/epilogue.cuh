@@ -54,6 +54,13 @@ template <class Sum> struct TermOf<true, Sum> { using type = Affine<Sum>; };
 // The same as a value, which is the bias alone where there is no scale. Term<Problem>{} is that of a filter without.
 template <class Problem> using Term = typename TermOf<Problem::scale, typename Problem::sum>::type;
 
+// By the path of read-only data, which stores before do not hold back.
+template <class T>
+__device__ __forceinline__ T load_read_only(const T* at) {
+    if constexpr (sizeof(T) == 2) return T{__ldg(&at->bits)};
+    else return __ldg(at);
+}
+
 // The term of filter k, which is read only where it exists.
 template <class Problem>
 __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bool exists = true) {
@@ -87,13 +94,6 @@ __device__ __forceinline__ Sum finish(Sum value, Term<Problem> term, Sum held = 
     return apply_held<Problem>(apply_term<Problem>(value, term), held);
 }
 
-// NOTE: a read-only load: an ordinary one would wait for the stores of the outputs before.
-template <class T>
-__device__ __forceinline__ T load_residual(const T* at) {
-    if constexpr (sizeof(T) == 2) return T{__ldg(&at->bits)};
-    else return __ldg(at);
-}
-
 // What is added to the output `at`: the residual, or, where results are accumulated, what the output holds; read only where
 // the output exists.
 template <class Problem, class T>
@@ -101,7 +101,7 @@ __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool ex
     using Sum = decltype(to_sum(*at));
     if constexpr (Problem::add) {
         const auto residual = reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
-        return exists ? to_sum(load_residual(residual)) : Sum(0);
+        return exists ? to_sum(load_read_only(residual)) : Sum(0);
     } else if constexpr (Problem::accumulate) {
         return exists ? to_sum(*at) : Sum(0);
     } else {
@@ -109,12 +109,12 @@ __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool ex
     }
 }
 
-__device__ __forceinline__ void load_residual_words(unsigned (&to)[1], const unsigned* at) { to[0] = __ldg(at); }
-__device__ __forceinline__ void load_residual_words(unsigned (&to)[2], const unsigned* at) {
+__device__ __forceinline__ void load_read_only(unsigned (&to)[1], const unsigned* at) { to[0] = __ldg(at); }
+__device__ __forceinline__ void load_read_only(unsigned (&to)[2], const unsigned* at) {
     const uint2 v = __ldg(reinterpret_cast<const uint2*>(at));
     to[0] = v.x, to[1] = v.y;
 }
-__device__ __forceinline__ void load_residual_words(unsigned (&to)[4], const unsigned* at) {
+__device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned* at) {
     const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
@@ -122,15 +122,15 @@ __device__ __forceinline__ void load_residual_words(unsigned (&to)[4], const uns
 // What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are
 // aligned to all of them; then residuals come by one load. What else is added is read when it is asked for.
 template <class Problem, bool together, int count, class T>
-struct Held {
+struct HeldOutputs {
     static constexpr bool at_once = Problem::add && together;
     Bias<Problem> bias;
     unsigned words[at_once ? count * sizeof(T) / 4 : 1] = {};
 
-    __device__ __forceinline__ Held(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
+    __device__ __forceinline__ HeldOutputs(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
         if constexpr (at_once) {
             const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
-            if (exist) load_residual_words(words, reinterpret_cast<const unsigned*>(from));
+            if (exist) load_read_only(words, reinterpret_cast<const unsigned*>(from));
         }
     }
     // That of output i, which lies at `at`.

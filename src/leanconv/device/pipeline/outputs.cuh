@@ -47,7 +47,7 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
                 if (at[half].count == 0) continue;
                 float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
                 const int from = j / 2 * 4 + j % 2 + 2 * half;
-                const Held<Problem, true, 2, float> held(bias, to, true);
+                const HeldOutputs<Problem, true, 2, float> held(bias, to, true);
                 const float even = finish<Problem>(sums[2 * i][from] * factor[j], terms[i][j], held.value(0, to, true));
                 const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], terms[i][j], held.value(1, to + 1, true));
                 st_global_v2(to, even, odd);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
             const int64 at = places[half].offset, step = Problem::nhwc ? 1 : image;
             float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);
             constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
-            const Held<Problem, together, 4, float> held(bias, to, in_group < Problem::group_k);
+            const HeldOutputs<Problem, together, 4, float> held(bias, to, in_group < Problem::group_k);
             float result[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j)

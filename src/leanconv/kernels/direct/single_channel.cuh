@@ -169,18 +169,21 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * taps; i += threads)
         weights[Shape::weight(i / taps, i % taps)] = to_float(w[static_cast<int64>(first_k) * taps + i]);
-    constexpr int bias_at = taps, scale_at = taps + Problem::bias;
-    if constexpr (Problem::scale) {
+    constexpr int scale_at = taps + Problem::bias;
+    if constexpr (Problem::scale || (Problem::bias && Problem::add)) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < count; i += threads) {
             const Term<Problem> term = term_of<Problem>(bias, first_k + i);
-            if (Problem::bias) weights[Shape::weight(i, bias_at)] = term.bias;
-            weights[Shape::weight(i, scale_at)] = term.scale;
+            if constexpr (!Problem::scale) {
+                weights[Shape::weight(i, taps)] = term;
+            } else {
+                if (Problem::bias) weights[Shape::weight(i, taps)] = term.bias;
+                weights[Shape::weight(i, scale_at)] = term.scale;
+            }
         }
     } else if constexpr (Problem::bias) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < count; i += threads)
-            weights[Shape::weight(i, bias_at)] = term_of<Problem>(bias, first_k + i);
+        for (int i = threadIdx.x; i < count; i += threads) weights[Shape::weight(i, taps)] = to_float(bias[first_k + i]);
     }
     __syncthreads();
     if (!active) return;
@@ -241,9 +244,8 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
                                     sum[t][u][f]);
             constexpr int adjacent = Problem::nhwc ? filters : unit;
             float b[filters] = {}, scale[filters];
-            const int of_round = round * Shape::side + mine;
-            if constexpr (Problem::bias) load_adjacent(b, weights + Shape::weight(of_round, bias_at));
-            if constexpr (Problem::scale) load_adjacent(scale, weights + Shape::weight(of_round, scale_at));
+            if constexpr (Problem::bias) load_adjacent(b, weights + Shape::weight(round * Shape::side + mine, taps));
+            if constexpr (Problem::scale) load_adjacent(scale, weights + Shape::weight(round * Shape::side + mine, scale_at));
 #pragma unroll
             for (int t = 0; t < at_once; ++t) {
                 if (at_once > 1 && p + t >= last_p) continue;
@@ -260,10 +262,10 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
 #pragma unroll
                     for (int e = 0; e < adjacent; ++e) {
                         const int u = Problem::nhwc ? first : e, f = Problem::nhwc ? e : 0;
-                        Term<Problem> term;
-                        if constexpr (Problem::scale) term = {b[f], scale[f]};
-                        else term = b[f];
-                        v[e] = from_float<T>(finish<Problem>(sum[t][u][f], term, held_by<Problem>(bias, place + e, true)));
+                        const auto held = [&] { return held_by<Problem>(bias, place + e, true); };
+                        if constexpr (Problem::scale)
+                            v[e] = from_float<T>(finish<Problem>(sum[t][u][f], {b[f], scale[f]}, held()));
+                        else v[e] = from_float<T>(finish<Problem>(sum[t][u][f], b[f], held()));
                     }
                     store_adjacent(place, v);
                 }

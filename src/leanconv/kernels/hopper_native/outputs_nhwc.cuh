@@ -50,7 +50,7 @@ struct OutputNhwc {
             load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const Held<Problem, vectors, 2, T> both(bias, y + place[half].offset * Problem::k + filter,
+                const HeldOutputs<Problem, vectors, 2, T> both(bias, y + place[half].offset * Problem::k + filter,
                                                         place[half].count > 0 && k < Problem::group_k);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
@@ -128,7 +128,7 @@ struct OutputNhwc<Problem, filters, 4> {
             for (int half = 0; half < 2; ++half) {
                 if (places[half].count == 0) continue;
                 float* const to = y + places[half].offset * Problem::k + filter;
-                const Held<Problem, vectors, 2, float> both(bias, to, k < Problem::group_k);
+                const HeldOutputs<Problem, vectors, 2, float> both(bias, to, k < Problem::group_k);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const float held = both.value(i, to + i, k + i < Problem::group_k);

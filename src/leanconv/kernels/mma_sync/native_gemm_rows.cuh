@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
                 const Bytes<Problem> row = (static_cast<Bytes<Problem>>(tile.n) * W::D::z + tile.z) * Problem::p + p;
                 T* const to = y + ((row * Problem::q + q) * Problem::k + k);
                 constexpr bool together = Problem::k % 4 == 0;
-                const Held<Problem, together, 4, T> held(bias, to, true);
+                const HeldOutputs<Problem, together, 4, T> held(bias, to, true);
                 T v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j)

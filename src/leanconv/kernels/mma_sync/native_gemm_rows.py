@@ -21,8 +21,8 @@ MOST_EIGHTS = 64
 
 @dataclass(frozen=True)
 class RowsConfig(Config):
-    """A tile has ``tile_rows`` x ``tile_columns`` outputs, 16 x ``m_tiles`` of them for each of ``warps``, and ``mma_n``
-    filters."""
+    """A tile has ``tile_rows`` x ``tile_columns`` outputs, 16 x ``m_tiles`` of them for each of ``warps``, and
+    ``mma_n`` filters."""
 
     warps: int
     tile_rows: int
@@ -114,7 +114,7 @@ class _Rows(Windows):
 
 
 class NativeGemmRows(TimedAlgorithm):
-    """Direct convolution of few channels: filters and rows of x lie in shared memory, windows are read where they lie."""
+    """Direct convolution of few channels: filters and rows of x are in shared memory, windows read where they lie."""
 
     name = "native_gemm"
     strategy = "rows"

@@ -25,8 +25,8 @@ SPLITS = (1, 2, 4, 8, 16)
 @dataclass(frozen=True)
 class WeightRowsConfig(Config):
     """A tile has 16 x ``m16s`` filters, and 16 x ``n16s`` columns for each of ``warps_n``; ``warps_p`` times as many
-    warps share ``tile_rows`` x ``tile_columns`` outputs at a time. A cluster of ``split`` blocks shares all outputs, and
-    so do ``split_k`` of them whose sums a second launch adds."""
+    warps share ``tile_rows`` x ``tile_columns`` outputs at a time. A cluster of ``split`` blocks shares all outputs,
+    and so do ``split_k`` of them whose sums a second launch adds."""
 
     warps_n: int
     warps_p: int
@@ -142,9 +142,9 @@ def _shared_by(
     for split in SPLITS:
         if split <= min(max(1, rows.outputs), target.most_in_cluster):
             yield replace(whole, split=split)
-    busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs, room)
-    if busy >= 2:
-        yield replace(whole, split_k=int(busy))
+    if room >= 2:
+        busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs)
+        yield replace(whole, split_k=int(min(max(2, busy), room)))
 
 
 def _cycles(problem: ConvProblem, config: WeightRowsConfig, target: Target) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from leanconv.dtypes import DTYPES, GPU_LAYERS, is_narrow
 from leanconv.kernels.common.layers import (
@@ -15,7 +15,7 @@ from leanconv.kernels.common.layers import (
 )
 from leanconv.kernels.common.split_gemm import DEPTH, MOST_CHANNELS, SplitConfig, filter_launches, prepared_floats
 from leanconv.kernels.contract import Arithmetic, TimedAlgorithm, by_time, ceil_div
-from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.plan import Constants, Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
@@ -26,8 +26,8 @@ MOST_COLUMNS = 96
 THREADS = 256
 #: Columns up to which registers suffice for three CTAs of 128 threads on a multiprocessor, not two.
 FEW_COLUMNS = 48
-#: Warps that keep a multiprocessor busy.
-WARPS = 16
+#: CTAs of a multiprocessor at most.
+MOST_BLOCKS = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ColumnConfig(SplitConfig):
 
 #: A tile: warps, coarse rows, pixels of a row, 16 pixels of a warp.
 Tile = tuple[int, int, int, int]
-TILES: tuple[Tile, ...] = ((4, 4, 32, 2), (4, 8, 16, 2), (4, 2, 64, 2), (4, 1, 128, 2), (8, 8, 32, 2), (8, 4, 64, 2))
+TILES: tuple[Tile, ...] = ((4, 4, 32, 2), (4, 8, 16, 2), (4, 2, 64, 2), (4, 1, 128, 2))
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,14 @@ class ColumnSpeeds(Speeds):
     #: a product of 16 x 8 x 16, and adding a partial sum of float32
     product: float
     promoted: float
-    #: copying eight channels of a pixel, float32 and of 16 bits, in NHWC and in NCHW
+    #: copying eight channels of a pixel, in NHWC and in NCHW: float32; 16 bits, and in NHWC one by one
     split: tuple[float, float]
-    copied: tuple[float, float]
+    copied: tuple[float, float, float]
     #: a sum in the epilogue, a stage of filters, and a call
     gathered: float
     stage: float
     start: float
-    #: the share of the lesser of computing and memory that the greater does not hide
-    not_hidden: float
-    #: how much longer a CTA takes without other warps, of `WARPS` in all
+    #: how much longer a CTA takes without others, of `MOST_BLOCKS` in all
     alone: float
 
 
@@ -112,6 +110,11 @@ class _Columns:
         self.chunks = ceil_div(problem.k, DEPTH)
         self.line_units = 8 if self.k_steps == 3 else 2 * self.k_steps
         self.halves = 2 if config.products == 3 else 1
+        last = ceil_div((problem.k - 1) % DEPTH + 1, 16)
+        #: 16 channels at a time, of all filter rows of a phase; and the share of the phases that have such a row
+        self.steps = self.d.taps * self.h.taps * (self.k_steps * (self.chunks - 1) + last)
+        rows, slices = problem.stride[0] * self.h.taps, problem.stride_d * self.d.taps
+        self.present = problem.r * problem.t / (rows * slices)
 
     @property
     def as_filters(self) -> ConvProblem:
@@ -182,11 +185,11 @@ class TensorGemmSyncCol2im(TimedAlgorithm):
         narrow, filters = is_narrow(problem.dtype), of.as_filters
         constants = (*conv_constants(problem), ("first_prepared", 0 if narrow else of.rearranged))
         channels = DEPTH * of.chunks if narrow else problem.k
-        columns = self.launch(
-            config, constants, (Pointer("w", element), Pointer("prepared", element, written=True)),
-            ceil_div(filters.k * filters.taps * channels, THREADS), tuning=_tuning(config, THREADS),
+        columns = Launch(
+            "kernels/mma_sync/filter_columns.cuh", "leanconv::column_filters", constants, _tuning(config, THREADS),
+            (Pointer("w", element), Pointer("prepared", element, written=True)),
+            ceil_div(filters.k * filters.taps * channels, THREADS), THREADS,
         )  # fmt: skip
-        columns = replace(columns, function="leanconv::column_filters", block=THREADS, min_blocks=1)
         prepare: tuple[Launch, ...] = (columns,)
         if not narrow:
             prepare += filter_launches(filters, config, of.rearranged, 0, TensorGemmSync.preparing_blocks)
@@ -216,7 +219,7 @@ def _every(problem: ConvProblem) -> Iterator[ColumnConfig]:
         mma_n = ceil_div(count * of_phase, 16) * 16
         for warps, rows, columns, m_tiles in TILES:
             if columns >= ceil_div(problem.s, problem.stride[1]):
-                blocks = (3 if mma_n <= FEW_COLUMNS else 2) if warps == 4 else 1
+                blocks = MOST_BLOCKS if mma_n <= FEW_COLUMNS else MOST_BLOCKS - 1
                 yield ColumnConfig(warps, rows, columns, m_tiles, mma_n, count, products, blocks)
 
 
@@ -229,17 +232,19 @@ def _configs(problem: ConvProblem, target: Target) -> Iterator[ColumnConfig]:
 def _cycles(problem: ConvProblem, config: ColumnConfig, target: Target) -> float:
     speeds, of = ColumnSpeeds.of(target), _Columns(problem, config)
     m_tiles, stages = config.warps * config.m_tiles, of.d.taps * of.h.taps * of.chunks
-    products = m_tiles * config.mma_n // 8 * of.k_steps * stages * config.products
+    products = m_tiles * config.mma_n // 8 * of.steps * of.present * config.products
     unit = (speeds.copied if is_narrow(problem.dtype) else speeds.split)[problem.layout == "NCHW"]
+    if is_narrow(problem.dtype) and problem.layout == "NHWC" and problem.k % 8:
+        unit = speeds.copied[2]
     copied = of.pixels * of.line_units * of.d.taps * of.chunks * unit
     gathered = config.tile_rows * config.tile_columns * config.mma_n * speeds.gathered
     block = products * speeds.product + copied + gathered + stages * speeds.stage
     if not is_narrow(problem.dtype):
         block += m_tiles * 16 * config.mma_n * stages * speeds.promoted
     fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (of.shared_bytes + 1024)))
-    block *= 1 + speeds.alone * max(0, WARPS - fit * config.warps) / WARPS
+    block *= 1 + speeds.alone * max(0, MOST_BLOCKS - fit) / MOST_BLOCKS
     # few CTAs come in whole rounds
     few = of.blocks <= 4 * fit * target.multiprocessors
     rounds = ceil_div(of.blocks, target.multiprocessors) if few else of.blocks / target.multiprocessors
     memory = problem.bytes / target.bytes_per_cycle
-    return overlapped(rounds * block, memory, speeds.not_hidden) + speeds.start + launch_cycles(target)
+    return max(rounds * block, memory) + speeds.start + launch_cycles(target)
