@@ -11,6 +11,7 @@ from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 
+import leanconv  # noqa: E402
 import leanconv.torch as ours  # noqa: E402
 from leanconv.torch.epilogue import OPERATORS  # noqa: E402
 
@@ -153,9 +154,19 @@ def test_bad_input(grad: bool) -> None:
         conv(scale=scale.double())
 
 
-def test_one_launch_on_a_gpu(device: HostDevice) -> None:
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_one_launch_on_a_gpu(activation: str | None, beside: bool, device: HostDevice) -> None:
     x, w, bias, scale, add = (each.float() for each in tensors(2))
-    expected = plain(2, x, w, bias, scale, add)
-    y = ours.conv2d(x, w, bias, groups=2, activation="silu", scale=scale, add=add)
+    named = {"scale": scale, "add": add} if beside else {}
+    function = getattr(F, activation) if activation else lambda y: y
+    ones = (1, 6, 1, 1)
+    expected = F.conv2d(x, w, groups=2) * (scale if beside else torch.ones(6)).view(ones) + bias.view(ones)
+    expected = function(expected + add * beside)
+    options = activation, (1, 1), (0, 0), (1, 1), 2, "fp32", False
+    for weights in (w, leanconv.prepare_weights(w)):
+        y = ours.conv2d(x, weights, bias, groups=2, activation=activation, **named)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    y = OPERATORS[2](x, w, bias, named.get("scale"), named.get("add"), *options)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
-    assert len(device.launches) == 1
+    assert len(device.launches) == 3

@@ -79,12 +79,17 @@ def fused(
         if torch.is_grad_enabled() and any(_records(each) for each in (x, w.array, *tensors)):
             raise ValueError("packed weights are for calls without gradients: call it under torch.no_grad(), or pass w")
         with torch.no_grad():
-            return lookup.run(requested_of(activation, *given), x, w, Epilogue(*tensors))
+            return lookup.run(requested_of(activation, *given), x, w, _beside(*tensors))
     if operators.takes_rules() or _is_recorded(x, w, *tensors):
         return composed(_CONVOLUTIONS[len(stride)], x, w, *tensors, activation, *given)
     if not operators.is_plain(x, w, *tensors):
         return OPERATORS[len(stride)](x, w, *tensors, activation, *given)
-    return lookup.run(requested_of(activation, *given), x, w, Epilogue(*tensors))
+    return lookup.run(requested_of(activation, *given), x, w, _beside(*tensors))
+
+
+def _beside(bias: Any, scale: Any, add: Any) -> Any:
+    """What the core functions take beside x and w."""
+    return bias if scale is None and add is None else Epilogue(bias, scale, add)
 
 
 def requested_of(
@@ -146,7 +151,7 @@ def _is_recorded(*tensors: Any) -> bool:
 
 def _kernel(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
     with torch.no_grad():
-        return lookup.run(requested_of(activation, *options), x, w, Epilogue(bias, scale, add))
+        return lookup.run(requested_of(activation, *options), x, w, _beside(bias, scale, add))
 
 
 def _fake(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
