@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 
 import leanconv  # noqa: E402
 import leanconv.torch as ours  # noqa: E402
+from leanconv.call import bind  # noqa: E402
+from leanconv.torch import epilogue  # noqa: E402
 from leanconv.torch.epilogue import OPERATORS  # noqa: E402
 
 nn, F, func = torch.nn, torch.nn.functional, torch.func
@@ -170,3 +172,21 @@ def test_one_launch_on_a_gpu(activation: str | None, beside: bool, device: HostD
     y = OPERATORS[2](x, w, bias, named.get("scale"), named.get("add"), *options)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
     assert len(device.launches) == 3
+
+
+def test_the_operator_keeps_filters_packed(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second call on between two of their changes, but not in a CUDA graph, and no longer than they live."""
+    choose, operator = bind.choose, OPERATORS[2]
+    monkeypatch.setattr(bind, "choose", lambda problem, target, *rest: choose(problem, target, "winograd1d", rest[1]))
+    x, w = torch.randn(1, 32, 10, 9), torch.randn(64, 32, 3, 3)
+    options = None, None, None, "relu", (1, 1), (0, 0), (1, 1), 1, "fp32", False
+    counts, held = [], len(epilogue._kept)
+    for step in range(7):
+        if step == 3:
+            w.mul_(2)
+        monkeypatch.setattr(epilogue, "capturing", lambda step=step: step == 6)
+        torch.testing.assert_close(operator(x, w, *options), F.conv2d(x, w).relu(), rtol=1e-3, atol=1e-3)
+        counts.append(device.prepared)
+    assert counts == [1, 2, 3, 4, 5, 5, 6] and len(epilogue._kept) == held + 1
+    del w
+    assert len(epilogue._kept) == held

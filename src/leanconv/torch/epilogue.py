@@ -7,6 +7,7 @@ functions (`composed`), which autograd and the transforms know to any order.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from leanconv.call.host_call import torch_epilogue
 from leanconv.call.weights import PreparedWeights
 from leanconv.options import LayerOptions, layer_options
 from leanconv.torch import operators, vmap
+from leanconv.torch.packed import PackedFilters, signature
+from leanconv.torch.switches import capturing
 
 _SCHEMA = (
     "(Tensor x, Tensor w, Tensor? bias, Tensor? scale, Tensor? add, str? activation, int[] stride, int[] padding, "
@@ -149,9 +152,31 @@ def _is_recorded(*tensors: Any) -> bool:
 # The kernels: leanconv's own calls
 
 
+#: what compiled graphs keep of their filters, by identity, and its bytes at most
+_kept: dict[int, tuple[Callable[[], Any], PackedFilters]] = {}
+_MOST_KEPT = 512 << 20
+
+
+def _filters(w: Any) -> Any:
+    """Filters packed from the second call on between two of their changes; in a CUDA graph, which may outlive these, as
+    they are."""
+    if w.is_inference() or capturing():
+        return w
+    at = id(w)
+    of, packed = _kept.get(at) or (None, None)
+    if of is None or packed is None or of() is not w or packed.signature != signature(w):
+        if sum(each.nbytes for _, each in list(_kept.values())) < _MOST_KEPT:
+            _kept[at] = weakref.ref(w, lambda _: _kept.pop(at, None)), PackedFilters(w, len(w.shape) - 2)
+        return w
+    if packed.version != w._version:
+        packed.version = w._version
+        return w
+    return packed.weights
+
+
 def _kernel(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
     with torch.no_grad():
-        return lookup.run(requested_of(activation, *options), x, w, _beside(bias, scale, add))
+        return lookup.run(requested_of(activation, *options), x, _filters(w), _beside(bias, scale, add))
 
 
 def _fake(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
