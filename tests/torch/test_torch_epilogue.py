@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import leanconv  # noqa: E402
 import leanconv.torch as ours  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import epilogue  # noqa: E402
+from leanconv.torch import epilogue, recording  # noqa: E402
 from leanconv.torch.epilogue import OPERATORS  # noqa: E402
 
 nn, F, func = torch.nn, torch.nn.functional, torch.func
@@ -120,6 +120,8 @@ def test_an_exported_layer_has_the_operator() -> None:
     layer, x = ours.Conv2d(2, 3, 3, activation="gelu"), torch.randn(1, 2, 5, 5)
     with torch.no_grad():
         program = torch.export.export(layer, (x, torch.ones(1, 3, 3, 3)))
+        (problem,) = recording.problems_of(layer, (x, torch.ones(1, 3, 3, 3)))[None]
+    assert (problem.bias, problem.scale, problem.add, problem.activation) == (True, False, True, "gelu")
     assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == [
         "leanconv.fused_conv2d.default"
     ]
