@@ -167,11 +167,13 @@ class FusedConv(torch.nn.Module):
 
     def forward(self, input: Any, add: Any = None) -> Any:
         """The layer's result; ``add`` is a residual."""
+        if compiling():
+            return self._composed(self._convolved(input, self.bias), add)
         quick = self._quick
-        if quick is not None and not compiling() and quick.fits(self._parameters, input, add):
+        if quick is not None and quick.fits(self._parameters, input, add):
             own = self._parameters["bias"]
             return quick.call(input, quick.weights, own if add is None else Epilogue(own, None, add), None)
-        if compiling() or transforms() is not None or tracing() is not None:
+        if transforms() is not None or tracing() is not None:
             return self._composed(self._convolved(input, self.bias), add)
         weight, bias = self.weight, self.bias
         if type(input) is not torch.Tensor or not on_gpu(input) or not operators.is_plain(input, add):
