@@ -334,7 +334,7 @@ def test_on_a_real_gpu(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.M
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(expected_time, "pytorch_cycles", lambda problem, target, tf32: 1e12 if taken else 1e-6)
+    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("it" * taken, "said so"))
     model = made(Block, 16, 32, 2).to("cuda", dtype, memory_format=form)
     x = torch.randn(2, 16, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
     exact, bound = copy.deepcopy(model).double()(x.double()), 1e-5 if dtype is torch.float32 else 2e-2
