@@ -64,11 +64,14 @@ def test_derivatives_of_any_order_and_mode() -> None:
     def conv(x: Any, w: Any, bias: Any, scale: Any, add: Any) -> Any:
         return ours.conv2d(x, w, bias, groups=2, activation="silu", scale=scale, add=add)
 
-    assert torch.autograd.gradcheck(conv, given, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x, scale: conv(x, *given[1:3], scale, given[4]), [given[0], given[3]])
+    modes = {"check_forward_ad": True, "check_batched_grad": True, "fast_mode": True}
+    assert torch.autograd.gradcheck(conv, given, **modes)
+    assert torch.autograd.gradgradcheck(
+        lambda x, scale: conv(x, *given[1:3], scale, given[4]), [given[0], given[3]], fast_mode=True
+    )
     options = "silu", (1, 1), (0, 0), (1, 1), 2, "fp32", False
     operator = lambda *g: OPERATORS[2](*g, *options)  # noqa: E731
-    assert torch.autograd.gradcheck(operator, given, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradcheck(operator, given, **modes)
     one, other = (
         func.grad(lambda x, f=f: f(x, *given[1:]).square().sum())(given[0]) for f in (conv, lambda *g: plain(2, *g))
     )
