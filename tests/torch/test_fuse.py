@@ -227,6 +227,32 @@ def test_on_a_gpu(form: Any, on_stand_in: HostDevice, monkeypatch: pytest.Monkey
     assert len(on_stand_in.launches) == launched
 
 
+def test_calls_as_before_ask_one_guard(on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other images, filters, residuals, switches and gradients the long way decides."""
+    layer, x, add = ours.fuse(made(Block, 4, 4)).conv2, torch.randn(2, 4, 6, 7), torch.randn(2, 4, 6, 7)
+    run, calls = fused_layer.lookup.run, []
+    monkeypatch.setattr(fused_layer.lookup, "run", lambda *given: calls.append(given) or run(*given))
+
+    def called(x: Any, add: Any) -> bool:
+        before = len(calls)
+        torch.testing.assert_close(layer(x, add), F.relu(layer._convolved(x, layer.bias) + add), rtol=1e-4, atol=1e-5)
+        return len(calls) > before
+
+    assert [called(x, add), called(x, add), called(-x, add + 1)] == [True, False, False]
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    assert not called(x, add)
+    layer.weight.data = layer.weight.clone() * 2
+    assert [called(x, add), called(x, add)] == [True, False]
+    assert called(x[:1], add[:1]) and called(x, add.contiguous(memory_format=torch.channels_last))
+    assert torch.equal(layer(x, 1.0), torch.relu(layer._convolved(x, layer.bias) + 1.0))
+    assert layer(x.clone().requires_grad_(), add).requires_grad and called(x, add) and not called(x, add)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x, add.bfloat16()).dtype is torch.bfloat16
+    again = copy.deepcopy(layer)
+    torch.testing.assert_close(again(x, add), layer(x, add))
+
+
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_what_follows_pytorchs_convolution_is_one_pass(
     axes: int, on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch
@@ -297,3 +323,32 @@ def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: p
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(x), expected)
         assert len(on_stand_in.launches) - before == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("taken", [True, False])
+def test_on_a_real_gpu(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launched by Python, in a CUDA graph, and by the backend of torch.compile."""
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("it" * taken, "said so"))
+    model = made(Block, 16, 32, 2).to("cuda", dtype, memory_format=form)
+    x = torch.randn(2, 16, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
+    exact, bound = copy.deepcopy(model).double()(x.double()), 1e-5 if dtype is torch.float32 else 2e-2
+    fused = ours.fuse(model, x)
+    assert (str(fused.report).count(": leanconv: ") == 3) is taken
+
+    def off(y: Any) -> float:
+        return float((y.double() - exact).norm() / exact.norm())
+
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = fused(x)
+        graph.replay()
+        compiled = torch.compile(model, backend=partial(ours.fused, compiler="aot_eager"))
+        for y in (fused(x), captured, compiled(x)):
+            assert off(y) < bound and y.is_contiguous(memory_format=form)

@@ -11,7 +11,10 @@ from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
 
+import leanconv  # noqa: E402
 import leanconv.torch as ours  # noqa: E402
+from leanconv.call import bind  # noqa: E402
+from leanconv.torch import epilogue, recording  # noqa: E402
 from leanconv.torch.epilogue import OPERATORS  # noqa: E402
 
 nn, F, func = torch.nn, torch.nn.functional, torch.func
@@ -61,11 +64,14 @@ def test_derivatives_of_any_order_and_mode() -> None:
     def conv(x: Any, w: Any, bias: Any, scale: Any, add: Any) -> Any:
         return ours.conv2d(x, w, bias, groups=2, activation="silu", scale=scale, add=add)
 
-    assert torch.autograd.gradcheck(conv, given, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x, scale: conv(x, *given[1:3], scale, given[4]), [given[0], given[3]])
+    modes = {"check_forward_ad": True, "check_batched_grad": True, "fast_mode": True}
+    assert torch.autograd.gradcheck(conv, given, **modes)
+    assert torch.autograd.gradgradcheck(
+        lambda x, scale: conv(x, *given[1:3], scale, given[4]), [given[0], given[3]], fast_mode=True
+    )
     options = "silu", (1, 1), (0, 0), (1, 1), 2, "fp32", False
     operator = lambda *g: OPERATORS[2](*g, *options)  # noqa: E731
-    assert torch.autograd.gradcheck(operator, given, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradcheck(operator, given, **modes)
     one, other = (
         func.grad(lambda x, f=f: f(x, *given[1:]).square().sum())(given[0]) for f in (conv, lambda *g: plain(2, *g))
     )
@@ -117,6 +123,8 @@ def test_an_exported_layer_has_the_operator() -> None:
     layer, x = ours.Conv2d(2, 3, 3, activation="gelu"), torch.randn(1, 2, 5, 5)
     with torch.no_grad():
         program = torch.export.export(layer, (x, torch.ones(1, 3, 3, 3)))
+        (problem,) = recording.problems_of(layer, (x, torch.ones(1, 3, 3, 3)))[None]
+    assert (problem.bias, problem.scale, problem.add, problem.activation) == (True, False, True, "gelu")
     assert [str(node.target) for node in program.graph.nodes if node.op == "call_function"] == [
         "leanconv.fused_conv2d.default"
     ]
@@ -153,9 +161,37 @@ def test_bad_input(grad: bool) -> None:
         conv(scale=scale.double())
 
 
-def test_one_launch_on_a_gpu(device: HostDevice) -> None:
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_one_launch_on_a_gpu(activation: str | None, beside: bool, device: HostDevice) -> None:
     x, w, bias, scale, add = (each.float() for each in tensors(2))
-    expected = plain(2, x, w, bias, scale, add)
-    y = ours.conv2d(x, w, bias, groups=2, activation="silu", scale=scale, add=add)
+    named = {"scale": scale, "add": add} if beside else {}
+    function = getattr(F, activation) if activation else lambda y: y
+    ones = (1, 6, 1, 1)
+    expected = F.conv2d(x, w, groups=2) * (scale if beside else torch.ones(6)).view(ones) + bias.view(ones)
+    expected = function(expected + add * beside)
+    options = activation, (1, 1), (0, 0), (1, 1), 2, "fp32", False
+    for weights in (w, leanconv.prepare_weights(w)):
+        y = ours.conv2d(x, weights, bias, groups=2, activation=activation, **named)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+    y = OPERATORS[2](x, w, bias, named.get("scale"), named.get("add"), *options)
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
-    assert len(device.launches) == 1
+    assert len(device.launches) == 3
+
+
+def test_the_operator_keeps_filters_packed(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second call on between two of their changes, but not in a CUDA graph, and no longer than they live."""
+    choose, operator = bind.choose, OPERATORS[2]
+    monkeypatch.setattr(bind, "choose", lambda problem, target, *rest: choose(problem, target, "winograd1d", rest[1]))
+    x, w = torch.randn(1, 32, 10, 9), torch.randn(64, 32, 3, 3)
+    options = None, None, None, "relu", (1, 1), (0, 0), (1, 1), 1, "fp32", False
+    counts, held = [], len(epilogue._kept)
+    for step in range(7):
+        if step == 3:
+            w.mul_(2)
+        monkeypatch.setattr(epilogue, "capturing", lambda step=step: step == 6)
+        torch.testing.assert_close(operator(x, w, *options), F.conv2d(x, w).relu(), rtol=1e-3, atol=1e-3)
+        counts.append(device.prepared)
+    assert counts == [1, 2, 3, 4, 5, 5, 6] and len(epilogue._kept) == held + 1
+    del w
+    assert len(epilogue._kept) == held

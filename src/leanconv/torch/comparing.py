@@ -17,9 +17,9 @@ from leanconv.torch import expected_time
 from leanconv.torch.deciding import Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
 
-#: Of the memory's speed, what a pass over a result reaches at most; and clock cycles that each takes besides. On the
-#: low side of what was measured, so that a layer is taken only where that pays.
-_PASS_MEMORY, _PASS_LAUNCH = 1.0, LAUNCH / 2
+#: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
+#: a layer is taken only where that pays.
+_PASS_LAUNCH = LAUNCH / 2
 
 
 def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, passes: float = 0.0) -> Decision:
@@ -32,6 +32,8 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
     measured = next((us for us in times if us is not None), None)
     if measured is not None and loaded.choice.us is not None:
         ours, theirs, most = loaded.choice.us * CYCLES_PER_US, measured * CYCLES_PER_US, 1.0
+        if isinstance(loaded.problem, ConvProblem) and loaded.problem.add:  # which was timed without
+            ours += _result_cycles(loaded.problem, target)
         why = f"{name} took {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
     else:
         launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
@@ -65,8 +67,7 @@ def parts(problem: ConvProblem) -> int:
 
 def _result_cycles(problem: ConvProblem, target: Target) -> float:
     """To read the result of a layer once, or to write it."""
-    size = math.prod(problem.y_shape) * item_bytes(problem.dtype)
-    return size / (_PASS_MEMORY * target.bytes_per_cycle)
+    return math.prod(problem.y_shape) * item_bytes(problem.dtype) / target.bytes_per_cycle
 
 
 def one_pass(problem: ConvProblem) -> ConvProblem:

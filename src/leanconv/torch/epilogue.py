@@ -7,6 +7,7 @@ functions (`composed`), which autograd and the transforms know to any order.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from leanconv.call.host_call import torch_epilogue
 from leanconv.call.weights import PreparedWeights
 from leanconv.options import LayerOptions, layer_options
 from leanconv.torch import operators, vmap
+from leanconv.torch.packed import PackedFilters, signature
+from leanconv.torch.switches import capturing
 
 _SCHEMA = (
     "(Tensor x, Tensor w, Tensor? bias, Tensor? scale, Tensor? add, str? activation, int[] stride, int[] padding, "
@@ -79,12 +82,17 @@ def fused(
         if torch.is_grad_enabled() and any(_records(each) for each in (x, w.array, *tensors)):
             raise ValueError("packed weights are for calls without gradients: call it under torch.no_grad(), or pass w")
         with torch.no_grad():
-            return lookup.run(requested_of(activation, *given), x, w, Epilogue(*tensors))
+            return lookup.run(requested_of(activation, *given), x, w, _beside(*tensors))
     if operators.takes_rules() or _is_recorded(x, w, *tensors):
         return composed(_CONVOLUTIONS[len(stride)], x, w, *tensors, activation, *given)
     if not operators.is_plain(x, w, *tensors):
         return OPERATORS[len(stride)](x, w, *tensors, activation, *given)
-    return lookup.run(requested_of(activation, *given), x, w, Epilogue(*tensors))
+    return lookup.run(requested_of(activation, *given), x, w, _beside(*tensors))
+
+
+def _beside(bias: Any, scale: Any, add: Any) -> Any:
+    """What the core functions take beside x and w."""
+    return bias if scale is None and add is None else Epilogue(bias, scale, add)
 
 
 def requested_of(
@@ -144,9 +152,31 @@ def _is_recorded(*tensors: Any) -> bool:
 # The kernels: leanconv's own calls
 
 
+#: what compiled graphs keep of their filters, by identity, and its bytes at most
+_kept: dict[int, tuple[Callable[[], Any], PackedFilters]] = {}
+_MOST_KEPT = 512 << 20
+
+
+def _filters(w: Any) -> Any:
+    """Filters packed from the second call on between two of their changes; in a CUDA graph, which may outlive these, as
+    they are."""
+    if w.is_inference() or capturing():
+        return w
+    at = id(w)
+    of, packed = _kept.get(at) or (None, None)
+    if of is None or packed is None or of() is not w or packed.signature != signature(w):
+        if sum(each.nbytes for _, each in list(_kept.values())) < _MOST_KEPT:
+            _kept[at] = weakref.ref(w, lambda _: _kept.pop(at, None)), PackedFilters(w, len(w.shape) - 2)
+        return w
+    if packed.version != w._version:
+        packed.version = w._version
+        return w
+    return packed.weights
+
+
 def _kernel(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
     with torch.no_grad():
-        return lookup.run(requested_of(activation, *options), x, w, Epilogue(bias, scale, add))
+        return lookup.run(requested_of(activation, *options), x, _filters(w), _beside(bias, scale, add))
 
 
 def _fake(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:

@@ -40,14 +40,15 @@ def fused(
     that follow it, becomes one call of an operator whose kernel computes all of it, where leanconv is expected to be
     quicker than PyTorch's convolution and one pass over the result. The normalisation is ``scale`` and ``bias`` of that
     call, computed in the graph, so changed parameters are followed. All else is inductor's. Graphs in which a gradient
-    is recorded are not changed.
+    is recorded are not changed. A model that `fuse` has made may be compiled so too: then nothing is left to compute of
+    its normalisations, and filters that have not changed stay packed, but in CUDA graphs.
 
     Args:
         graph, example_inputs: what Dynamo gives.
         compiler: what compiles the rest: the name of another backend, such as ``"aot_eager"``, or a function like this
             one; None: inductor.
         precision: the least precise arithmetic that is allowed where PyTorch allows TF32, as in `enable`.
-        mode, options: those of torch.compile, for inductor.
+        mode, options: those of torch.compile, for inductor; ``options`` may have ``"precision"`` too.
 
     Returns:
         What Dynamo calls in the graph's place.
@@ -59,7 +60,8 @@ def fused(
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
     >>> compiled = torch.compile(model, backend=leanconv.torch.fused)  # on the CPU all of it is inductor's
     """
-    precision = one_of("precision", precision, PRECISIONS)
+    options = dict(options or {})
+    precision = one_of("precision", options.pop("precision", precision), PRECISIONS)
     recorded = torch.is_grad_enabled() and any(
         isinstance(each, torch.Tensor) and each.requires_grad for each in (*example_inputs, *graph.parameters())
     )
@@ -73,7 +75,7 @@ def fused(
         return lookup_backend(compiler)(graph, example_inputs)
     from torch._inductor import compile_fx, list_mode_options
 
-    patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    patches = {**(list_mode_options(mode) if mode else {}), **options}
     return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)
 
 

@@ -16,7 +16,7 @@ from leanconv.call import bind, lookup
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.gpu_call import Loaded
 from leanconv.call.host_call import torch_epilogue
-from leanconv.call.resolve import layer_problem
+from leanconv.call.resolve import layer_problem, resolve
 from leanconv.dtypes import DTYPES
 from leanconv.options import (
     FUNCTIONS,
@@ -36,7 +36,7 @@ from leanconv.torch import comparing, operators
 from leanconv.torch.deciding import Decision
 from leanconv.torch.layers import stricter, tf32_allowed
 from leanconv.torch.packed import PackedFilters, signature
-from leanconv.torch.switches import capturing, compiling, on_gpu, tracing, transforms
+from leanconv.torch.switches import alike, capturing, compiling, dispatch_modes, on_gpu, tracing, transforms
 
 F = torch.nn.functional
 _DTYPES = torch.float32, torch.float16, torch.bfloat16
@@ -51,6 +51,9 @@ _INPLACE: dict[str, Callable[[Any, float], Any]] = {
     "tanh": lambda y, _: y.tanh_(),
 }
 
+_NOT_COPIED = "_ways", "_kept", "_ones", "_quick", "_looks"
+#: as of `leanconv.torch.decided.Layer`
+_MOST_LOOKS, _SELDOM = 8, 64
 #: how often all that was chosen has been dropped, as after tuning
 _forgotten = [0]
 
@@ -76,6 +79,40 @@ class Way(NamedTuple):
     device: int | None = None
     #: whether the call is `comparing.one_pass`, behind PyTorch's convolution
     behind: bool = False
+
+
+class Quick(NamedTuple):
+    """A call as the one before, known by a guard: see `leanconv.torch.decided`."""
+
+    check: Callable[..., bool]
+    call: Callable[..., Any]
+    weights: Any
+    #: address of the filters, alignment of the images and of the residual
+    at: tuple[Any, ...]
+    tf32: bool
+    forgotten: int
+
+    def fits(self, parameters: Any, input: Any, add: Any) -> bool:
+        """Whether a call is one."""
+        w_at, aligned, add_aligned = self.at
+        if type(input) is not torch.Tensor or input.is_nested or dispatch_modes() or _forgotten[0] != self.forgotten:
+            return False
+        weight, bias = parameters["weight"], parameters["bias"]
+        if add is None:
+            if add_aligned is not None:
+                return False
+            same = self.check(input, weight) if bias is None else self.check(input, weight, bias)
+        else:
+            if add_aligned is None or type(add) is not torch.Tensor or add.is_nested:
+                return False
+            same = self.check(input, weight, add) if bias is None else self.check(input, weight, bias, add)
+            same = same and add.data_ptr() & 15 == add_aligned
+        return (
+            same
+            and input.data_ptr() & 15 == aligned
+            and weight.data_ptr() == w_at
+            and (input.dtype is not torch.float32 or self.tf32 is tf32_allowed())
+        )
 
 
 class FusedConv(torch.nn.Module):
@@ -105,10 +142,12 @@ class FusedConv(torch.nn.Module):
         self._ways: BoundedCache[Any, Way] = BoundedCache(256)
         self._kept: PackedFilters | None = None
         self._ones: torch.Tensor | None = None
+        self._quick: Quick | None = None
+        self._looks = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """What is decided and packed is not copied."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_ways", "_kept", "_ones")}
+        return {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -128,7 +167,13 @@ class FusedConv(torch.nn.Module):
 
     def forward(self, input: Any, add: Any = None) -> Any:
         """The layer's result; ``add`` is a residual."""
-        if compiling() or transforms() is not None or tracing() is not None:
+        if compiling():
+            return self._composed(self._convolved(input, self.bias), add)
+        quick = self._quick
+        if quick is not None and quick.fits(self._parameters, input, add):
+            own = self._parameters["bias"]
+            return quick.call(input, quick.weights, own if add is None else Epilogue(own, None, add), None)
+        if transforms() is not None or tracing() is not None:
             return self._composed(self._convolved(input, self.bias), add)
         weight, bias = self.weight, self.bias
         if type(input) is not torch.Tensor or not on_gpu(input) or not operators.is_plain(input, add):
@@ -146,20 +191,33 @@ class FusedConv(torch.nn.Module):
             self._ways.keep(key, way)
         if way.requested is None or self._is_recorded(input, add):
             return self._by_pytorch(input, add)
-        beside = bias if add is None else Epilogue(bias, None, add)
+        beside: Any = bias if add is None else Epilogue(bias, None, add)
         if way.behind:
             ones = self._ones_like(weight)
-            return (
-                self._by_pytorch(input, add)
-                if ones is None
-                else lookup.run(way.requested, self._convolved(input, None), ones, beside)
-            )
+            if ones is None:
+                return self._by_pytorch(input, add)
+            return lookup.run(way.requested, self._convolved(input, None), ones, beside)
         if weight.is_inference():  # whose changes PyTorch does not count
             return lookup.run(way.requested, input, weight, beside)
         kept = self._kept
         if kept is None or kept.signature != signature(weight):
             kept = self._kept = PackedFilters(weight, 2)
-        return lookup.run(way.requested, input, kept.weights, beside)
+        y = lookup.run(way.requested, input, kept.weights, beside)
+        self._look(way.requested, kept.weights, input, add)
+        return y
+
+    def _look(self, requested: LayerOptions, weights: Any, input: Any, add: Any) -> None:
+        """Let the next call that is as this one skip the keys. A layer that is called otherwise each time seldom
+        looks."""
+        self._looks += 1
+        given = [each for each in (input, self.weight, self.bias, add) if each is not None]
+        if (self._looks > _MOST_LOOKS and self._looks % _SELDOM) or any(each.requires_grad for each in given):
+            return
+        check = alike(*given)
+        if check is not None:
+            call = bind.bind(resolve(requested, input, weights, Epilogue(self.bias, None, add)))
+            at = self.weight.data_ptr(), input.data_ptr() & 15, None if add is None else add.data_ptr() & 15
+            self._quick = Quick(check, call, weights, at, tf32_allowed(), _forgotten[0])
 
     def _ones_like(self, weight: Any) -> Any:
         """Filters of one tap that are 1; None in the capture of a CUDA graph, whose memory they would be."""
@@ -173,7 +231,7 @@ class FusedConv(torch.nn.Module):
 
     def _is_recorded(self, input: Any, add: Any) -> bool:
         given = input, add, self.weight, self.bias
-        return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given)
+        return torch.is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in given)
 
     # By PyTorch
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
 from leanconv.options import FUNCTIONS, Layout, Precision
 from leanconv.problem import ConvProblem
-from leanconv.torch import layers, operators, patch, registration
+from leanconv.torch import epilogue, layers, operators, patch, registration
 from leanconv.torch.operators import CHANNELS_LAST
 from leanconv.tuning import search
 from leanconv.volumes.images import as_images
@@ -115,6 +116,7 @@ def _index(tensor: torch.Tensor) -> int | None:
 
 #: leanconv's own operators, by what a mode is given
 _OURS = {getattr(torch.ops.leanconv, name).default: name for name in operators.NAMES}
+_FUSED = {operator: f"conv{axes}d" for axes, operator in epilogue.OPERATORS.items()}
 
 
 class _Recorder(TorchDispatchMode):
@@ -147,6 +149,10 @@ class _Recorder(TorchDispatchMode):
             self._ours(ours, given[3], given[1].shape, given[0], *given[2:3], *given[4:])
         elif ours is not None:
             self._ours(ours, given[0].shape, given[2], given[0], None, *given[3:])
+        elif function in _FUSED:
+            x, w, bias, scale, add, activation, *rest = given
+            beside = {"scale": scale is not None, "add": add is not None, "activation": activation}
+            self._ours(_FUSED[function], x.shape, w.shape, x, bias, *rest, **beside)
         return function(*given, **(options or {}))
 
     def _layer(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Sequence[bool]) -> None:
@@ -162,13 +168,13 @@ class _Recorder(TorchDispatchMode):
     def _belongs(self, w: Any, problem: ConvProblem) -> bool:
         return bool(self._active.decide(w, problem, self._index).name)
 
-    def _ours(self, name: str, x_shape: Any, w_shape: Any, first: Any, bias: Any, *options: Any) -> None:
+    def _ours(self, name: str, x_shape: Any, w_shape: Any, first: Any, bias: Any, *options: Any, **beside: Any) -> None:
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
         dtype = DTYPES[str(first.dtype).removeprefix("torch.")].name
         bias_shape = None if bias is None else tuple(bias.shape)
         requested = operators.requested_of(name, None, *options).of(FUNCTIONS[name].op)
         problem = layer_problem(requested, tuple(x_shape), tuple(w_shape), bias_shape, dtype, layout)
-        self.problems.append(as_images(problem))
+        self.problems.append(as_images(replace(problem, **beside)))
 
 
 class _Every(_Recorder):
