@@ -18,6 +18,7 @@ from leanconv.call import bind  # noqa: E402
 from leanconv.torch import decided, functions, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
+from leanconv.torch.layers import tf32_allowed  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -243,7 +244,7 @@ def test_a_gradient_is_recorded_after_calls_without(device: HostDevice) -> None:
         assert not layer(x).requires_grad and layer(x.clone().requires_grad_()).requires_grad
 
 
-def test_tf32_and_autocast_are_asked(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_and_autocast_are_asked(device: HostDevice) -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     with torch.no_grad(), leanconv.torch.enable() as enabled:
         for _ in range(3):
@@ -251,11 +252,10 @@ def test_tf32_and_autocast_are_asked(device: HostDevice, monkeypatch: pytest.Mon
         with torch.autocast("cpu", torch.float16):
             for _ in range(3):
                 assert layer(x).dtype is torch.float16
-        tf32 = decided.tf32_allowed()
-        for module in decided, functions, patch:
-            monkeypatch.setattr(module, "tf32_allowed", lambda: not tf32)
-        layer(x)
-        assert enabled.layers.latest[id(layer.weight)].tf32 is not tf32
+        tf32 = tf32_allowed()
+        with torch.backends.cudnn.flags(allow_tf32=not tf32):
+            layer(x)
+            assert enabled.layers.latest[id(layer.weight)].tf32 is not tf32
 
 
 def test_packed_filters_are_freed(device: HostDevice, packing: None) -> None:

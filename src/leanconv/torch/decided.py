@@ -7,25 +7,22 @@ made once checks the rest (addresses, stream, device) and computes; it returns N
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from leanconv.runtime.driver import CudaError
 from leanconv.torch.deciding import Choice
-from leanconv.torch.layers import tf32_allowed
+from leanconv.torch.layers import conv_precision
 from leanconv.torch.packed import PackedFilters, signature
 from leanconv.torch.report import Line
 from leanconv.torch.switches import (
     address,
     alike,
-    autocast_dtype,
     capturing,
-    left_to_pytorch,
     of_cudnn,
     quick_left,
-    saved_hooks,
 )
 
 #: How often each layer looks at how it is called before it does so seldom: once in so many calls that are not as the
@@ -42,19 +39,21 @@ class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "key",
-        "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
-        "weight", "weight_ref",
+        "alike", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "is_float32",
+        "key", "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32",
+        "version", "weight", "weight_ref",
     )  # fmt: skip
 
     def __init__(
-        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
-    ) -> None:
+        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...],
+        gone: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
         #: as `Choice.eager`
         self.eager = choice.eager
-        self.weight_ref = weakref.ref(weight)
+        #: ``gone`` is called where the filters are freed
+        self.weight_ref = weakref.ref(weight, gone)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
         #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
@@ -76,9 +75,15 @@ class Layer:
         #: how often it was called otherwise
         self.looks = 0
         _, self.function, *_, self.given, self.tf32, self.dtype = key
-        #: whether it matters if TF32 is allowed, or what autocast's type is
-        self.asks = self.dtype is not None or input.dtype is torch.float32
+        self.is_float32 = input.dtype is torch.float32
         self.memory = memory_of(input, weight, bias)
+
+    def knows(self, input: Any, weight: Any, bias: Any) -> bool:
+        """Whether tensors are alike those of `look`."""
+        if self.alike is None or (bias is None) is not (self.bias is None):
+            return False
+        given = (input,) if self.call is None else (input, weight)
+        return self.alike(*given) if bias is None else self.alike(*given, bias)
 
     def look(self, input: Any, weight: Any, bias: Any) -> None:
         """Let the next call with tensors alike skip the key. One that is called otherwise each time seldom looks."""
@@ -89,20 +94,19 @@ class Layer:
         if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
             return
         self.recorded = self.quick = None
-        cudnn = self.cudnn is not None and bias is None
-        if self.call is None:
-            self.quick = quick_left(self.line, self.options, self.tf32, None, cudnn)
-        elif self.eager is not None:
-            self.quick = quick_left(self.eager, self.options, self.tf32, self.ready.stream, cudnn)
         # PyTorch's convolution asks itself what filters are like
         given = (input,) if self.call is None else (input, weight)
         self.alike = alike(*given) if bias is None else alike(*given, bias)
+        if self.alike is None or (self.call is not None and self.eager is None):
+            return
+        cudnn = self.cudnn is not None and bias is None
+        stream = None if self.call is None else self.ready.stream
+        self.quick = quick_left(self.known(), self.eager or self.line, self.options, self.tf32, stream, cudnn)
 
-    def switched_alike(self) -> bool:
-        """Whether PyTorch is set as it was: TF32, and the type of autocast."""
-        if self.dtype is None:
-            return self.tf32 is tf32_allowed()
-        return self.dtype is autocast_dtype()
+    def known(self) -> tuple[Any, ...]:
+        """What a call must be like that is as the one before: see `Quick`."""
+        word = conv_precision() if self.dtype is None and self.is_float32 else None
+        return self.function, self.bias is not None, self.given, self.alike, self.call is None, word, self.dtype
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -120,32 +124,18 @@ def memory_of(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
     return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
 
 
-# What computes a call whose tensors are alike: a tuple that begins with a function of itself, images, filters and bias.
-# So a layer brings little memory of its own that the host must fetch: a network has more than its caches. None of these
-# keeps a layer, or the memory of a tensor.
+# What computes a call as the one before: a tuple that begins with a function of itself, images, filters, bias and the
+# layer, and goes on with what such a call is like (`Layer.known`). So a layer brings little memory of its own that the
+# host must fetch: a network has more than its caches. None of these keeps a layer, or the memory of a tensor.
 
 
-def left_recorded(layer: Layer, lines: Sequence[Line], packed: Sized, refresh: Callable[[Any], None]) -> Quick:
-    """A layer whose gradient is recorded, and of which ``lines``, forward and backward, are all left to PyTorch.
-
-    Where filters are ``packed`` those of the layer are dropped, for passes without a gradient.
-    """
-    return _left_recorded, lines, packed, refresh, layer.options, layer.tf32
-
-
-def _left_recorded(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
-    if saved_hooks(True) is not None:
-        return None
-    _, lines, packed, refresh, given, tf32 = quick
-    if packed:
-        refresh(w)
-    for line in lines:
-        line.calls += 1
-    return left_to_pytorch(x, w, bias, given, tf32)
+def through_layers(layer: Layer, run: Callable[..., Any], layers: Any) -> Quick:
+    """A call by ``run``, which finds ``layers`` behind all the rest: `leanconv.torch.functions.Layers`."""
+    return run, *layer.known(), weakref.ref(layers)
 
 
 def taken(layer: Layer) -> Quick | None:
-    """A layer that leanconv computes without a gradient and without autocast; None where the long way must."""
+    """A layer that leanconv computes without a gradient and without autocast; None where more is to be done."""
     call: Any = layer.ready if layer.packed is None else layer.packed[2]
     if layer.dtype is not None or layer.problem is not None or call is None:
         return None
@@ -153,11 +143,13 @@ def taken(layer: Layer) -> Quick | None:
     if parts is None:
         return None
     weights, preparation = (None, None) if layer.packed is None else (layer.packed[0].weights, call.preparation)
-    return _taken, layer.line, *layer.memory, *parts, layer.function.axes == 1, weights, preparation
+    signals = layer.function.axes == 1
+    return _taken, *layer.known(), layer.line, *layer.memory, *parts, signals, weights, preparation
 
 
-def _taken(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
-    _, line, aligned, w_at, bias_at, device, stream_of, allocate, run, signals, weights, preparation = quick
+def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    (_, _, _, _, _, _, _, _, line, aligned, w_at, bias_at,
+     device, stream_of, allocate, run, signals, weights, preparation) = quick  # fmt: skip
     x_at = _data_ptr(x)
     # of tensors that are alike only their memory is asked
     if x_at & 15 != aligned or _data_ptr(w) != w_at or _current_device() != device:

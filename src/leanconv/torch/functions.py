@@ -30,14 +30,16 @@ from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.torch import recorded
-from leanconv.torch.decided import Layer, left_recorded, memory_of, taken
+from leanconv.torch.decided import Layer, memory_of, taken, through_layers
 from leanconv.torch.deciding import Deciding
-from leanconv.torch.layers import tf32_allowed
+from leanconv.torch.layers import conv_precision, tf32_allowed
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
+from leanconv.torch.report import Count, Line
 from leanconv.torch.switches import (
     address,
     any_autocast,
     autocast_dtype,
+    autocast_type,
     capturing,
     compiling,
     dispatch_modes,
@@ -48,6 +50,7 @@ from leanconv.torch.switches import (
     left_to_cudnn,
     left_to_pytorch,
     on_gpu,
+    quick_recorded,
     saved_hooks,
     tracing,
     transforms,
@@ -67,6 +70,15 @@ MOST_LAYERS = 4096
 
 #: what is switched on; the last one decides
 active: list[Deciding] = []
+#: its layers that were called last, by the identity of their filters; nothing where nothing is active
+latest: dict[int, Layer] = {}
+_Tensor = torch.Tensor
+
+
+def switched() -> None:
+    """Tell calls that `active` has changed."""
+    global latest
+    latest = active[-1].layers.latest if active else {}
 
 
 class Layers:
@@ -79,9 +91,13 @@ class Layers:
         self.latest: dict[int, Layer] = {}
         #: by the filters' identity, and the type of autocast
         self._packed: dict[tuple[int, Any], tuple[Any, PackedFilters]] = {}
+        #: by the lines that they are of
+        self._counts: dict[tuple[int, ...], Count] = {}
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop everything, but what was counted."""
+        self.count()
+        self._counts.clear()
         self.known.clear()
         self.latest.clear()
         self._packed.clear()
@@ -90,6 +106,14 @@ class Layers:
     def packed_bytes(self) -> int:
         """Bytes of packed and cast filters that are kept."""
         return sum(packed.nbytes for _, packed in list(self._packed.values()))
+
+    def count(self) -> None:
+        """Bring all calls into their lines."""
+        for each in list(self._counts.values()):
+            each.add()
+
+    def _count(self, lines: tuple[Line, ...]) -> Count:
+        return self._counts.setdefault(tuple(map(id, lines)), Count(lines))
 
     def refresh(self, weight: Any = None) -> None:
         """Drop packed filters: all, or those of a layer that is trained, since optimisers may change it unseen."""
@@ -120,7 +144,10 @@ class Layers:
             )
         # lists are what the dispatcher gives
         numbers = [[*each] if type(each) is tuple else each for each in given]
-        layer = Layer(key, patch.choice(x, w, added, numbers, weight), x, weight, bias, given)
+        at, latest = key[0], self.latest
+        layer = Layer(
+            key, patch.choice(x, w, added, numbers, weight), x, weight, bias, given, lambda _: latest.pop(at, None)
+        )
         # PyTorch does not count changes of the tensors of inference mode
         if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
             layer.problem = None
@@ -148,9 +175,12 @@ class Layers:
         self.known.pop(layer.key, None)
         self.latest.pop(layer.key[0], None)
 
-    def record(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
+    def record(self, layer: Layer, input: Any, weight: Any, bias: Any) -> Any:
         """A call whose gradient is recorded."""
-        patch = self._patch()
+        if saved_hooks(True) is not None:
+            # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
+            return layer.function.original(input, weight, bias, *layer.given)
+        dtype, patch = layer.dtype, self._patch()
         mask = input.requires_grad, weight.requires_grad
         if mask in layer.backward:
             left = layer.backward[mask]
@@ -159,20 +189,26 @@ class Layers:
         else:
             given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
             left = layer.backward[mask] = patch.left_recorded(*given)
+        if layer.recorded is None and layer.alike is not None:
+            if left is None:
+                layer.recorded = through_layers(layer, _record, self)
+            else:
+                counted = self._count(left)
+                layer.recorded = quick_recorded(
+                    layer.known(), counted, self._packed, self.refresh, layer.tf32, layer.options
+                )
         if left is not None:
-            if layer.recorded is None and layer.alike is not None:
-                layer.recorded = left_recorded(layer, left, self._packed, self.refresh)
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
                 self.refresh(weight)
             for line in left:
                 line.calls += 1
             # which casts as PyTorch's own
-            return left_to_pytorch(input, weight, bias, layer.options, tf32)
+            return left_to_pytorch(input, weight, bias, layer.options, layer.tf32)
         x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
         call = layer.call
         if call is None or patch is None:
             layer.line.calls += 1
-            call = partial(_left, layer.options, tf32)
+            call = partial(_left, layer.options, layer.tf32)
         elif layer.fits(x, bias) and signature(weight) == layer.weight:
             layer.line.calls += 1
         elif is_lazy(x) or is_lazy(w) or is_lazy(added):
@@ -181,8 +217,9 @@ class Layers:
             call = partial(_anew, patch, layer.options)
         return recorded.record(x, w, added, call, layer.options, active)
 
-    def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool, known: bool) -> Any:
+    def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""
+        dtype, tf32 = layer.dtype, layer.tf32
         if layer.call is None or (layer.eager is not None and not capturing()):
             (layer.eager or layer.line).calls += 1
             if layer.cudnn is not None and bias is None and uses_cudnn():
@@ -201,10 +238,11 @@ class Layers:
             version = version_of(weight, bias, dtype)
             if version == layer.version:
                 self.pack(layer, layer.function, x, weight, bias, dtype)
+                layer.quick = None
             layer.version = version
         kept = layer.packed
         if layer.quick is None and layer.alike is not None:
-            layer.quick = taken(layer)
+            layer.quick = taken(layer) or through_layers(layer, _compute, self)
         if kept is None:
             if dtype is None:
                 layer.line.calls += 1
@@ -288,6 +326,16 @@ class Layers:
         layer.packed, layer.quick = (packed, function.ready(call), call), None
 
 
+def _record(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    layers = quick[-1]()
+    return None if layers is None else layers.record(layer, x, w, bias)
+
+
+def _compute(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    layers = quick[-1]()
+    return None if layers is None else layers.compute(layer, x, w, bias, True)
+
+
 def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
     return left_to_pytorch(x, w, bias, given, tf32)
 
@@ -342,78 +390,88 @@ def _each(value: Any, axes: int) -> tuple[int, ...] | None:
 
 def _convolve(function: Function) -> Callable[[Any, Any, Any, tuple[Any, ...]], Any]:
     """What a function computes while something is active; the modules of `module_forward` call it too."""
-    original = function.original
 
     def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False) -> Any:
-        if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
-            plain = type(input) is torch.Tensor and type(weight) in _KINDS and (bias is None or type(bias) in _KINDS)
-            if plain and not ignored and active and is_default_device_alone():
-                with torch._C.DisableTorchFunction():
-                    return convolve(input, weight, bias, options, True)
-            return original(input, weight, bias, *options)
-        at = id(weight)
+        # NOTE: what a call reads here for the first time since the layer before costs more than what it computes: in a
+        # network nothing of it is in the processor's nearest caches
         try:
-            layers = active[-1].layers
-            layer = layers.latest.get(at)
-            # a layer is most often called as before
-            known = (
+            layer = latest.get(id(weight))
+            known = False
+            if (
                 layer is not None
-                and layer.alike is not None
-                and layer.weight_ref() is weight
-                and type(input) is torch.Tensor
+                and type(input) is _Tensor
                 and not input.is_nested  # of whose sizes TensorGuards would end the process
+                and (ignored or not function_modes())
                 and not dispatch_modes()  # some of which they overlook
-                and options == layer.given
-                and layer.function is function
-                and (bias is None) is (layer.bias is None)
-                and (
-                    (layer.alike(input) if bias is None else layer.alike(input, bias))
-                    if layer.call is None
-                    else (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
-                )
-                and (not layer.asks or layer.switched_alike())
-            )
-            if known:
-                tf32, dtype = layer.tf32, layer.dtype
-            elif (
-                type(input) is not torch.Tensor
-                or not on_gpu(input)
-                or dispatch_modes()
-                or transforms() is not None
-                or tracing() is not None
+                and forward_ad._current_level < 0
             ):
-                return original(input, weight, bias, *options)
-            else:
-                dtype = autocast_dtype() if any_autocast() else None
-                tf32 = tf32_allowed()
-                key = at, function, input.shape, input.stride(), input.dtype, options, tf32, dtype
-                if layer is None or layer.key != key or layer.weight_ref() is not weight:
-                    layer = layers.seen(key, weight)
+                # whether gradients are enabled no guard sees
+                recorded = grad_enabled() and (
+                    input.requires_grad or weight.requires_grad or (type(bias) in _KINDS and bias.requires_grad)
+                )
+                quick = layer.recorded if recorded else layer.quick
+                known = (
+                    quick is not None
+                    and quick[1] is function
+                    and quick[2] is (bias is not None)
+                    and options == quick[3]
+                    and (
+                        (quick[4](input) if bias is None else quick[4](input, bias))
+                        if quick[5]
+                        else (quick[4](input, weight) if bias is None else quick[4](input, weight, bias))
+                    )
+                    and (quick[6] is None or quick[6] == conv_precision())
+                    and (quick[7] is None or quick[7] is autocast_type())
+                )
         except (TypeError, RuntimeError, AttributeError, IndexError):
-            return original(input, weight, bias, *options)
-        if layer is None:
-            layer = layers.decide(key, function, input, weight, bias)
-            if layer is None:
-                return original(input, weight, bias, *options)
-        if not known and (dtype is not None or not any_autocast()):
-            layer.look(input, weight, bias)
-        # whether gradients are enabled no guard sees
-        recorded = grad_enabled() and (
-            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        )
-        quick = (layer.recorded if recorded else layer.quick) if known else None
-        if quick is not None:
-            y = quick[0](quick, input, weight, bias)
+            known = False
+        if known:
+            y = quick[0](quick, input, weight, bias, layer)
             if y is not None:
                 return y
-        if not recorded:
-            return layers.compute(layer, input, weight, bias, dtype, tf32, known)
-        if saved_hooks(True) is not None:
-            # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
-            return original(input, weight, bias, *options)
-        return layers.record(layer, input, weight, bias, dtype, tf32)
+        return _otherwise(function, input, weight, bias, options, ignored)
 
     return convolve
+
+
+def _otherwise(function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool) -> Any:
+    """A call that is not as the one before."""
+    original = function.original
+    if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
+        plain = type(input) is torch.Tensor and type(weight) in _KINDS and (bias is None or type(bias) in _KINDS)
+        if plain and not ignored and active and is_default_device_alone():
+            with torch._C.DisableTorchFunction():
+                return function.convolve(input, weight, bias, options, True)
+        return original(input, weight, bias, *options)
+    try:
+        layers = active[-1].layers
+        if (
+            type(input) is not torch.Tensor
+            or not on_gpu(input)
+            or dispatch_modes()
+            or transforms() is not None
+            or tracing() is not None
+        ):
+            return original(input, weight, bias, *options)
+        dtype = autocast_dtype() if any_autocast() else None
+        key = id(weight), function, input.shape, input.stride(), input.dtype, options, tf32_allowed(), dtype
+        layer = layers.latest.get(id(weight))
+        if layer is None or layer.key != key or layer.weight_ref() is not weight:
+            layer = layers.seen(key, weight)
+    except (TypeError, RuntimeError, AttributeError, IndexError):
+        return original(input, weight, bias, *options)
+    if layer is None:
+        layer = layers.decide(key, function, input, weight, bias)
+        if layer is None:
+            return original(input, weight, bias, *options)
+    known = layer.knows(input, weight, bias)
+    if not known and (dtype is not None or not any_autocast()):
+        layer.look(input, weight, bias)
+    if not grad_enabled() or not (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return layers.compute(layer, input, weight, bias, known)
+    return layers.record(layer, input, weight, bias)
 
 
 def _replacement(function: Function) -> Callable[..., Any]:

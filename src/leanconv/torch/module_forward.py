@@ -26,7 +26,7 @@ _OPTIONS = itemgetter("stride", "padding", "dilation", "groups")
 def _forward(kind: Any, function: functions.Function) -> Callable[..., Any]:
     """The forward of a class of modules, which calls that function."""
     original, inner = kind.forward, kind._conv_forward
-    name, ours, convolve = function.name, function.replacement, function.convolve
+    name, ours, convolve, named = function.name, function.replacement, function.convolve, F.__dict__
 
     # NOTE: TorchScript reads the source of what is wrapped
     @wraps(original)
@@ -42,9 +42,8 @@ def _forward(kind: Any, function: functions.Function) -> Callable[..., Any]:
             return original(self, input)
         if mode != "zeros" or "_conv_forward" in own or "weight" in own or "bias" in own:
             return original(self, input)
-        called = getattr(F, name)
-        if called is not ours:  # somebody else's
-            return called(input, weight, bias, *options)
+        if named[name] is not ours:  # somebody else's
+            return named[name](input, weight, bias, *options)
         return convolve(input, weight, bias, options)
 
     return forward

@@ -127,6 +127,7 @@ class Patch:
 
     def report(self) -> Report:
         """What ran so far, layer by layer."""
+        self.layers.count()
         return Report(tuple(line for line in self._lines.values() if line.calls), self.layers.packed_bytes)
 
     # Below autograd

@@ -46,11 +46,13 @@ def suspended() -> Iterator[None]:
     with _lock:
         kept = _active[:]
         _active.clear()
+        functions.switched()
     try:
         yield
     finally:
         with _lock:
             _active[:] = kept
+            functions.switched()
 
 
 def latest() -> Deciding | None:
@@ -80,6 +82,7 @@ def add(patch: Deciding) -> None:
         functions.install()
         module_forward.install()
         _active.append(patch)
+        functions.switched()
         _latest = patch
 
 
@@ -108,6 +111,7 @@ def remove(patch: Deciding) -> None:
     with _lock:
         if patch in _active:
             _active.remove(patch)
+            functions.switched()
             if not _active:
                 functions.remove()
                 module_forward.remove()

@@ -20,6 +20,20 @@ class Line:
     calls: int = 0
 
 
+@dataclass(slots=True)
+class Count:
+    """Calls of a layer that is left to PyTorch forward and backward: one number, which `add` brings into its lines."""
+
+    lines: tuple[Line, ...]
+    calls: int = 0
+
+    def add(self) -> None:
+        calls = self.calls
+        self.calls -= calls
+        for line in self.lines:
+            line.calls += calls
+
+
 @dataclass(frozen=True)
 class Report:
     """All lines, in the order in which they first ran; ``str`` of it is a table."""
