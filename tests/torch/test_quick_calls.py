@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import decided, functions, patch, registration, switches  # noqa: E402
+from leanconv.torch import decided, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
@@ -37,7 +37,7 @@ def only_quick(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def begin() -> None:
         for name in ("compute", "record", "decide", "anew"):
-            monkeypatch.setattr(functions.Layers, name, refuse)
+            monkeypatch.setattr(decided.Layers, name, refuse)
 
     return begin
 
@@ -132,7 +132,7 @@ def test_short_layers_are_taken_in_graphs_alone(
 
         assert call(4) == (0 if is_left else 4)
         with monkeypatch.context() as captured:
-            for module in functions, decided, switches:
+            for module in decided, switches:
                 captured.setattr(module, "capturing", lambda: True)
             assert call(3) == 3
         assert call(2) == (0 if is_left else 2)
@@ -315,8 +315,7 @@ def test_a_capture_packs_what_it_finds(device: HostDevice, packing: None, monkey
             layer(x)
         count = device.prepared
         with monkeypatch.context() as captured:
-            for module in functions, decided:
-                captured.setattr(module, "capturing", lambda: True)
+            captured.setattr(decided, "capturing", lambda: True)
             layer(x)
             assert device.prepared == count + 1
         close(layer(x), pytorch(x, layer.weight, layer.bias))

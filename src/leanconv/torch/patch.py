@@ -30,7 +30,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import functions, registration, switches
+from leanconv.torch import decided, registration, switches
 from leanconv.torch.deciding import Choice, Decision
 from leanconv.torch.expected_time import (
     CYCLES_PER_US,
@@ -93,7 +93,7 @@ class Patch:
         self._recorded: BoundedCache[Any, tuple[Line, ...]] = BoundedCache(4096)
         self._lines: dict[Any, Line] = {}
         #: those that torch.nn.functional has decided before PyTorch's dispatcher
-        self.layers = functions.Layers(self)
+        self.layers = decided.Layers(self)
 
     def __enter__(self) -> Patch:
         return self

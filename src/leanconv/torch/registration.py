@@ -18,11 +18,12 @@ import torch
 from leanconv.call import bind
 from leanconv.torch import functions, module_forward, recorded, switches
 from leanconv.torch.deciding import Deciding
+from leanconv.torch.deciding import active as active_patches
 from leanconv.torch.layers import tf32_allowed
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
-_active: list[Deciding] = functions.active
+_active: list[Deciding] = active_patches
 _latest: Deciding | None = None
 #: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
 #: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.

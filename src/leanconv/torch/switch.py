@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from leanconv.options import Precision
-from leanconv.torch import functions, registration
+from leanconv.torch import deciding, registration
 from leanconv.torch.layers import Selection
 from leanconv.torch.patch import Patch
 from leanconv.torch.recording import warm_up
@@ -86,7 +86,7 @@ def enable(
 
 def disable() -> None:
     """Switch off all that `enable` has switched on."""
-    for patch in reversed(functions.active[:]):
+    for patch in reversed(deciding.active[:]):
         patch.disable()
 
 
