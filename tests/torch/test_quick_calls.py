@@ -64,10 +64,13 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "autocast"),
+    [*((name, False) for name in CASES), *((name, True) for name in ("conv2d", "signals", "16 bits"))],
+)
 @pytest.mark.parametrize("way", ["taken", "left", "recorded"])
 def test_the_third_call_is_quick(
-    name: str, way: str, device: HostDevice, only_quick: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, autocast: bool, device: HostDevice, only_quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of what is taken without a gradient, and of what is left with one and without."""
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if way == "taken" else 1e-6)
@@ -75,13 +78,15 @@ def test_the_third_call_is_quick(
     layer = made()
     x = torch.randn(shape).to(layer.weight.dtype)
     expected = layer(x)
-    with leanconv.torch.enable() as enabled, torch.set_grad_enabled(way == "recorded"):
+    half = torch.autocast("cpu", torch.float16, autocast)
+    with leanconv.torch.enable() as enabled, half, torch.set_grad_enabled(way == "recorded"):
         layer(x)
         layer(x)
         only_quick()
         for _ in range(2):
             y = layer(x)
-            torch.testing.assert_close(y, expected, rtol=1e-2, atol=1e-2)
+            assert not autocast or y.dtype is torch.float16
+            torch.testing.assert_close(y.to(expected.dtype), expected, rtol=1e-2, atol=1e-2)
             assert y.requires_grad is (way == "recorded") and y.stride() == expected.stride()
         assert {line.calls for line in enabled.report().lines} == {4}
         assert bool(device.launches) is (way == "taken")

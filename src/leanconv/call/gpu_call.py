@@ -281,3 +281,7 @@ class UnpreparedCall:
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         return self._call(x, w.array, bias, out)
+
+    def quick(self) -> QuickLaunch | None:
+        """As `GpuCall.quick`, with the address of that array."""
+        return self._call.quick() if isinstance(self._call, GpuCall) else None

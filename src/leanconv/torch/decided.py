@@ -24,7 +24,7 @@ from leanconv.torch import recorded
 from leanconv.torch.deciding import Choice, Deciding, active
 from leanconv.torch.layers import conv_precision
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
-from leanconv.torch.report import Count, Line
+from leanconv.torch.report import Calls, Line
 from leanconv.torch.switches import (
     address,
     alike,
@@ -122,7 +122,7 @@ class Layer:
             return
         cudnn = self.cudnn is not None and bias is None
         stream = None if self.call is None else self.ready.stream
-        self.quick = quick_left(self.known(), self.eager or self.line, self.options, self.tf32, stream, cudnn)
+        self.quick = quick_left(self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn)
 
     def known(self) -> tuple[Any, ...]:
         """What a call must be like that is as the one before: see `Quick`."""
@@ -156,20 +156,22 @@ def through_layers(layer: Layer, run: Callable[..., Any], layers: Any) -> Quick:
 
 
 def taken(layer: Layer) -> Quick | None:
-    """A layer that leanconv computes without a gradient and without autocast; None where more is to be done."""
-    call: Any = layer.ready if layer.packed is None else layer.packed[2]
-    if layer.dtype is not None or layer.problem is not None or call is None:
+    """A layer that leanconv computes without a gradient; None where more is to be done, or not yet known what."""
+    packed, _, call = layer.packed or (None, None, layer.ready)
+    if layer.problem is not None or call is None or (packed is None and layer.dtype is not None):
         return None
     parts = call.quick()
     if parts is None:
         return None
-    weights, preparation = (None, None) if layer.packed is None else (layer.packed[0].weights, call.preparation)
+    run = _taken if layer.dtype is None else _taken_cast
+    preparation = call.preparation if isinstance(call, PreparedCall) else None
+    kept = packed if packed is None or layer.dtype is not None else packed.weights
     signals = layer.function.axes == 1
-    return _taken, *layer.known(), layer.line, *layer.memory, *parts, signals, weights, preparation
+    return run, *layer.known(), layer.line.ticks, *layer.memory, *parts, signals, kept, preparation
 
 
 def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
-    (_, _, _, _, _, _, _, _, line, aligned, w_at, bias_at,
+    (_, _, _, _, _, _, _, _, ticks, aligned, w_at, bias_at,
      device, stream_of, allocate, run, signals, weights, preparation) = quick  # fmt: skip
     x_at = _data_ptr(x)
     # of tensors that are alike only their memory is asked
@@ -194,7 +196,36 @@ def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
         run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at), True)
     except CudaError:  # the long way raises it again, unless it is that this thread has no context yet
         return None
-    line.calls += 1
+    next(ticks)
+    return y.squeeze(-2) if signals else y
+
+
+def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    """The same under autocast, with filters and a bias that are kept in its type."""
+    (_, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at,
+     device, stream_of, allocate, run, signals, packed, preparation) = quick  # fmt: skip
+    if _data_ptr(w) != w_at or _current_device() != device or (bias_at is not None and _data_ptr(bias) != bias_at):
+        return None
+    stream = stream_of()
+    cast = None if stream and capturing() else packed.kept_for(version_of(w, bias, dtype), bias, stream)
+    if cast is None:
+        return None
+    prepared_at = 0
+    if preparation is not None:
+        kept = cast.weights.kept_for(preparation, cast.weights.array._version, stream)
+        if kept is None:
+            return None
+        prepared_at = kept.address
+    x = lowered(x, dtype)
+    x_at, y = _data_ptr(x), allocate()
+    y_at = _data_ptr(y)
+    if x_at & 15 != aligned or not y_at:
+        return None
+    try:
+        run(stream, (x_at, cast.w_at, cast.bias_at, y_at, 0, prepared_at), True)
+    except CudaError:
+        return None
+    next(ticks)
     return y.squeeze(-2) if signals else y
 
 
@@ -208,13 +239,11 @@ class Layers:
         self.latest: dict[int, Layer] = {}
         #: by the filters' identity, and the type of autocast
         self._packed: dict[tuple[int, Any], tuple[Any, PackedFilters]] = {}
-        #: by the lines that they are of
-        self._counts: dict[tuple[int, ...], Count] = {}
+        #: by the lines that they are of, which the patch keeps
+        self._counted: dict[tuple[int, ...], Calls] = {}
 
     def clear(self) -> None:
-        """Drop everything, but what was counted."""
-        self.count()
-        self._counts.clear()
+        """Drop everything."""
         self.known.clear()
         self.latest.clear()
         self._packed.clear()
@@ -224,13 +253,14 @@ class Layers:
         """Bytes of packed and cast filters that are kept."""
         return sum(packed.nbytes for _, packed in list(self._packed.values()))
 
-    def count(self) -> None:
-        """Bring all calls into their lines."""
-        for each in list(self._counts.values()):
-            each.add()
-
-    def _count(self, lines: tuple[Line, ...]) -> Count:
-        return self._counts.setdefault(tuple(map(id, lines)), Count(lines))
+    def _together(self, lines: tuple[Line, ...]) -> Calls:
+        """What counts a call of all these lines."""
+        at = tuple(map(id, lines))
+        if at not in self._counted:
+            self._counted[at] = calls = Calls()
+            for line in lines:
+                line.counted.append(calls)
+        return self._counted[at]
 
     def refresh(self, weight: Any = None) -> None:
         """Drop packed filters: all, or those of a layer that is trained, since optimisers may change it unseen."""
@@ -310,24 +340,23 @@ class Layers:
             if left is None:
                 layer.recorded = through_layers(layer, _record, self)
             else:
-                counted = self._count(left)
+                ticks = self._together(left).ticks
                 layer.recorded = quick_recorded(
-                    layer.known(), counted, self._packed, self.refresh, layer.tf32, layer.options
+                    layer.known(), ticks, self._packed, self.refresh, layer.tf32, layer.options
                 )
         if left is not None:
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
                 self.refresh(weight)
-            for line in left:
-                line.calls += 1
+            next(self._together(left).ticks)
             # which casts as PyTorch's own
             return left_to_pytorch(input, weight, bias, layer.options, layer.tf32)
         x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
         call = layer.call
         if call is None or patch is None:
-            layer.line.calls += 1
+            next(layer.line.ticks)
             call = partial(_left, layer.options, layer.tf32)
         elif layer.fits(x, bias) and signature(weight) == layer.weight:
-            layer.line.calls += 1
+            next(layer.line.ticks)
         elif is_lazy(x) or is_lazy(w) or is_lazy(added):
             return layer.function.original(input, weight, bias, *layer.given)
         else:
@@ -338,7 +367,7 @@ class Layers:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""
         dtype, tf32 = layer.dtype, layer.tf32
         if layer.call is None or (layer.eager is not None and not capturing()):
-            (layer.eager or layer.line).calls += 1
+            next((layer.eager or layer.line).ticks)
             if layer.cudnn is not None and bias is None and uses_cudnn():
                 return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
@@ -362,7 +391,7 @@ class Layers:
             layer.quick = taken(layer) or through_layers(layer, _compute, self)
         if kept is None:
             if dtype is None:
-                layer.line.calls += 1
+                next(layer.line.ticks)
                 return layer.call(x, weight, bias)
             if layer.problem is None:  # autocast keeps its casts for a while, and nothing is kept here
                 return layer.function.original(input, weight, bias, *layer.given)
@@ -374,9 +403,9 @@ class Layers:
             elif not capturing():  # a CUDA graph packs what the filters are when it is replayed
                 current = packed.current(weight, bias, version)
                 if current is not None:
-                    layer.line.calls += 1
+                    next(layer.line.ticks)
                     return ready(x, *current)
-        layer.line.calls += 1
+        next(layer.line.ticks)
         if dtype is None:
             return layer.call(x, weight, bias)
         return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
@@ -391,7 +420,7 @@ class Layers:
             w, added = lowered(weight, dtype), lowered(bias, dtype)
         choice = None if patch is None else patch.choice(x, w, added, layer.options, weight)
         if choice is not None:
-            choice.line.calls += 1
+            next(choice.line.ticks)
         if choice is None or choice.call is None:
             return left_to_pytorch(x, w, added, layer.options, tf32)
         return choice.call(x, w, added)

@@ -44,6 +44,9 @@ F = torch.nn.functional
 _Tensor = torch.Tensor
 #: classes of parameters whose functions nobody replaces
 _KINDS = _Tensor, torch.nn.Parameter
+#: see `_shared`
+_numbers: dict[Any, Any] = {}
+_MOST_NUMBERS = 1024
 #: the layers that were called last, of the last one of `active`, by the identity of their filters
 latest: dict[int, Layer] = {}
 
@@ -86,7 +89,7 @@ class Function:
         numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
         if None in numbers or type(rest["groups"]) is not int:
             return None
-        return *numbers[:3], self.transposed, numbers[3], rest["groups"]
+        return *map(_shared, numbers[:3]), self.transposed, _shared(numbers[3]), rest["groups"]
 
 
 def _each(value: Any, axes: int) -> tuple[int, ...] | None:
@@ -96,6 +99,13 @@ def _each(value: Any, axes: int) -> tuple[int, ...] | None:
     if type(value) is tuple and len(value) in (1, axes) and all([type(each) is int for each in value]):
         return value * axes if len(value) == 1 else value
     return None
+
+
+def _shared(numbers: Any) -> Any:
+    """The same numbers, in all layers the same object: so the host has it at hand."""
+    if len(_numbers) >= _MOST_NUMBERS:
+        _numbers.clear()
+    return _numbers.setdefault(numbers, numbers)
 
 
 def _convolve(function: Function) -> Callable[..., Any]:

@@ -127,7 +127,6 @@ class Patch:
 
     def report(self) -> Report:
         """What ran so far, layer by layer."""
-        self.layers.count()
         return Report(tuple(line for line in self._lines.values() if line.calls), self.layers.packed_bytes)
 
     # Below autograd
@@ -135,7 +134,7 @@ class Patch:
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any:
         """aten::convolution."""
         choice = self.choice(x, w, bias, given)
-        choice.line.calls += 1
+        next(choice.line.ticks)
         if choice.call is None:
             return switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
         return choice.call(x, w, bias)
@@ -205,8 +204,9 @@ class Patch:
         by_x, by_w = choices
         ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
         self.layers.refresh(source_of(w))
-        by_x.line.calls += mask[0]
-        by_w.line.calls += mask[1]
+        for wanted, by in zip(mask, choices, strict=False):
+            if wanted:
+                next(by.line.ticks)
         rest = [mask[0] and not ours_x, mask[1] and not ours_w, False]
         dx = dw = db = None
         if any(rest):
