@@ -216,7 +216,7 @@ def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
         if kept is None:
             return None
         prepared_at = kept.address
-    x = lowered(x, dtype)
+    x = x if x.dtype is dtype else x.to(dtype)
     x_at, y = _data_ptr(x), allocate()
     y_at = _data_ptr(y)
     if x_at & 15 != aligned or not y_at:
