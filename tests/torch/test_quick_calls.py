@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from typing import Any
@@ -90,6 +91,61 @@ def test_the_third_call_is_quick(
             assert y.requires_grad is (way == "recorded") and y.stride() == expected.stride()
         assert {line.calls for line in enabled.report().lines} == {4}
         assert bool(device.launches) is (way == "taken")
+
+
+@pytest.mark.parametrize(("way", "most"), [("left", 17), ("recorded", 18), ("taken", 17)])
+def test_a_quick_call_asks_little(
+    way: str, most: int, device: HostDevice, only_quick: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a network each function that the host calls is one that it has not at hand: calls of Python's and C's."""
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if way == "taken" else 1e-6)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    calls: list[str] = []
+
+    def count(frame: Any, event: str, given: Any) -> None:
+        if event in ("call", "c_call"):
+            calls.append(given.__name__ if event == "c_call" else frame.f_code.co_name)
+
+    with leanconv.torch.enable(), torch.set_grad_enabled(way == "recorded"):
+        for _ in range(3):
+            layer(x)
+        sys.setprofile(count)
+        try:
+            type(layer).forward(layer, x)
+        finally:
+            sys.setprofile(None)
+    calls = calls[: calls.index("setprofile")]
+    for inside in "run", "allocate":  # what a launch and an allocation do inside is theirs
+        if inside in calls:
+            calls = calls[: calls.index(inside)]
+    assert len(calls) <= most, calls
+
+
+def test_what_is_known_goes_with_its_patch_and_its_filters(device: HostDevice) -> None:
+    """After `disable`, while others decide, and once the filters are freed; a function that somebody has kept too."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad():
+        with leanconv.torch.enable() as first:
+            convolve = F.conv2d
+            for _ in range(4):
+                convolve(x, layer.weight, layer.bias)
+            count = len(device.launches)
+            with registration.suspended():
+                convolve(x, layer.weight, layer.bias)
+            with leanconv.torch.enable(include=lambda problem: False) as second:
+                for _ in range(3):
+                    convolve(x, layer.weight, layer.bias)
+            assert len(device.launches) == count and second.report().left[0].calls == 3
+            convolve(x, layer.weight, layer.bias)
+            assert len(device.launches) == count + 1 == first.report().taken[0].calls == first.report().taken[0].calls
+            assert len(first.layers.latest) == 1
+            layer.weight = nn.Parameter(layer.weight.clone())
+            gc.collect()
+            assert not first.layers.latest
+            convolve(x, layer.weight, layer.bias)
+        count = len(device.launches)
+        close(convolve(x, layer.weight, layer.bias), pytorch(x, layer.weight, layer.bias))
+        assert len(device.launches) == count
 
 
 @pytest.mark.parametrize("bias", [False, True])
