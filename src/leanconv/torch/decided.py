@@ -88,7 +88,7 @@ class Layer:
         #: and backward, if all is; else None
         self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
         #: whether tensors, and the modes and transforms that the dispatcher goes by, are as at the call before: of
-        #: images, of filters where the layer is taken, and of a bias; None where it cannot be said
+        #: images, and where the layer is taken of filters and a bias; None where it cannot be said
         self.alike: Callable[..., bool] | None = None
         #: what computes a call whose tensors are alike, without a gradient and with one; None: the long way
         self.quick: Quick | None = None
@@ -103,8 +103,13 @@ class Layer:
         """Whether tensors are alike those of `look`."""
         if self.alike is None or (bias is None) is not (self.bias is None):
             return False
-        given = (input,) if self.call is None else (input, weight)
-        return self.alike(*given) if bias is None else self.alike(*given, bias)
+        return self.alike(*self._guarded(input, weight, bias))
+
+    def _guarded(self, input: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+        """What a guard is made of: PyTorch's convolution asks itself what filters and a bias are like."""
+        if self.call is None:
+            return (input,)
+        return (input, weight) if bias is None else (input, weight, bias)
 
     def look(self, input: Any, weight: Any, bias: Any) -> None:
         """Let the next call with tensors alike skip the key. One that is called otherwise each time seldom looks."""
@@ -115,9 +120,7 @@ class Layer:
         if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
             return
         self.recorded = self.quick = None
-        # PyTorch's convolution asks itself what filters are like
-        given = (input,) if self.call is None else (input, weight)
-        self.alike = alike(*given) if bias is None else alike(*given, bias)
+        self.alike = alike(*self._guarded(input, weight, bias))
         if self.alike is None or (self.call is not None and self.eager is None):
             return
         cudnn = self.cudnn is not None and bias is None

@@ -43,7 +43,7 @@ from leanconv.torch.switches import (
 F = torch.nn.functional
 _Tensor = torch.Tensor
 #: classes of parameters whose functions nobody replaces
-_KINDS = _Tensor, torch.nn.Parameter
+KINDS = _Tensor, torch.nn.Parameter
 #: see `_shared`
 _numbers: dict[Any, Any] = {}
 _MOST_NUMBERS = 1024
@@ -83,7 +83,7 @@ class Function:
             return None
         if input.is_neg() or input.is_conj() or is_lazy(weight) or is_lazy(bias):
             return None
-        if type(weight) not in _KINDS or (bias is not None and type(bias) not in _KINDS):
+        if type(weight) not in KINDS or (bias is not None and type(bias) not in KINDS):
             return None
         rest = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, more, strict=False))
         numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
@@ -127,7 +127,7 @@ def _convolve(function: Function) -> Callable[..., Any]:
             ):
                 # whether gradients are enabled no guard sees
                 recorded = grad_enabled() and (
-                    input.requires_grad or weight.requires_grad or (type(bias) in _KINDS and bias.requires_grad)
+                    input.requires_grad or weight.requires_grad or (type(bias) in KINDS and bias.requires_grad)
                 )
                 quick: Any = layer.recorded if recorded else layer.quick
                 known = (
@@ -136,7 +136,7 @@ def _convolve(function: Function) -> Callable[..., Any]:
                     and quick[2] is (bias is not None)
                     and options == quick[3]
                     and (
-                        (quick[4](input) if bias is None else quick[4](input, bias))
+                        (quick[4](input) and (bias is None or type(bias) in KINDS))
                         if quick[5]
                         else (quick[4](input, weight) if bias is None else quick[4](input, weight, bias))
                     )
@@ -149,16 +149,18 @@ def _convolve(function: Function) -> Callable[..., Any]:
             y = quick[0](quick, input, weight, bias, layer)
             if y is not None:
                 return y
-        return _otherwise(function, input, weight, bias, options, ignored)
+        return otherwise(function, input, weight, bias, options, ignored)
 
     return convolve
 
 
-def _otherwise(function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool) -> Any:
+def otherwise(
+    function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False
+) -> Any:
     """A call that is not as the one before."""
     original = function.original
     if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
-        plain = type(input) is torch.Tensor and type(weight) in _KINDS and (bias is None or type(bias) in _KINDS)
+        plain = type(input) is torch.Tensor and type(weight) in KINDS and (bias is None or type(bias) in KINDS)
         if plain and not ignored and active and is_default_device_alone():
             with torch._C.DisableTorchFunction():
                 return function.convolve(input, weight, bias, options, True)
