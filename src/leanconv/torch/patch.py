@@ -292,8 +292,16 @@ class Patch:
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
         ready, eager = call if isinstance(call, GpuCall) else None, None
-        if ready is not None and 0 < pytorch and waits_for_host(pytorch) and op.when == "forward":
-            little = f"outside of CUDA graphs the host takes longer than these {pytorch / CYCLES_PER_US:.0f} µs"
+        if (
+            ready is not None
+            and ready.copies_first
+            and 0 < pytorch
+            and waits_for_host(pytorch)
+            and op.when == "forward"
+        ):
+            little = (
+                f"outside of CUDA graphs the host takes longer to copy images than {pytorch / CYCLES_PER_US:.0f} µs"
+            )
             eager = self._line(weight, op.when, str(problem), "PyTorch", little)
         if op.signals:
             return Choice(
