@@ -128,7 +128,11 @@ class Layer:
         self.quick = quick_left(self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn)
 
     def known(self) -> tuple[Any, ...]:
-        """What a call must be like that is as the one before: see `Quick`."""
+        """What a call must be like that is as the one before, which `functions` and `module_forward` ask.
+
+        The function, whether there is a bias, options, the guard and whether it is one of images alone, PyTorch's word
+        for TF32 and the type of autocast, where these matter.
+        """
         word = conv_precision() if self.dtype is None and self.is_float32 else None
         return self.function, self.bias is not None, self.given, self.alike, self.call is None, word, self.dtype
 

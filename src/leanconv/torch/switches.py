@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ _mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _autocast: Callable[[str], bool] = torch.is_autocast_enabled
-_autocast_type: Callable[[str], Any] = torch.get_autocast_dtype
+#: the type in which autocast computes convolutions on the GPU, where it is known to be on
+autocast_type: Callable[[], Any] = partial(torch.get_autocast_dtype, _KIND)
 tracing: Callable[[], Any] = torch._C._get_tracing_state
 grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
@@ -116,12 +118,7 @@ def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any
 
 def autocast_dtype() -> Any:
     """The type in which autocast computes convolutions on the GPU; None where it is off."""
-    return _autocast_type(_KIND) if _autocast(_KIND) else None
-
-
-def autocast_type() -> Any:
-    """The same where autocast is known to be on."""
-    return _autocast_type(_KIND)
+    return autocast_type() if _autocast(_KIND) else None
 
 
 def address(tensor: Any) -> int | None:
