@@ -75,18 +75,19 @@ def _conv_cases() -> list[Case]:
     layers = Layers()
     add = layers.add
     same = {"padding": (1, 1, 1, 1)}
+    all_of = {"bias": True, "scale": True, "add": True}
     #                n  c   h   w   k   r  s
     add("plain", 2, 8, 12, 16, 16, 3, 3, layouts=ALL, thorough=USUAL, **same)
-    add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, bias=True, activation="relu", **same)
-    add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, thorough=USUAL, bias=True, padding=(1, 0, 2, 1))
+    add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, activation="silu", **all_of, **same)
+    add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, thorough=USUAL, bias=True, add=True, padding=(1, 0, 2, 1))
     add("whole-tiles", 2, 16, 8, 16, 128, 1, 1, thorough=USUAL)
-    add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, bias=True, activation="relu", **same)
-    add("one-by-one", 2, 13, 9, 7, 21, 1, 1, bias=True)
+    add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, add=True, activation="relu6", **same)
+    add("one-by-one", 2, 13, 9, 7, 21, 1, 1, bias=True, activation="sigmoid")
     add("one-by-one-strided", 2, 6, 9, 8, 9, 1, 1, layouts=ALL, stride=(2, 3), padding=(1, 1, 0, 0))
     add("single-pixel", 1, 1, 1, 1, 1, 1, 1, layouts=ALL)
     add("single-output", 1, 37, 3, 3, 5, 3, 3, bias=True)
-    add("single-pixel-padded", 2, 3, 1, 1, 4, 3, 3, activation="relu", **same)
-    add("one-channel", 2, 1, 15, 18, 6, 5, 5, padding=(2, 2, 2, 2))
+    add("single-pixel-padded", 2, 3, 1, 1, 4, 3, 3, scale=True, activation="tanh", **same)
+    add("one-channel", 2, 1, 15, 18, 6, 5, 5, activation="gelu_tanh", **all_of, padding=(2, 2, 2, 2))
     add("one-filter", 2, 6, 15, 18, 1, 3, 3)
     add("empty-batch", 0, 4, 9, 9, 6, 3, 3, layouts=ALL, **same)
     add("one-row", 3, 4, 1, 70, 5, 1, 3, layouts=ALL, padding=(0, 0, 1, 1))
@@ -107,10 +108,10 @@ def _conv_cases() -> list[Case]:
     add("dilation-uneven", 1, 4, 18, 19, 6, 3, 2, layouts=ALL, dilation=(1, 5), stride=(2, 1), padding=(1, 3, 4, 2))
     add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
     add("groups-vector", 2, 16, 8, 8, 24, 3, 3, groups=2, thorough=USUAL, activation="relu", **same)
-    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, bias=True, **same)
+    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, activation="hardswish", **all_of, **same)
     add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=ALL, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
-    add("depthwise-wide", 2, 3, 6, 44, 3, 3, 40, groups=3, bias=True, padding=(1, 1, 20, 19))
-    add("depthwise-row", 2, 3, 1, 72, 6, 1, 4, groups=3, activation="relu", padding=(0, 0, 3, 0))
+    add("depthwise-wide", 2, 3, 6, 44, 3, 3, 40, groups=3, **all_of, padding=(1, 1, 20, 19))
+    add("depthwise-row", 2, 3, 1, 72, 6, 1, 4, groups=3, activation="elu:0.5", **all_of, padding=(0, 0, 3, 0))
     add(
         "everything",
         2,
@@ -131,7 +132,7 @@ def _conv_cases() -> list[Case]:
     add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, layouts=ALL, precision="ieee", **same)
     # Four images, and eight, are adjacent where images are innermost.
     add("images-4", 4, 6, 5, 7, 9, 3, 2, layouts=INNERMOST, bias=True, stride=(1, 2), **same)
-    add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, bias=True, activation="relu", **same)
+    add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, activation="elu", **all_of, **same)
     # Results that are added to what the output holds, in vectors and one by one, and over a cluster.
     add("accumulate", 2, 16, 6, 8, 16, 3, 3, layouts=ALL, thorough=ALL, accumulate=True, **same)
     add("accumulate-odd", 2, 3, 5, 7, 9, 3, 2, layouts=ALL, accumulate=True, bias=True, activation="relu")
@@ -266,7 +267,8 @@ def _transform_cases() -> list[Case]:
     # Rows of whole tiles, of narrower ones, and a rest: 3·4 + 1, 6·3 + 2 + 1, 5·2 + 4, 4·7 + 2, 3·3 + 2, 2·5 + 1.
     #                      n  c   h   w   k   r  s
     add("width-2", 2, 9, 7, 13, 5, 3, 2, bias=True, activation="relu", padding=(1, 1, 1, 0))
-    add("width-3", 1, 17, 6, 21, 40, 3, 3, layouts=ALL, thorough=USUAL, bias=True, padding=(1, 1, 1, 1))
+    all_of = {"bias": True, "scale": True, "add": True}
+    add("width-3", 1, 17, 6, 21, 40, 3, 3, layouts=ALL, thorough=USUAL, padding=(1, 1, 1, 1), **all_of)
     add("width-4", 1, 19, 7, 14, 35, 2, 4, layouts=ALL, bias=True, padding=(0, 1, 2, 1))
     add("width-5-one-row", 3, 28, 1, 30, 70, 1, 5, bias=True, padding=(0, 0, 2, 2))
     add("width-6", 1, 14, 8, 11, 33, 2, 6, padding=(1, 0, 3, 2))
@@ -290,17 +292,18 @@ def _transform_cases() -> list[Case]:
     add("groups", 2, 26, 7, 9, 10, 3, 5, layouts=ALL, groups=2, bias=True, padding=(1, 1, 2, 2))
     add("short-row", 3, 11, 4, 5, 36, 3, 5)
     gradient: dict[str, Any] = {"op": "dgrad"}
+    added = gradient | {"accumulate": True}
     add("gradient-width-3", 1, 40, 6, 21, 18, 3, 3, layouts=ALL, thorough=USUAL, padding=(1, 1, 1, 1), **gradient)
     add("tiles-of-images", 5, 9, 7, 7, 40, 3, 3, bias=True, padding=(1, 1, 1, 1))
-    add("tiles-relaxed", 3, 19, 7, 10, 37, 3, 3, thorough=USUAL, precision="relaxed", bias=True, padding=(1, 0, 2, 1))
-    add("gradient-tiles-relaxed", 2, 6, 9, 7, 9, 3, 3, precision="relaxed", padding=(3, 1, 0, 2), **gradient)
+    add("tiles-relaxed", 3, 19, 7, 10, 37, 3, 3, thorough=USUAL, precision="relaxed", add=True, padding=(1, 0, 2, 1))
+    add("gradient-tiles-relaxed", 2, 6, 9, 7, 9, 3, 3, precision="relaxed", padding=(3, 1, 0, 2), **added)
     add("gradient-pieces-13", 2, 9, 6, 18, 10, 2, 13, layouts=ALL, padding=(1, 0, 6, 7), **gradient)
     add("gradient-width-9", 1, 6, 5, 21, 9, 2, 9, precision="relaxed", padding=(0, 1, 3, 5), **gradient)
     add("gradient-padding-over-filter", 2, 10, 7, 13, 18, 2, 4, layouts=ALL, padding=(3, 2, 4, 5), **gradient)
     add("gradient-high-dilated", 1, 3, 20, 8, 4, 14, 3, padding=(7, 5, 0, 2), dilation=(2, 1), **gradient)
     add("gradient-groups", 2, 10, 7, 9, 30, 3, 4, groups=2, padding=(1, 1, 2, 1), **gradient)
     add("images-4", 4, 11, 5, 9, 38, 3, 3, layouts=INNERMOST, bias=True, padding=(1, 1, 1, 1))
-    add("images-8", 8, 13, 3, 7, 36, 3, 3, layouts=INNERMOST, thorough=INNERMOST, precision="relaxed", bias=True)
+    add("images-8", 8, 13, 3, 7, 36, 3, 3, layouts=INNERMOST, thorough=INNERMOST, precision="relaxed", **all_of)
     add("gradient-images-8", 8, 37, 4, 5, 13, 3, 3, layouts=INNERMOST, padding=(1, 1, 1, 1), **gradient)
     return layers.cases
 
@@ -476,8 +479,8 @@ def draw_conv(problem: ConvProblem, kind: str, seed: int = 0) -> dict[str, np.nd
     arrays: dict[str, np.ndarray | None] = {"bias": None}
     for operand in problem.operands[:-1]:
         array = draw(rng, operand.shape, kind, operand.dtype)
-        # the bias of a layer of integers is beyond 16 bits, and with it no result of the tests beyond 32
-        arrays[operand.role] = array >> 1 if operand.dtype == "int32" else array
+        # what is added to sums of integers is beyond 16 bits, and with it no result of the tests beyond 32
+        arrays[operand.role] = array >> 1 + problem.add if operand.dtype == "int32" else array
     return arrays
 
 

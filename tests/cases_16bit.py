@@ -13,14 +13,15 @@ def _cases_16bit() -> list[Case]:
     half, brain = Layers("float16-", dtype="float16"), Layers("bfloat16-", dtype="bfloat16")
     same = {"padding": (1, 1, 1, 1)}
     both: dict[str, Any] = {"bias": True, "activation": "relu"}
+    more: dict[str, Any] = {"bias": True, "scale": True, "add": True}
     #                       n  c   h   w   k   r  s
-    half.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, **both, **same)
+    half.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, activation="gelu", **more, **same)
     brain.add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, bias=True, padding=(1, 0, 2, 1))
-    half.add("pairs", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, activation="relu", stride=(2, 1), **same)
+    half.add("pairs", 2, 6, 9, 8, 20, 3, 3, layouts=ALL, add=True, activation="relu", stride=(2, 1), **same)
     brain.add("fours", 2, 16, 8, 16, 128, 3, 3, thorough=USUAL, bias=True, **same)
     half.add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
-    half.add("several-filters", 2, 3, 5, 94, 12, 3, 3, groups=3, bias=True, **same)
-    brain.add("groups-pairs", 2, 12, 8, 8, 24, 3, 2, groups=2, **both, **same)
+    half.add("several-filters", 2, 3, 5, 94, 12, 3, 3, groups=3, activation="leaky_relu:0.2", **more, **same)
+    brain.add("groups-pairs", 2, 12, 8, 8, 24, 3, 2, groups=2, add=True, **both, **same)
     half.add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, **same)
     brain.add("few-filters", 2, 6, 15, 18, 3, 3, 3, layouts=ALL, dilation=(2, 1), padding=(2, 2, 1, 1))
     half.add("big-filter", 1, 2, 24, 25, 3, 17, 18, padding=(8, 3, 2, 9))
@@ -38,8 +39,8 @@ def _cases_16bit() -> list[Case]:
     brain.add("weight-groups", 2, 6, 7, 8, 4, 3, 2, layouts=ALL, groups=2, stride=(2, 1), **same, **weight)
     # NCHW: several channel blocks; pixels loaded as four neighbours, one by one, or by tensor copies.
     first: tuple[Layout, ...] = ("NCHW",)
-    half.add("blocks", 3, 80, 9, 12, 72, 3, 3, layouts=first, **both, **same)
-    brain.add("blocks-one-by-one", 3, 144, 6, 6, 40, 1, 1, layouts=first, bias=True)
+    half.add("blocks", 3, 80, 9, 12, 72, 3, 3, layouts=first, activation="silu", **more, **same)
+    brain.add("blocks-one-by-one", 3, 144, 6, 6, 40, 1, 1, layouts=first, bias=True, add=True)
     brain.add("blocks-tma", 3, 96, 8, 9, 40, 1, 1, layouts=first, **both)
     half.add("blocks-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2))
     half.add("weight-windows", 3, 40, 9, 12, 72, 3, 3, layouts=first, **same, **weight)
@@ -49,9 +50,9 @@ def _cases_16bit() -> list[Case]:
     brain.add("weight-windows-accumulate", 5, 9, 6, 7, 70, 1, 1, layouts=first, accumulate=True, **weight)
     # Whole rows of 16 bytes, which tensor copies bring: 16, 32 or 64 channels long; groups.
     last: tuple[Layout, ...] = ("NHWC",)
-    half.add("copies", 2, 24, 9, 11, 133, 3, 3, layouts=last, padding=(1, 0, 2, 1), **both)
+    half.add("copies", 2, 24, 9, 11, 133, 3, 3, layouts=last, padding=(1, 0, 2, 1), activation="gelu", **more)
     brain.add("copies-more", 2, 72, 7, 9, 40, 3, 3, layouts=last, **same)
-    half.add("copies-long", 1, 192, 5, 6, 72, 3, 3, layouts=last, bias=True, **same)
+    half.add("copies-long", 1, 192, 5, 6, 72, 3, 3, layouts=last, activation="silu", **more, **same)
     half.add("copies-one-by-one", 3, 80, 5, 4, 264, 1, 1, layouts=last, bias=True)
     half.add("copies-groups", 2, 64, 6, 8, 96, 3, 3, layouts=last, groups=2, bias=True, **same)
     brain.add(
@@ -68,6 +69,20 @@ def _cases_16bit() -> list[Case]:
     brain.add("gradient-copies-stride", 2, 21, 9, 8, 40, 3, 3, layouts=last, stride=(2, 3), **same, **gradient)
     half.add("gradient-copies-groups", 2, 32, 9, 8, 64, 4, 3, layouts=last, groups=2, stride=(2, 2), **same, **gradient)
     half.add("gradient-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), **gradient)
+    # Groups of few channels: eight filters of one group or of several, units of eight channels of one or of two.
+    half.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, activation="silu", **more, **same)
+    brain.add("groups-eights", 2, 40, 9, 11, 40, 3, 3, layouts=last, groups=5, stride=(2, 2), bias=True, **same)
+    half.add("groups-twelves", 2, 48, 6, 7, 48, 3, 2, layouts=last, groups=4, dilation=(2, 1), **same)
+    brain.add("groups-24", 1, 72, 7, 8, 72, 3, 3, groups=3, accumulate=True, activation="relu", **same)
+    half.add("groups-fewer-filters", 2, 32, 7, 6, 16, 1, 3, layouts=last, groups=4, stride=(2, 3))
+    half.add("gradient-groups-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, stride=(2, 2), **same, **gradient)
+    brain.add("gradient-groups-eights", 2, 40, 7, 9, 40, 3, 2, layouts=last, groups=5, **same, **gradient)
+    half.add(
+        "gradient-groups-bias", 1, 32, 7, 6, 64, 1, 1, layouts=last, groups=4, stride=(2, 1), bias=True, **gradient
+    )
+    half.add("weight-groups-fours", 3, 24, 9, 11, 24, 3, 3, layouts=last, groups=6, **same, **weight)
+    brain.add("weight-groups-eights", 3, 40, 9, 8, 40, 3, 3, groups=5, stride=(2, 1), **same, **weight)
+    half.add("weight-groups-24", 2, 72, 6, 7, 72, 3, 2, layouts=last, groups=3, accumulate=True, **same, **weight)
     # Transposed layers with a bias.
     half.add("gradient-bias", 2, 35, 8, 9, 20, 3, 3, layouts=ALL, stride=(2, 1), bias=True, **same, **gradient)
     brain.add("gradient-bias-copies", 2, 40, 9, 8, 64, 3, 3, layouts=last, bias=True, **same, **gradient)
@@ -86,17 +101,17 @@ def _integer_cases() -> list[Case]:
     both: dict[str, Any] = {"bias": True, "activation": "relu"}
     last: tuple[Layout, ...] = ("NHWC",)
     #                          n  c   h   w   k   r  s
-    signed.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, **both, **same)
-    unsigned.add("tails", 2, 20, 8, 9, 133, 3, 3, layouts=ALL, bias=True, padding=(1, 0, 2, 1))
+    signed.add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, add=True, **both, **same)
+    unsigned.add("tails", 2, 20, 8, 9, 133, 3, 3, layouts=ALL, add=True, padding=(1, 0, 2, 1))
     signed.add("words", 2, 16, 8, 16, 128, 3, 3, thorough=last, bias=True, **same)
     signed.add("groups", 2, 24, 9, 10, 12, 3, 3, layouts=ALL, groups=3, **both, **same)
-    unsigned.add("stride", 2, 8, 14, 15, 20, 3, 2, stride=(2, 1), dilation=(1, 2), activation="relu", **same)
+    unsigned.add("stride", 2, 8, 14, 15, 20, 3, 2, stride=(2, 1), dilation=(1, 2), activation="relu6", **same)
     signed.add("bias", 1, 4, 6, 7, 5, 1, 1, bias=True)
     # words that begin at odd bytes, at even ones, and in groups; with a last word of one, two and three channels
     unsigned.add("three", 2, 3, 17, 18, 20, 7, 7, layouts=last, thorough=last, stride=(2, 2), padding=(3, 3, 3, 3))
     unsigned.add("pairs", 2, 12, 9, 8, 10, 3, 3, layouts=last, thorough=last, groups=2, **both, **same)
     signed.add("loose", 1, 39, 7, 8, 33, 3, 2, layouts=last, groups=3, padding=(1, 1, 0, 1))
-    signed.add("long-reduction", 1, 360, 5, 8, 12, 3, 3, layouts=last, thorough=last, **both, **same)
+    signed.add("long-reduction", 1, 360, 5, 8, 12, 3, 3, layouts=last, thorough=last, add=True, **both, **same)
     unsigned.add("big-filter", 1, 4, 24, 25, 3, 17, 18, layouts=last, padding=(8, 3, 2, 9))
     signed.add("accumulate", 2, 8, 9, 8, 20, 3, 3, layouts=ALL, accumulate=True, activation="relu", **same)
     signed.add("empty-batch", 0, 4, 9, 9, 6, 3, 3)

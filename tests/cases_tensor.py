@@ -12,7 +12,8 @@ def _tensor_cases() -> list[Case]:
     """Layers that the loaders of the tensor-core kernels tell apart."""
     layers = Layers("tensor-", precision="fp32")
     pad = {"padding": (1, 1, 1, 1)}
-    layers.add("same", 2, 40, 6, 8, 72, 3, 3, layouts=ALL, bias=True, activation="relu", **pad)
+    more = {"bias": True, "scale": True, "add": True}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, layouts=ALL, activation="silu", **more, **pad)
     layers.add("odd", 2, 36, 7, 7, 64, 3, 3, layouts=ALL, **pad)
     layers.add("stride", 2, 48, 9, 9, 70, 3, 3, layouts=USUAL, stride=(2, 1), padding=(1, 0, 1, 2), bias=True)
     layers.add("dilation", 1, 36, 11, 9, 40, 3, 2, layouts=USUAL, dilation=(2, 3), padding=(2, 2, 2, 1))
@@ -26,7 +27,7 @@ def _tensor_cases() -> list[Case]:
     layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
     layers.add("gradient-bias", 2, 40, 6, 8, 64, 3, 3, op="dgrad", stride=(2, 1), bias=True, **pad)
     first = {"layouts": ("NCHW",)}
-    layers.add("resident", 3, 64, 7, 7, 72, 3, 3, bias=True, activation="relu", **first, **pad)
+    layers.add("resident", 3, 64, 7, 7, 72, 3, 3, activation="gelu", **more, **first, **pad)
     layers.add("resident-groups", 3, 64, 6, 6, 64, 3, 2, groups=2, dilation=(1, 2), padding=(1, 1, 0, 1), **first)
     layers.add("resident-stride", 3, 32, 9, 9, 64, 3, 3, stride=(2, 1), padding=(1, 0, 1, 2), **first)
     layers.add("resident-one-by-one", 4, 160, 7, 7, 64, 1, 1, **first)
@@ -50,7 +51,8 @@ def _pair_cases() -> list[Case]:
     """Layers that the pairs and states of `tensor_winograd` tell apart, as where rows of outputs end."""
     layers = Layers("pairs-", precision="fp32")
     pad = {"padding": (1, 1, 1, 1), "layouts": ("NHWC",)}
-    layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **pad)
+    more = {"bias": True, "scale": True, "add": True}
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, activation="silu", **more, **pad)
     layers.add("odd", 2, 36, 7, 7, 70, 3, 3, **pad)
     layers.add("wide", 1, 32, 5, 150, 130, 3, 3, bias=True, **pad)
     layers.add("narrow", 3, 32, 20, 3, 64, 3, 3, layouts=("NHWC",), padding=(0, 0, 0, 0))
@@ -64,10 +66,10 @@ def _pair_cases() -> list[Case]:
     layers.add("segments", 1, 32, 4, 20, 64, 1, 31, layouts=("NHWC",), padding=(0, 0, 15, 15))
     layers.add("segments-gradient", 1, 32, 5, 11, 64, 2, 8, layouts=("NHWC",), op="dgrad", padding=(1, 1, 3, 2))
     layers.add("one-row-of-images", 40, 32, 2, 4, 64, 3, 3, layouts=("NHWC",), padding=(1, 1, 1, 1), bias=True)
-    layers.add("two-rows", 3, 64, 5, 7, 70, 3, 3, bias=True, **pad)
+    layers.add("two-rows", 3, 64, 5, 7, 70, 3, 3, bias=True, add=True, **pad)
     flat = {"layouts": ("NCHW",), "padding": (1, 1, 1, 1)}
-    layers.add("same", 2, 40, 6, 8, 72, 3, 3, bias=True, activation="relu", **flat)
-    layers.add("images", 3, 100, 14, 14, 64, 3, 3, **flat)
+    layers.add("same", 2, 40, 6, 8, 72, 3, 3, activation="silu", **more, **flat)
+    layers.add("images", 3, 100, 14, 14, 64, 3, 3, add=True, activation="relu", **flat)
     layers.add("groups", 2, 64, 6, 8, 96, 3, 3, groups=2, **flat)
     layers.add("gradient", 1, 40, 6, 10, 64, 3, 3, op="dgrad", accumulate=True, **flat)
     layers.add("segments", 1, 96, 4, 20, 64, 1, 8, layouts=("NCHW",), padding=(0, 0, 3, 4))
@@ -93,8 +95,9 @@ def _tf32_cases() -> list[Case]:
     layers = Layers("tf32-", precision="tf32")
     last = {"layouts": ("NHWC",)}
     same = {"padding": (1, 1, 1, 1), **last}
-    layers.add("copies", 2, 12, 9, 11, 133, 3, 3, bias=True, activation="relu", padding=(1, 0, 2, 1), **last)
-    layers.add("copies-long", 1, 96, 5, 6, 72, 3, 3, bias=True, **same)
+    more = {"bias": True, "scale": True, "add": True}
+    layers.add("copies", 2, 12, 9, 11, 133, 3, 3, activation="silu", padding=(1, 0, 2, 1), **more, **last)
+    layers.add("copies-long", 1, 96, 5, 6, 72, 3, 3, bias=True, add=True, **same)
     layers.add("one-by-one", 3, 40, 5, 4, 264, 1, 1, bias=True, **last)
     layers.add("groups", 2, 32, 6, 8, 48, 3, 3, groups=2, bias=True, **same)
     layers.add("stride", 2, 36, 9, 8, 33, 3, 2, stride=(2, 1), dilation=(1, 2), padding=(1, 1, 0, 2), **last)

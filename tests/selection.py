@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from leanconv.dtypes import is_integer, is_narrow
+from leanconv.dtypes import is_integer, is_narrow, item_bytes
 from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.problem import ConvProblem
 from tests.cases import TRANSFORM_CASES, Case
@@ -62,6 +62,11 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
     plain = algorithm.precision == "ieee" and algorithm.stem not in known_otherwise
     if (plain or (transforms and case in TRANSFORM_CASES)) and in_turn(algorithm, case):
         yield layer_name(case)
+    if not isinstance(problem, ConvProblem) and algorithm.name == "fourier":
+        # its loads are of one pixel each, and a number of channels is a distance
+        yield from (("image", is_integer(problem.dtype)), ("channels", problem.channels > 1), ("valid", problem.valid))
+        yield from (("result", item_bytes(problem.result), is_integer(problem.result)), ("sums", problem.sums))
+        return
     if not isinstance(problem, ConvProblem):
         yield from (("image", problem.dtype), ("result", problem.result), ("channels", problem.channels))
         yield "volume", problem.is_volume
@@ -76,7 +81,7 @@ def traits(algorithm: GpuAlgorithm, case: Case) -> Iterator[Hashable]:
         yield "volume", problem.dtype
         of_volumes = {
             "bias": problem.bias,
-            "stride": problem.stride_d > 1,
+            "stride": problem.stride_d > 1 and problem.t > 1,
             "dilation": problem.dilation_d > 1,
             "groups": problem.groups > 1,
             "slices alone": problem.t == 1,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from leanconv.cpu.epilogue import finish
 from leanconv.dtypes import item_bytes
 from leanconv.plan import ALIGNMENT, Plan, Target
 from leanconv.problem import ConvProblem, Problem
@@ -112,7 +113,12 @@ class HostDevice:
                 }
                 x, w, *_, y = arrays.values()
                 bias = arrays.get("bias")
-                y[...] = oracle_conv(problem, x, w, bias)
+                if problem.fuses:
+                    axis = {"NCHW": 1, "NHWC": -1, "CHWN": 0}[problem.layout]
+                    sums, beside = oracle_conv(problem.plain, x, w, None), (arrays.get("scale"), arrays.get("add"))
+                    y[...] = finish(sums, axis, bias, *beside, problem.activation)
+                else:
+                    y[...] = oracle_conv(problem, x, w, bias)
                 if problem.op == "wgrad" and given["bias"]:
                     images = tuple(axis for axis in range(4) if axis != problem.layout.index("C"))
                     sums = at_address(int(given["bias"]), (problem.k,), (1,), problem.dtype)
@@ -169,6 +175,7 @@ def make_cupy(host_device: HostDevice) -> types.ModuleType:
         strides = property(lambda self: self.host.strides)
         dtype = property(lambda self: self.host.dtype)
         ndim = property(lambda self: self.host.ndim)
+        itemsize = property(lambda self: self.host.itemsize)
         flags = property(lambda self: types.SimpleNamespace(c_contiguous=self.host.flags.c_contiguous))
 
         def __getitem__(self, index: Any) -> ndarray:

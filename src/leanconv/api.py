@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from leanconv.arrays.operands import Epilogue
 from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
@@ -30,6 +31,8 @@ def conv2d(
     algorithm: str = "auto",
     precision: Precision = "fp32",
     activation: Activation = None,
+    scale: Any = None,
+    add: Any = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -38,6 +41,8 @@ def conv2d(
     """Convolve a batch of images with a bank of filters, as ``torch.nn.functional.conv2d`` does.
 
     ``y[n,k,p,q] = activation(bias[k] + sum over c,r,s of w[k,c,r,s] * x[n,c, p*stride - top + r*dilation, ...])``
+
+    With ``scale`` the sum is multiplied by ``scale[k]``, and with ``add`` a residual is added before the activation.
 
     Args:
         x: float32, float16 or bfloat16 array (n, c, h, w) of NumPy, CuPy, PyTorch, or of any library with DLPack; or
@@ -63,8 +68,14 @@ def conv2d(
             Levels bound the norm of all errors. Winograd's transforms round relative to the largest pixel nearby, so a
             huge pixel among zeros leaves errors where the answer is 0; with ``"ieee"`` it is 0. Layers of integers
             are exact in each.
-        activation: None or ``"relu"``.
-        out: array for the result; must not share memory with the inputs.
+        activation: None, ``"relu"``, ``"relu6"``, ``"leaky_relu"``, ``"elu"``, ``"gelu"``, ``"gelu_tanh"``, ``"silu"``,
+            ``"hardswish"``, ``"sigmoid"`` or ``"tanh"``, as PyTorch computes them; or a pair,
+            ``("leaky_relu", negative_slope)`` or ``("elu", alpha)``. The same kernel applies it, before the result is
+            rounded. Layers of integers take ``"relu"`` and ``"relu6"``.
+        scale: (k,) of float32, of float64 for float64, or None. A batch normalisation in inference is scale and bias.
+        add: a residual, an array with the shape and the dtype of y, or None. ``out`` may be this array itself, and no
+            other that overlaps it.
+        out: array for the result; must not share memory with the inputs, but it may be ``add``.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
         workspace_limit: bytes of GPU memory that the algorithm may take besides x, w, bias and y, from the allocator
             of x's library: for scratch and for packed weights. None: what LEANCONV_WORKSPACE_LIMIT says; without
@@ -95,7 +106,8 @@ def conv2d(
         "conv2d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    return lookup.run(requested, x, w, bias, out)
+    beside = bias if scale is None and add is None else Epilogue(bias, scale, add)
+    return lookup.run(requested, x, w, beside, out)
 
 
 def conv1d(
@@ -111,6 +123,8 @@ def conv1d(
     algorithm: str = "auto",
     precision: Precision = "fp32",
     activation: Activation = None,
+    scale: Any = None,
+    add: Any = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -131,7 +145,8 @@ def conv1d(
             (c / groups, s, k) and y (k, q, n). Without a batch there is no n in these. PyTorch tensors keep their
             logical shapes; for them it is the order in memory, by default that of x if that is NCW or NWC. All else as
             in `conv2d`.
-        bias, groups, algorithm, precision, activation, out, device, workspace_limit, batch_invariant: as in `conv2d`.
+        bias, groups, algorithm, precision, activation, scale, add, out, device, workspace_limit, batch_invariant: as in
+            `conv2d`.
 
     Returns:
         y of shape (n, k, q), of x's library, computed on the caller's current stream; ``out`` if given.
@@ -148,7 +163,8 @@ def conv1d(
         "conv1d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    return lookup.run(requested, x, w, bias, out)
+    beside = bias if scale is None and add is None else Epilogue(bias, scale, add)
+    return lookup.run(requested, x, w, beside, out)
 
 
 def conv2d_input(
@@ -400,7 +416,7 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
     requested = layer_options(name, shape=shape, **numbers)
-    return resolve(requested, first, second, given.get("bias"), out)
+    return resolve(requested, first, second, Epilogue(given.get("bias"), given.get("scale"), given.get("add")), out)
 
 
 _EXPLAINED = (

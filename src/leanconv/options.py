@@ -31,7 +31,8 @@ Layout = Literal["NCHW", "NHWC", "CHWN"]
 #: The same of signals, the layouts of images of one row; and of volumes, which have slices before the rows.
 Layout1d = Literal["NCW", "NWC", "CWN"]
 Layout3d = Literal["NCDHW", "NDHWC"]
-Activation = Literal["relu"] | None
+#: What is applied to each result: one of `ACTIVATIONS`, or a pair of one in `ACTIVATION_NUMBERS` and its number.
+Activation = str | tuple[str, float] | None
 #: Precision levels, strictest first. An algorithm may serve its own level and every looser one.
 Precision = Literal["ieee", "fp32", "relaxed", "tf32"]
 Padding = int | Sequence[int] | Literal["same", "valid"]
@@ -42,7 +43,14 @@ OPS: tuple[Op, ...] = get_args(Op)
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 #: By the number of axes: what a function calls the layouts of the same place in `LAYOUTS`.
 LAYOUTS_OF: dict[int, tuple[str, ...]] = {1: get_args(Layout1d), 2: LAYOUTS, 3: get_args(Layout3d)}
-ACTIVATIONS: tuple[Activation, ...] = (None, "relu")
+#: PyTorch's functions of these names; ``gelu_tanh`` is gelu with ``approximate="tanh"``.
+ACTIVATIONS: tuple[str | None, ...] = (
+    None, "relu", "relu6", "leaky_relu", "elu", "gelu", "gelu_tanh", "silu", "hardswish", "sigmoid", "tanh",
+)  # fmt: skip
+#: Those with a number, PyTorch's ``negative_slope`` and ``alpha``, and its default.
+ACTIVATION_NUMBERS = {"leaky_relu": 0.01, "elu": 1.0}
+#: Those of layers of integers.
+INTEGER_ACTIVATIONS = (None, "relu", "relu6")
 #: What the pixels of a window make.
 Reduction = Literal["sum", "min", "max", "median"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -377,6 +385,38 @@ def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
         if isinstance(value, type(item)) and value == item:
             return item
     raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
+
+
+@lru_cache(maxsize=256)
+def activation_of(value: Any) -> str | None:
+    """An activation in one form: None, its name, or its name and its number as ``leaky_relu:0.2``.
+
+    Raises ValueError for what is none, TypeError for a number that is none.
+    """
+    name, given = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if isinstance(name, str) and given is None and name.partition(":")[0] in ACTIVATION_NUMBERS and ":" in name:
+        name, _, text = name.partition(":")
+        try:
+            given = float(text)
+        except ValueError:
+            raise ValueError(f"activation={value!r}: {text!r} is not a number") from None
+    if not (name is None or isinstance(name, str)) or name not in ACTIVATIONS:
+        raise ValueError(f"activation={value!r} is not known; choose one of {', '.join(map(repr, ACTIVATIONS))}")
+    if given is None:
+        return name
+    if name not in ACTIVATION_NUMBERS:
+        raise ValueError(f"activation={value!r}: {name!r} has no number; {' and '.join(ACTIVATION_NUMBERS)} have one")
+    with np.errstate(over="ignore"):
+        single = np.float32(number("activation", given))
+    if not np.isfinite(single):
+        raise ValueError(f"activation={value!r}: its number must be finite in float32")
+    return name if single == np.float32(ACTIVATION_NUMBERS[name]) else f"{name}:{single!s}"
+
+
+def activation_parts(activation: str) -> tuple[str, float]:
+    """The name of an activation as `activation_of` returns it, and its number, 0 where it has none."""
+    name, _, text = activation.partition(":")
+    return name, float(text) if text else ACTIVATION_NUMBERS.get(name, 0.0)
 
 
 def yes_or_no(name: str, value: object) -> bool:

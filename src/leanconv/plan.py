@@ -85,12 +85,15 @@ class Pointer:
     """A kernel parameter: the address of the operand, or the scratch memory, that has this ``role``.
 
     Operands have the roles of `Problem.operands` (``x``, ``w``, ``bias``, ``y``, ``dy``, ``dx``, ``dw``); ``workspace``
-    and ``prepared`` are a plan's own memory. ``element`` is the C++ type pointed to.
+    and ``prepared`` are a plan's own memory. ``element`` is the C++ type pointed to. A pointer ``beside`` another one
+    is no argument of the kernel's function by itself: it is handed over with that one, as an ``Epilogue``
+    (device/epilogue.cuh).
     """
 
     role: str
     element: str = "float"
     written: bool = False
+    beside: str = ""
 
     @property
     def name(self) -> str:

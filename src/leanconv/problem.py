@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, get_args
 from leanconv import options
 from leanconv.dtypes import FILTERS, LAYERS, DtypeName, filter_sum, item_bytes, one_of, result_of, weights_of
 from leanconv.images.borders import BORDERS, BorderName
-from leanconv.options import Activation, Layout, Op, Precision, Reduction
+from leanconv.options import Layout, Op, Precision, Reduction
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ class ConvProblem:
 
     ``accumulate``: the result is added to what the output holds, before the activation.
 
+    ``scale`` and ``add`` are of forward layers: ``y = activation(scale[k] * sum + bias[k] + add)``, with a float32
+    number for each filter and a residual, an array like y. ``activation`` is as `options.activation_of` returns it.
+
     ``batch_invariant``: an image has the same bits in the result of every batch. The gradient of the filters, a sum
     over the images, has no such promise.
 
@@ -108,7 +111,7 @@ class ConvProblem:
     layout: Layout = "NCHW"
     precision: Precision = "fp32"
     bias: bool = False
-    activation: Activation = None
+    activation: str | None = None
     op: Op = "fprop"
     accumulate: bool = False
     batch_invariant: bool = False
@@ -117,11 +120,14 @@ class ConvProblem:
     stride_d: int = 1
     padding_d: tuple[int, int] = (0, 0)
     dilation_d: int = 1
+    scale: bool = False
+    add: bool = False
 
     def __post_init__(self) -> None:
         _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups", "d", "t", "stride_d", "dilation_d"))
         plain = {type(self.dtype), type(self.layout), type(self.precision), type(self.op)} == {str}
-        plain = plain and {type(self.bias), type(self.accumulate), type(self.batch_invariant)} == {bool}
+        flags = {type(self.bias), type(self.accumulate), type(self.batch_invariant), type(self.scale), type(self.add)}
+        plain = plain and flags == {bool}
         plain = plain and self.dtype in LAYERS and self.layout in options.LAYOUTS and self.op in options.OPS
         plain = plain and self.precision in options.PRECISIONS and self.activation in options.ACTIVATIONS
         if not plain or not 1 <= self.groups <= options.MOST:
@@ -153,11 +159,12 @@ class ConvProblem:
 
     def _check_words(self) -> None:
         options.integer("groups", self.groups, 1)
-        known: tuple[tuple[Any, ...], ...] = options.PRECISIONS, options.LAYOUTS, options.OPS, options.ACTIVATIONS
-        for name, words in zip(("precision", "layout", "op", "activation"), known, strict=True):
+        known: tuple[tuple[Any, ...], ...] = options.PRECISIONS, options.LAYOUTS, options.OPS
+        for name, words in zip(("precision", "layout", "op"), known, strict=True):
             object.__setattr__(self, name, options.one_of(name, getattr(self, name), words))
+        object.__setattr__(self, "activation", options.activation_of(self.activation))
         object.__setattr__(self, "dtype", one_of(options.FIRST[self.op], self.dtype, LAYERS))
-        for name in ("bias", "accumulate", "batch_invariant"):
+        for name in ("bias", "accumulate", "batch_invariant", "scale", "add"):
             object.__setattr__(self, name, options.yes_or_no(name, getattr(self, name)))
 
     @cached_property
@@ -212,14 +219,27 @@ class ConvProblem:
 
     @cached_property
     def operands(self) -> tuple[Operand, ...]:
-        """What a kernel reads, two arrays and perhaps a bias, then what it writes."""
+        """What a kernel reads, two arrays and perhaps bias, scale and residual, then what it writes."""
         first, second, written = {"dgrad": ("dy", "w", "dx"), "wgrad": ("x", "dy", "dw")}.get(self.op, ("x", "w", "y"))
         weights, result = weights_of(self.dtype), result_of(self.dtype)
         bias_shape = (self.c if self.op == "dgrad" else self.k,)
         bias = (Operand("bias", bias_shape, result, written=self.op == "wgrad"),) if self.bias else ()
+        scale = (Operand("scale", (self.k,), "float32"),) if self.scale else ()
+        add = (Operand("add", self.y_shape, result),) if self.add else ()
         beside = self._layer_output if self.op == "wgrad" else self.w_shape
         y = Operand(written, self.y_shape, result, written=True)
-        return (Operand(first, self.x_shape, self.dtype), Operand(second, beside, weights), *bias, y)
+        return (Operand(first, self.x_shape, self.dtype), Operand(second, beside, weights), *bias, *scale, *add, y)
+
+    @cached_property
+    def plain(self) -> ConvProblem:
+        """The layer without what follows its sums: no bias of a forward layer, no scale, residual or activation."""
+        bias = self.bias and self.op != "fprop"
+        return replace(self, bias=bias, scale=False, add=False, activation=None)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether more follows the sums than a bias and a ReLU."""
+        return self.scale or self.add or self.activation not in (None, "relu")
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -298,7 +318,8 @@ class ConvProblem:
         text = f"{self.op} {layout} {self.dtype} {shape} k{self.k} {self.window}"
         text += f" stride {','.join(map(str, stride))} padding {','.join(map(str, padding))}"
         text += f" dilation {','.join(map(str, dilation))} groups {self.groups} precision {self.precision}"
-        text += " bias" * self.bias + (f" {self.activation}" if self.activation else "")
+        text += " bias" * self.bias + " scale" * self.scale + " add" * self.add
+        text += f" {self.activation}" if self.activation else ""
         return text + " accumulate" * self.accumulate + " batch_invariant" * self.batch_invariant
 
 

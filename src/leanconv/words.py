@@ -16,8 +16,9 @@ For ``conv``: ``n c h w k r s`` are the paper letters (n is 1, w is h and s is r
 Layers of volumes have ``d`` slices and filters of ``t``, and their numbers are one for all axes, three as
 ``depth x rows x columns``, or six of ``pad``, front and back before the others; their layouts are ``NCDHW`` and
 ``NDHWC``. Then ``groups``, and the words ``NCHW``, ``NHWC``, ``CHWN``, a precision (``ieee``, ``fp32``, ``relaxed``,
-``tf32``), ``bias``, ``relu`` and ``accumulate``, the element type (``float16``, ``bfloat16``), and the operation where
-it is not the forward pass: ``dgrad``, the gradient of the input, or ``wgrad``, that of the filters.
+``tf32``), ``bias``, ``scale``, ``add``, an activation (``relu``, ``silu``, ``leaky_relu:0.2``) and ``accumulate``, the
+element type (``float16``, ``bfloat16``), and the operation where it is not the forward pass: ``dgrad``, the gradient of
+the input, or ``wgrad``, that of the filters.
 For ``filter``: the image's height x width and the filter's height x width, in this order, with the slices of volumes
 before them; ``batch``, ``filters`` and
 ``channels`` (of a pixel), how many there are; ``anchor`` as row x column; then a border (``constant``, ``replicate``,
@@ -35,7 +36,16 @@ from typing import Any, get_args
 
 from leanconv.dtypes import FILTERS, LAYERS
 from leanconv.images.borders import BORDERS
-from leanconv.options import LAYOUTS, LAYOUTS_OF, PRECISIONS, Op, Reduction
+from leanconv.options import (
+    ACTIVATION_NUMBERS,
+    ACTIVATIONS,
+    LAYOUTS,
+    LAYOUTS_OF,
+    PRECISIONS,
+    Op,
+    Reduction,
+    activation_of,
+)
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 
@@ -86,7 +96,7 @@ def format_problem(problem: Problem) -> str:
     words += [f"groups{problem.groups}"] if problem.groups != 1 else []
     words.append(LAYOUTS_OF[3][LAYOUTS.index(problem.layout)] if deep else problem.layout)
     words += [word for word in (problem.precision, problem.dtype) if word not in ("fp32", "float32")]
-    words += ["bias"] if problem.bias else []
+    words += [word for word in ("bias", "scale", "add") if getattr(problem, word)]
     words += [problem.activation] if problem.activation else []
     words += [problem.op] if problem.op != "fprop" else []
     words += ["accumulate"] if problem.accumulate else []
@@ -100,7 +110,7 @@ def _numbers(values: tuple[int, ...]) -> str:
 #: What a problem in words may hold, for those who wrote something else.
 _CONV_WORDS = (
     "n, c, d, h, w, k, t, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, "
-    "bias, relu, accumulate, dgrad or wgrad"
+    f"bias, scale, add, accumulate, an activation ({', '.join(map(str, ACTIVATIONS[1:]))}), dgrad or wgrad"
 )
 #: Windows without weights, and what their pixels make.
 BOXES: dict[str, Reduction] = {"box": "sum", "erode": "min", "dilate": "max", "median": "median"}
@@ -130,9 +140,15 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     sizes: dict[str, Any] = {"n": 1, "groups": 1}
     steps: dict[str, tuple[int, ...]] = {}
     settings: dict[str, Any] = {}
-    choices = {"layout": LAYOUTS, "precision": PRECISIONS, "dtype": LAYERS, "op": get_args(Op), "activation": ("relu",)}
+    choices = {
+        "layout": LAYOUTS,
+        "precision": PRECISIONS,
+        "dtype": LAYERS,
+        "op": get_args(Op),
+        "activation": ACTIVATIONS[1:],
+    }
     words: dict[str, tuple[str, Any]] = {word: (key, word) for key, known in choices.items() for word in known}
-    words |= {"bias": ("bias", True), "accumulate": ("accumulate", True)}
+    words |= {flag: (flag, True) for flag in ("bias", "scale", "add", "accumulate")}
     words |= {deep: ("layout", plain) for deep, plain in zip(LAYOUTS_OF[3], LAYOUTS, strict=False)}
     # volumes say so by their slices, or by their layout
     axes = 3 if any(re.fullmatch(r"[dt]\d+", token) or token in LAYOUTS_OF[3] for token in tokens) else 2
@@ -140,6 +156,9 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
         if token in words:
             key, value = words[token]
             settings[key] = value
+            continue
+        if token.partition(":")[0] in ACTIVATION_NUMBERS:
+            settings["activation"] = activation_of(token)
             continue
         word, numbers = _split(text, token, (1, axes, 2 * axes))
         if word in (*"ncdhwktrs", "groups") and len(numbers) == 1:

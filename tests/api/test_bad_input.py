@@ -59,7 +59,16 @@ CONV, FILTER = ConvProblem(1, 3, 8, 8, 4, 3, 3), FilterProblem(1, 8, 8, 3, 3, (1
         (dict(layout="CHWN"), ValueError, ["w has 8 channels", "in_channels=2"]),
         (dict(layout="NHWC"), ValueError, ["in_channels=6", "read as NHWC"]),
         (dict(precision="fp16"), ValueError, ["precision='fp16'", "'ieee', 'fp32', 'relaxed', 'tf32'"]),
-        (dict(activation="gelu"), ValueError, ["activation='gelu'", "'relu'"]),
+        (dict(activation="swish"), ValueError, ["activation='swish' is not known", "'silu'"]),
+        (dict(activation=("relu", 2)), ValueError, ["activation=('relu', 2): 'relu' has no number; leaky_relu"]),
+        (dict(activation=("elu", "1")), TypeError, ["activation='1' is not a number"]),
+        (dict(activation=("elu", 1e300)), ValueError, ["activation=('elu', 1e+300)", "finite in float32"]),
+        (dict(activation="elu:x"), ValueError, ["activation='elu:x': 'x' is not a number"]),
+        (dict(scale=ones(4)), ValueError, ["scale has shape (4,); it must have shape (8,)"]),
+        (dict(scale=ones(8, dtype=np.float64)), TypeError, ["scale has dtype float64 and x float32"]),
+        (dict(scale=3.0), TypeError, ["scale is a float"]),
+        (dict(add=ones(2, 8, 4, 1)), ValueError, ["add has shape (2, 8, 4, 1)", "(2, 8, 4, 4)"]),
+        (dict(add=ones(2, 8, 4, 4, dtype=np.int32)), TypeError, ["add has dtype int32 and x float32"]),
         (dict(algorithm="cudnn"), ValueError, ["algorithm='cudnn'", "'im2col'"]),
         (dict(algorithm="im2wim"), ValueError, ["did you mean 'im2win'?"]),
         (dict(algorithm="winograd1d", precision="ieee"), NoAlgorithmError, ["winograd1d: ", "'ieee' was requested"]),
@@ -227,7 +236,8 @@ def test_explain_refuses_a_problem_that_no_call_can_have(problem: Any, parts: li
         ({"layout": "NWC"}, ValueError, ["layout='NWC' is not known; choose one of 'NCHW', 'NHWC', 'CHWN'"]),
         ({"layout": None}, ValueError, ["layout=None is not known"]),
         ({"op": "sgrad"}, ValueError, ["op='sgrad' is not known; choose one of 'fprop', 'dgrad', 'wgrad'"]),
-        ({"activation": "gelu"}, ValueError, ["activation='gelu' is not known; choose one of None, 'relu'"]),
+        ({"activation": "swish"}, ValueError, ["activation='swish' is not known; choose one of None, 'relu'"]),
+        ({"scale": 1}, TypeError, ["scale=1 is not True or False"]),
         ({"groups": 0}, ValueError, ["groups=0 is below 1"]),
         ({"groups": 2**31}, ValueError, ["groups=2147483648 is above"]),
         ({"stride": (0, 1)}, ValueError, ["stride=0 is below 1"]),
@@ -277,7 +287,7 @@ def test_the_arithmetic_of_narrow_integers_does_not_overflow() -> None:
     assert FilterProblem(*map(np.uint8, (9, 200, 200, 3, 3)), anchor=[1, np.int16(1)]).flops == 2 * 9 * 200 * 200 * 9
 
 
-@pytest.mark.parametrize("name", ["bias", "accumulate", "batch_invariant"])
+@pytest.mark.parametrize("name", ["bias", "scale", "add", "accumulate", "batch_invariant"])
 def test_explain_takes_true_and_false_alone(name: str) -> None:
     for value in (3, "no", None):
         with says(TypeError, f"{name}={value!r} is not True or False"):

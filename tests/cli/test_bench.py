@@ -31,6 +31,8 @@ COUNTS = {
     "depthwise": 34,
     "depthwise-wide": 30,
     "first-layers": 18,
+    "grouped": 27,
+    "batch-1": 70,
     "conv3d": 32,
 }
 

@@ -246,6 +246,8 @@ def test_tensors_of_our_own_calls_have_the_shape_of_nchw(monkeypatch: pytest.Mon
             problem=problem,
             gpu=True,
             bias=None,
+            scale=None,
+            residual=lambda layout: None,
             x=lambda layout, held=held: torch.from_numpy(held.x(layout)),
             w=lambda layout, held=held: torch.from_numpy(held.w(layout)),
         )

@@ -190,3 +190,9 @@ def test_the_compiler_takes_the_same_texts(nvrtc):
         ):
             assert compile_source(unit(body), "probe", arch).spill_bytes == 0
     assert compile_source(unit(CONVERT.replace("CVT", "cvt_rn_bf16x2_f32")), "probe", "sm_80").cubin
+
+
+def test_movmatrix_transposes():
+    x = np.arange(64, dtype=np.uint16)
+    y = play("y[t] = static_cast<int>(movmatrix_trans(static_cast<unsigned>(x[t])));", x, x, np.zeros(32, np.int32))
+    np.testing.assert_array_equal(y.view(np.uint16).reshape(8, 8), x.reshape(8, 8).T)

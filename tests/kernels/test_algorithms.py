@@ -84,14 +84,14 @@ def extremes():
         algorithm, case, config, name = each
         return (algorithm, _narrowed(case.problem, config), config), name
 
-    return selection.marked(found, selection.cover(found, differs), param)
+    return selection.marked(found, selection.cover(found, differs, lambda each: work(each[1])), param)
 
 
 def work(case):
     """What the emulator has to do, about: products, and what it takes to build the kernels of a gradient's phases."""
     problem = case.problem
     strided = isinstance(problem, ConvProblem) and problem.op == "dgrad"
-    return problem.flops + (10**6 * problem.stride[0] * problem.stride[1] if strided else 0)
+    return problem.flops + (10**6 * problem.stride_d * problem.stride[0] * problem.stride[1] if strided else 0)
 
 
 def _narrowed(problem, config):
@@ -157,7 +157,18 @@ def test_wide_offsets_right_on_emulator(algorithm, case):
 MANY = pytest.mark.exhaustive
 
 
-@named([(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)])
+IMAGES = [(a, c) for a, c in THOROUGH if isinstance(c.problem, FilterProblem)]
+
+
+def alignments(pair):
+    """What a kernel asks of alignment: the sizes of elements and whether there are channels, once each."""
+    algorithm, case = pair
+    yield algorithm.stem
+    yield algorithm.stem, "element", item_bytes(case.problem.dtype)
+    yield algorithm.stem, "channels", case.problem.channels > 1
+
+
+@named(IMAGES, selection.cover(IMAGES, alignments, lambda pair: work(pair[1])))
 @pytest.mark.parametrize(
     "offsets", [{"x": 4, "y": 12}, *(pytest.param(each, marks=MANY) for each in ({"x": 8, "y": 0}, {"x": 0, "y": 4}))],
     ids=str,

@@ -14,7 +14,9 @@ import pytest
 
 from leanconv.bench.suites import LAYOUTS
 from leanconv.images.borders import BORDERS
+from leanconv.kernels.common.layers import activation_type
 from leanconv.kernels.winograd_matrices import WIDTHS
+from leanconv.options import ACTIVATIONS
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
 from tests import proof, selection
@@ -186,6 +188,9 @@ MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 #: tensor_gemm_sync fills 255 registers to the last. separable_tensor on an H200 is faster with a third block on a
 #: multiprocessor than without what spills.
 WARP_SPILLS = 8
+#: 96 sums and 64 fragments of tensor_gemm_sync_col2im, beside what the next fragments take: what spills is needed once
+#: a stage of 600 products. Two or three blocks on a multiprocessor of the kernels for rows of windows likewise.
+COLUMN_SPILLS = 200
 #: tensor_filter fills them too where filters have many rows; what it spills is needed once for a row of some hundred
 #: instructions and products. The compiler for sm_120 spills more of 7x7 of float16, with edges, which has not been
 #: measured on such a GPU.
@@ -199,6 +204,9 @@ TENSOR_SPILLS = {
     "native_gemm_nchw": 48,
     "separable_tensor": 160,
     "tensor_gemm_sync": WARP_SPILLS,
+    "tensor_gemm_sync_col2im": COLUMN_SPILLS,
+    "native_gemm_rows": COLUMN_SPILLS,
+    "native_weight_rows": COLUMN_SPILLS,
     # a pair of lines of 16 numbers takes 64 registers of a thread's 128
     "fourier_lines": 40,
     "fourier_tiles": 40,
@@ -226,15 +234,19 @@ def runs_on(algorithm, problem, target):
 
 def guesses():
     """Every layer for every GPU; in ``make test`` every layer, every algorithm, and families in every type, those of
-    float32 cores in every layout, for one of the GPUs."""
+    float32 cores in every layout, for one of the GPUs; of image filters what unrolls otherwise."""
     pairs = [(entry, target) for entry, target in product(ACCEPTED, TARGETS) if runs_on(*entry.values, target)]
     found = [(*entry.values, target, f"{entry.id}-{target.arch}") for entry, target in pairs]
 
     def differs(each):
         algorithm, problem, target, name = each
         layout = getattr(problem, "layout", "")
-        # the layer without its layout
-        yield name.removeprefix(f"{algorithm.stem}-").removesuffix(f"-{target.arch}").removesuffix(f"-{layout.lower()}")
+        if isinstance(problem, ConvProblem):
+            # the layer without its layout
+            end = f"-{layout.lower()}"
+            yield name.removeprefix(f"{algorithm.stem}-").removesuffix(f"-{target.arch}").removesuffix(end)
+        else:
+            yield from of_filter(algorithm, problem)
         # by turns
         if (TARGETS.index(target) + len(algorithm.stem)) % 4 == 0:
             yield algorithm.family, target.arch
@@ -243,10 +255,21 @@ def guesses():
             yield algorithm.family, layout
         yield algorithm.family, problem.dtype
 
+    def of_filter(algorithm, problem):
+        """What else a kernel does than filter images of float32, once; how far it unrolls, which transforms do not."""
+        stem = algorithm.stem
+        yield from ((stem, problem.sums), (stem, "channels", problem.channels > 1), (stem, "volume", problem.is_volume))
+        if algorithm.name != "fourier":
+            yield from ((stem, "rows", problem.kh == 1, min(2, problem.kh // 16)), (stem, "more", problem.filters > 1))
+        if problem.reduction == "median":  # a network for each size
+            yield stem, problem.kh
+
     def work(each):
         """What unrolls most takes the compiler longest: layers that two algorithms stand for are the others'."""
-        algorithm, *_ = each
-        return ("winograd" in algorithm.stem) + (algorithm.family in selection.TENSOR_CORES)
+        algorithm, problem, *_ = each
+        if isinstance(problem, ConvProblem):
+            return ("winograd" in algorithm.stem) + (algorithm.family in selection.TENSOR_CORES)
+        return -problem.kh * problem.kw  # what unrolls further spills first
 
     return selection.marked(found, selection.cover(found, differs, work), lambda each: (each[:3], each[3]))
 
@@ -356,6 +379,15 @@ def extremes():
 def test_extreme_configs_compile(algorithm, problem, target):
     for config in proof.extreme_configs(algorithm, problem, target):
         compile_plan(algorithm, problem, config, target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+def test_every_activation_compiles_without_spills(target):
+    types = [activation_type(each) for each in (*ACTIVATIONS, "leaky_relu:-0.3")]
+    calls = " ".join(f"x[{i}] = {each}::of(x[{i}]);" for i, each in enumerate(types))
+    text = f'#include <device/activation.cuh>\nextern "C" __global__ void every(float* x) {{ {calls} }}\n'
+    compiled = compile_source(text, "every", target.arch)
+    assert compiled.spill_bytes == compiled.stack_bytes == 0 and compiled.registers <= 64
 
 
 def test_figures_are_the_compilers_own():

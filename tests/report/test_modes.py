@@ -25,9 +25,11 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     seen: list[tuple[str, bool]] = []
 
-    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool) -> dict[str, float]:
-        assert tuned and not compiled
+    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool, graph: bool) -> dict[str, float]:
+        assert not compiled and tuned == graph
         seen.append((mode.title, torch.backends.cudnn.allow_tf32))
+        if not graph:
+            return {f"torch{each}_eager_us": 3000.0 for each in ("", "_nchw")} | {"leanconv_eager_us": 1500.0}
         return {f"torch{each}_graph_us": 3000.0 for each in ("", "_nchw")} | {
             "leanconv_graph_us": 2000.0 if mode.tf32 else 1000.0
         }
@@ -57,6 +59,8 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     assert "| resnet50 | 3.00 | 1.50 | 0.90 | 0.90 |\n| resnet18 | 3.00 | 1.50 | – | – |" in page
     assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False, True) == path
     assert len(seen) == 5, "there was no time left"
+    modes.measure(tmp_path, None, ("mvit_v2_s",), ("tf32",), ("forward",), None, False, True)
+    assert "| mvit_v2_s | – | – / 2.00 |" in modes.section(records.read(path))
 
 
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +101,18 @@ def test_the_networks_of_our_own(name: str) -> None:
     assert layers == {"unet": 23, "vae_decoder": 31, "edsr": 35}[name]
 
 
-def test_pytorch_runs_in_both_layouts_and_the_quicker_counts() -> None:
+def test_networks_run_in_both_layouts_and_the_quicker_counts() -> None:
     model, x = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), torch.randn(2, 3, 5, 5)
     pairs = modes.in_layouts(model, x.contiguous(memory_format=torch.channels_last))
     assert list(pairs) == ["torch_nchw", "torch_nhwc"] and pairs["torch_nhwc"][0] is model
     assert all(given.is_contiguous() and copy.weight.is_contiguous() for copy, given in [pairs["torch_nchw"]])
     (first, given), (last, same) = pairs.values()
     assert torch.allclose(first(given), last(same), atol=1e-6)
-    found = modes._fields("graph", {"torch_nchw": 3.0, "torch_nhwc": 4.04, "leanconv": 2.0})
-    expected = {"torch_nchw_graph_us": 3.0, "torch_nhwc_graph_us": 4.0, "leanconv_graph_us": 2.0, "torch_graph_us": 3.0}
-    assert found == expected
+    us = {"torch_nchw": 3.0, "torch_nhwc": 4.04, "leanconv_nhwc": 2.04, "leanconv_nchw": 2.5}
+    found = modes._fields("graph", us)
+    assert found == {f"{who}_graph_us": round(each, 1) for who, each in (us | {"torch": 3.0, "leanconv": 2.0}).items()}
+    assert modes._quicker(found, "torch", "graph") == "torch_nchw"
+    assert modes._quicker(found, "leanconv", "graph") == "leanconv_nhwc"
     assert modes._fields("compile", {"torch": 5.0, "leanconv": 2.0})["torch_compile_us"] == 5.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from leanconv import dtypes
 from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carried
@@ -13,6 +13,19 @@ from leanconv.arrays.numpy import NUMPY, learn_bfloat16
 from leanconv.dtypes import DtypeName
 from leanconv.options import device_index
 from leanconv.plan import ALIGNMENT
+
+
+class Epilogue(NamedTuple):
+    """What a caller gives beside x and w, in place of a bias, where there is more than that."""
+
+    bias: Any
+    scale: Any
+    add: Any
+
+
+def as_epilogue(bias: Any) -> Epilogue:
+    """What a ready call gets in place of a bias."""
+    return bias if type(bias) is Epilogue else Epilogue(bias, None, None)
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,10 @@ class Operands:
     copies: tuple[bool, bool, bool] = (False, False, False)
     #: whether the result can be written directly to ``out``
     out_direct: bool = True
+    #: of forward layers, a number for each filter and a residual, and which of them cannot be read in place
+    scale: Any = None
+    add: Any = None
+    copies_beside: tuple[bool, bool] = (False, False)
 
     def place(self, device: object) -> int | None:
         """Number of the GPU that runs the call, None for the CPU. Raises ValueError for one where they do not lie."""
@@ -156,7 +173,15 @@ def layer_operands(
     out_order = axes.memory_order(out_axes or len(x.shape))
     direct = out is None or _readable(arrays, out, out_order)
     types = dtypes.result_of(dtype), dtypes.weights_of(dtype)
-    made = Operands(arrays, device, dtype, x, w, bias, out, names, *types, order, w_order, out_order, copies, direct)
+    scale, add = given.get("scale"), given.get("add")
+    beside = (
+        scale is not None and not _readable(arrays, scale),
+        add is not None and not _readable(arrays, add, out_order),
+    )
+    made = Operands(
+        arrays, device, dtype, x, w, bias, out, names, *types, order, w_order, out_order, copies, direct, scale, add,
+        beside,
+    )  # fmt: skip
     return made, axes
 
 
@@ -206,7 +231,8 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
 
     Raises TypeError for anything but an array, ValueError for arrays of several libraries or devices.
     """
-    given = {names[0]: x, names[1]: w} | ({} if bias is None else {"bias": bias})
+    beside = bias._asdict() if type(bias) is Epilogue else {"bias": bias}
+    given = {names[0]: x, names[1]: w} | {name: array for name, array in beside.items() if array is not None}
     inputs = {name: carried(array, name) for name, array in given.items()}
     if out is not None and any(inputs[name] is not array for name, array in given.items()):
         raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
@@ -234,7 +260,11 @@ def check_dtypes(named: dict[str, str], taken: Sequence[str]) -> DtypeName:
     (first, dtype), *others = named.items()
     found = dtypes.one_of(first, dtype, taken)
     for name, other in others:
-        wanted = dtypes.result_of(found) if name == "bias" else dtypes.weights_of(found)
+        wanted = dtypes.result_of(found) if name in ("bias", "add") else dtypes.weights_of(found)
+        if name == "scale":
+            if dtypes.is_integer(found):
+                raise TypeError(f"scale was given, and {first} has dtype {found}: the sums of integers stay integers")
+            wanted = dtypes.accumulator(found).name
         if other != wanted:
             rule = "they must be the same" if wanted == dtype else f"with {dtype} it must be {wanted}"
             raise TypeError(f"{name} has dtype {other} and {first} {dtype}; {rule}")

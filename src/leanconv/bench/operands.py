@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.call.host_call import torch_epilogue
 from leanconv.cpu import oracle
+from leanconv.cpu.epilogue import finish
 from leanconv.cpu.oracle import border_indices
 from leanconv.dtypes import DTYPES, is_integer
 from leanconv.options import Layout
@@ -56,7 +58,9 @@ class Operands:
             plain = replace(problem, layout="NCHW")
             first, second, *rest = plain.operands
             self._layouts["NCHW"] = (self._normal(first, 1.0), self._normal(second, max(1, plain.terms) ** -0.5))
-            self.bias = self._normal(rest[0], 1.0) if plain.bias else None
+            beside = {each.role: self._normal(each, 1.0) for each in rest[:-1]}
+            self.bias, self.scale = beside.get("bias"), beside.get("scale")
+            self._residuals: dict[str, Any] = {"NCHW": beside.get("add")}
         else:
             x, w, _ = problem.operands
             self.image = self._normal(x, 1.0)
@@ -97,6 +101,14 @@ class Operands:
     def w(self, layout: Layout) -> Any:
         """What a layer reads besides, contiguous in ``layout``: its filters, or the gradient of its output (wgrad)."""
         return self._layout(layout)[1]
+
+    def residual(self, layout: Layout) -> Any:
+        """What is added to a layer's sums, contiguous in ``layout``; None where nothing is."""
+        plain = self._residuals["NCHW"]
+        if plain is not None and layout not in self._residuals:
+            moved = in_order(plain, layout)
+            self._residuals[layout] = moved.contiguous() if self.gpu else np.ascontiguousarray(moved)
+        return self._residuals.get(layout)
 
     def output(self, layout: Layout | None = None) -> Any:
         """A new output array full of NaN (of a number no answer reaches, for integers)."""
@@ -216,7 +228,7 @@ def _layer_block(operands: Operands, block: _Block) -> Any:
     """A layer's answer on a block, as that of a smaller layer."""
     problem, x, w = operands.problem, operands.x("NCHW"), operands.w("NCHW")
     assert problem.kind == "conv2d"
-    part, bias = replace(problem, n=len(block.images), layout="NCHW", accumulate=False), None
+    part = replace(problem.plain, n=len(block.images), layout="NCHW", accumulate=False)
     if problem.op == "wgrad":
         own = block.images // problem.group_k * problem.group_c
         channels = (own[:, None] + np.arange(problem.group_c)).ravel()
@@ -230,8 +242,16 @@ def _layer_block(operands: Operands, block: _Block) -> Any:
         last = (block.end - 1) * problem.stride[0] - problem.padding[0] + (problem.r - 1) * problem.dilation[0] + 1
         begin, end = max(0, min(first, problem.h)), max(0, min(last, problem.h))
         part = replace(part, h=end - begin, padding=(begin - first, last - end, *problem.padding[2:]))
-        x, bias = x[block.images][..., begin:end, :], operands.bias
-    return _direct_torch(part, x.double(), w.double(), bias) if operands.gpu else oracle.conv2d(part, x, w, bias)
+        x = x[block.images][..., begin:end, :]
+    y: Any = _direct_torch(part, x.double(), w.double()) if operands.gpu else oracle.conv2d(part, x, w)
+    if problem.op != "fprop":
+        return y
+    add = operands.residual("NCHW")
+    add = None if add is None else add[block.images][..., block.begin : block.end, :]
+    if operands.gpu:
+        bias, scale, add = (None if each is None else each.double() for each in (operands.bias, operands.scale, add))
+        return torch_epilogue(y, y.dim() - 2, bias, scale, add, problem.activation)
+    return finish(y, 1, operands.bias, operands.scale, add, problem.activation)
 
 
 def _picked(array: Any, images: np.ndarray) -> Any:
@@ -243,14 +263,14 @@ def _picked(array: Any, images: np.ndarray) -> Any:
     return array.view(torch.int16)[images].to(torch.int32) & 0xFFFF
 
 
-def _direct_torch(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
+def _direct_torch(problem: ConvProblem, x: Any, w: Any) -> Any:
     """The direct convolution, or a gradient, in float64 on the GPU: one matrix product for each filter element."""
     if not problem.is_volume:  # images are volumes of one slice
-        return _direct_torch_volume(problem, x.unsqueeze(2), w.unsqueeze(2), bias).squeeze(2)
-    return _direct_torch_volume(problem, x, w, bias)
+        return _direct_torch_volume(problem, x.unsqueeze(2), w.unsqueeze(2)).squeeze(2)
+    return _direct_torch_volume(problem, x, w)
 
 
-def _direct_torch_volume(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any:
+def _direct_torch_volume(problem: ConvProblem, x: Any, w: Any) -> Any:
     import torch
 
     front, back, top, bottom, left, right = (*problem.padding_d, *problem.padding)
@@ -274,10 +294,7 @@ def _direct_torch_volume(problem: ConvProblem, x: Any, w: Any, bias: Any) -> Any
     y: Any = 0.0
     for tap, seen in _taps(problem):
         y = y + torch.einsum("ngczpq,gkc->ngkzpq", image[seen], w[tap])
-    y = y.flatten(1, 2)
-    if bias is not None:
-        y = y + bias.double()[:, None, None, None]
-    return torch.relu(y) if problem.activation == "relu" else y
+    return y.flatten(1, 2)
 
 
 def _taps(problem: ConvProblem) -> Iterator[tuple[Any, Any]]:

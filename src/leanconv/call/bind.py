@@ -6,8 +6,15 @@ import threading
 from collections.abc import Callable
 
 from leanconv.call.choose import choose
-from leanconv.call.gpu_call import BiasGradientCall, Call, GpuCall, Loaded, PreparedCall, UnpreparedCall, writes_bias
-from leanconv.call.host_call import CpuCall, HostOnGpuCall, TorchCpuConv, check_torch_algorithm, left_to_the_library
+from leanconv.call.gpu_call import BiasGradientCall, Call, Loaded, PreparedCall, UnpreparedCall, gpu_call, writes_bias
+from leanconv.call.host_call import (
+    CpuCall,
+    FusedCpuCall,
+    HostOnGpuCall,
+    TorchCpuConv,
+    check_torch_algorithm,
+    left_to_the_library,
+)
 from leanconv.call.resolve import Resolved
 from leanconv.problem import Problem
 from leanconv.runtime import launch
@@ -38,7 +45,7 @@ def bind(resolved: Resolved) -> Call:
         elif resolved.weights is not None and loaded.prepares(resolved):
             return PreparedCall(resolved, loaded)
         else:
-            call = GpuCall(resolved, loaded)
+            call = gpu_call(resolved, loaded)
     if writes_bias(resolved.problem):
         return BiasGradientCall(call, resolved)
     return call if resolved.weights is None else UnpreparedCall(call)
@@ -79,4 +86,8 @@ def _on_cpu(resolved: Resolved) -> Call:
     if left_to_the_library(resolved):
         check_torch_algorithm(resolved.algorithm)
         return TorchCpuConv(resolved)
-    return CpuCall(resolved, choose(resolved.problem, None, resolved.algorithm, resolved.workspace_limit))
+    problem = resolved.problem
+    if problem.kind == "conv2d" and problem.fuses:
+        chosen = choose(problem.plain, None, resolved.algorithm, resolved.workspace_limit)
+        return FusedCpuCall(resolved, chosen)
+    return CpuCall(resolved, choose(problem, None, resolved.algorithm, resolved.workspace_limit))

@@ -40,9 +40,16 @@ def types_of(problem: Problem) -> tuple[str, str, str]:
 
 
 def roles_of(problem: Problem) -> tuple[str, ...]:
-    """The order in which ready calls give values to a plan: the operands, the numbers of filters, scratch memory."""
+    """The order in which ready calls give values to a plan: x, w, bias and result; the numbers of filters, or scale and
+    residual of layers; scratch memory."""
     first, second, *_, written = problem.operands
-    return first.role, second.role, "bias", written.role, *problem.scalars, "workspace", "prepared"
+    beside = ("scale", "add") if is_fused(problem) else ()
+    return first.role, second.role, "bias", written.role, *problem.scalars, *beside, "workspace", "prepared"
+
+
+def is_fused(problem: Problem) -> bool:
+    """Whether a layer reads more than a bias beside x and w."""
+    return problem.kind == "conv2d" and (problem.scale or problem.add)
 
 
 def writes_bias(problem: Problem) -> bool:
@@ -155,7 +162,9 @@ class GpuCall:
         scratch = (self._prepared_offset or workspace) + prepared
         self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
         self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
-        self._bias_gradient, self._scalars = writes_bias(problem), bool(problem.scalars)
+        self._bias_gradient = writes_bias(problem)
+        #: whether value and delta are given to the plan, of a fused layer the addresses of scale and residual
+        self._scalars = bool(problem.scalars) or is_fused(problem)
 
     def __call__(
         self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
@@ -234,6 +243,43 @@ class GpuCall:
                 raise ValueError(f"out overlaps {name} in memory; the result must go elsewhere")
 
 
+class FusedCall(GpuCall):
+    """A layer that reads a scale or a residual too; ``bias`` is an `Epilogue`."""
+
+    def __init__(self, resolved: Resolved, loaded: Loaded, *, prepares: bool = True) -> None:
+        super().__init__(resolved, loaded, prepares=prepares)
+        self._copies_beside = resolved.operands.copies_beside
+
+    def __call__(
+        self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0, prepared_at: int = 0
+    ) -> Any:
+        bias, scale, add = bias
+        arrays, (copy_scale, copy_add) = self._arrays, self._copies_beside
+        for array in (scale, add):
+            if array is not None:
+                arrays.refuse_gradient(array)
+        if out is not None:
+            check_beside_overlap(arrays, out, scale, add)
+        # NOTE: copies stay bound to names until the launch, as in `GpuCall`
+        scale = arrays.copy(scale) if copy_scale else scale
+        add = arrays.copy(add, self._result[3]) if copy_add else add
+        scale_at, add_at = (0 if each is None else self._pointer(each) for each in (scale, add))
+        return super().__call__(x, w, bias, out, scale_at, add_at, prepared_at)
+
+
+def check_beside_overlap(arrays: Arrays, out: Any, scale: Any, add: Any) -> None:
+    """Raise ValueError where ``out`` shares memory with scale or residual; but it may be the residual itself, of which
+    each element is read before it is written."""
+    same = add is not None and arrays.pointer(add) == arrays.pointer(out)
+    same = same and tuple(arrays.strides(add)) == tuple(arrays.strides(out))
+    check_overlap(arrays, out, (("scale", scale), ("add", None if same else add)))
+
+
+def gpu_call(resolved: Resolved, loaded: Loaded, *, prepares: bool = True) -> GpuCall:
+    """The ready call of a problem on arrays of a GPU."""
+    return (FusedCall if is_fused(resolved.problem) else GpuCall)(resolved, loaded, prepares=prepares)
+
+
 class PreparedCall:
     """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone."""
 
@@ -244,7 +290,7 @@ class PreparedCall:
         self.preparation = preparation_of(
             loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
-        self._whole, self._rest = GpuCall(resolved, loaded), GpuCall(resolved, loaded, prepares=False)
+        self._whole, self._rest = gpu_call(resolved, loaded), gpu_call(resolved, loaded, prepares=False)
         self.types = self._whole.types
         w = resolved.operands.w
         copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self.preparation.copy else 0

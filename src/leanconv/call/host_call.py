@@ -10,12 +10,15 @@ import numpy as np
 
 from leanconv.arrays import MemoryOrder, Shape
 from leanconv.arrays.numpy import NUMPY, plain
+from leanconv.arrays.operands import Epilogue, as_epilogue
 from leanconv.call.choose import Candidate
-from leanconv.call.gpu_call import Loaded, check_overlap, roles_of, types_of, writes_bias
+from leanconv.call.gpu_call import Loaded, check_beside_overlap, check_overlap, roles_of, types_of, writes_bias
 from leanconv.call.resolve import Resolved
+from leanconv.cpu.epilogue import finish
 from leanconv.cpu.gradients import bias_gradient
-from leanconv.dtypes import DtypeName, is_integer
+from leanconv.dtypes import DtypeName, is_integer, is_narrow
 from leanconv.kernels.contract import CpuAlgorithm
+from leanconv.options import ACTIVATION_NUMBERS, activation_parts
 from leanconv.problem import ConvProblem
 from leanconv.runtime import launch
 
@@ -29,6 +32,9 @@ class _HostCall:
         self._w_dtype, self.types = resolved.operands.w_dtype, types_of(resolved.problem)
 
     def _check_out(self, x: Any, w: Any, bias: Any, out: Any) -> None:
+        if type(bias) is Epilogue:
+            check_beside_overlap(self._arrays, out, bias.scale, bias.add)
+            bias = bias.bias
         inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
         check_overlap(self._arrays, out, inputs)
 
@@ -51,7 +57,10 @@ class HostOnGpuCall(_HostCall):
                 bias[...] = 0
         else:
             w = plain(w).astype(self._w_dtype, copy=False)
-            numbers = (value, delta) if self._problem.scalars else ()
+            numbers: tuple[Any, ...] = (value, delta) if self._problem.scalars else ()
+            if type(bias) is Epilogue:
+                bias, *beside = bias
+                numbers = tuple(None if each is None else plain(each) for each in beside)
             values = (plain(x), w, None if bias is None else plain(bias), y, *numbers)
             launch.run_on_host_arrays(
                 self._loaded.device, self._loaded.plan, dict(zip(roles_of(self._problem), values, strict=False)),
@@ -153,6 +162,40 @@ class CpuCall(_HostCall):
         return y
 
 
+class FusedCpuCall(_HostCall):
+    """A layer on the reference engine with more after its sums than a bias and a ReLU. The sums are kept in float32 at
+    least, so the result is rounded once."""
+
+    def __init__(self, resolved: Resolved, choice: Candidate) -> None:
+        super().__init__(resolved)
+        problem, operands = resolved.problem, resolved.operands
+        assert isinstance(problem, ConvProblem)
+        self._activation, self._wide = problem.activation, "float32" if is_narrow(problem.dtype) else None
+        sums, beside = problem.plain, replace(operands, bias=None, scale=None, add=None, out=None)
+        if self._wide:
+            sums = replace(sums, dtype="float32")
+            beside = replace(beside, dtype="float32", result="float32", w_dtype="float32")
+        self._sums = CpuCall(replace(resolved, problem=sums, operands=beside), choice)
+        layout = "NCHW" if operands.arrays.keeps_shape else problem.layout
+        #: of the result as the library shows it, that of the filters
+        self._axis = {"NCHW": 1 - len(operands.w.shape), "NHWC": -1, "CHWN": 0}[layout]
+
+    def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
+        arrays = self._arrays
+        if out is not None:
+            self._check_out(x, w, bias, out)
+        if self._wide:
+            x, w = x.astype(self._wide), w.astype(self._wide)
+        sums = arrays.to_numpy(self._sums(x, w, None, None))
+        bias, scale, add = (None if each is None else arrays.to_numpy(each) for each in as_epilogue(bias))
+        result: Any = finish(sums, self._axis, bias, scale, add, self._activation)
+        result = result.astype(self._result, copy=False) if arrays is NUMPY else arrays.from_numpy(result, None)
+        if out is None:
+            return result
+        arrays.assign(out, result)
+        return out
+
+
 def left_to_the_library(resolved: Resolved) -> bool:
     """Whether a call on the CPU is the array library's own convolution: PyTorch has none of integers."""
     problem = resolved.problem
@@ -184,6 +227,25 @@ def in_order(tensor: Any, order: MemoryOrder = None) -> Any:
     moved = tensor.permute(order)
     # the strides of `contiguous` would be any for an axis of length 1
     return moved.reshape(-1).view(moved.shape).permute([order.index(axis) for axis in range(len(order))])
+
+
+def torch_epilogue(y: Any, axes: int, bias: Any, scale: Any, add: Any, activation: str | None) -> Any:
+    """What follows the sums of a layer, by PyTorch's own functions; ``y`` has so many ``axes`` behind its channels."""
+    from torch.nn import functional
+
+    each = (-1, *(1,) * axes)
+    if scale is not None:
+        # the product in float32, and one rounding
+        y = (y * scale.view(each) if bias is None else y * scale.view(each) + bias.view(each)).to(y.dtype)
+    elif bias is not None:
+        y = y + bias.view(each)
+    y = y if add is None else y + add
+    if activation is None:
+        return y
+    name, value = activation_parts(activation)
+    if name == "gelu_tanh":
+        return functional.gelu(y, approximate="tanh")
+    return getattr(functional, name)(y, *((value,) if name in ACTIVATION_NUMBERS else ()))
 
 
 class TorchCpuConv(_HostCall):
@@ -239,9 +301,13 @@ class TorchCpuConv(_HostCall):
         if filters and bias is not None:
             bias.copy_(w.sum((0, *range(2, w.dim()))))
         x, w = (in_order(x, (0, 2, 3, 1)), w) if self._channels_last else (in_order(x), in_order(w))
-        y = self._image_by_image(x, w, bias) if problem.batch_invariant else self._compute(x, w, bias)
+        bias, scale, add = as_epilogue(bias)
+        given, bias = (bias, None) if scale is None else (None, bias)
+        y = self._image_by_image(x, w, given) if problem.batch_invariant else self._compute(x, w, given)
         y = y.squeeze(2) if signal else y
         y = y.squeeze(0) if alone and not filters else y
+        if not filters:
+            y = torch_epilogue(y, axes - 2, bias, scale, add, problem.activation)
         return in_order(y, self._order) if out is None else out.copy_(y)
 
     def _compute(self, x: Any, w: Any, bias: Any) -> Any:
@@ -262,8 +328,7 @@ class TorchCpuConv(_HostCall):
 
         x, padding = self._padded(x)
         convolve = getattr(functional, f"conv{self._axes}d")
-        y = convolve(x, w, bias, self._stride, padding, self._dilation, self._problem.groups)
-        return functional.relu(y) if self._problem.activation == "relu" else y
+        return convolve(x, w, bias, self._stride, padding, self._dilation, self._problem.groups)
 
     def _padded(self, x: Any) -> tuple[Any, tuple[int, ...]]:
         """The images and the padding that PyTorch adds: the same at both ends, so another one is put around them."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from leanconv import options
 from leanconv.arrays import arrays_of, by_type, carried, way_back
+from leanconv.arrays.operands import Epilogue
 from leanconv.call import bind
 from leanconv.call.gpu_call import Call
 from leanconv.call.resolve import resolve
@@ -21,7 +22,8 @@ _calls: BoundedCache[Hashable, Call] = BoundedCache(1024)
 def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, numbers: tuple[float, ...] = ()) -> Any:
     """Run a call: if an equal one has run before, this is a look-up and a launch.
 
-    ``numbers`` are value and delta of a filter, if they are not 0.
+    ``bias`` is an `Epilogue` where a layer has more beside x and w. ``numbers`` are value and delta of a filter, if
+    they are not 0.
     """
     arrays = by_type.get(type(x)) or arrays_of(x)
     if arrays is None:
@@ -35,7 +37,11 @@ def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, n
             else (requested, type(x), kind, signature(x), signature(w.array), type(w.array))
         )
         if bias is not None or out is not None:
-            beside = None if bias is None else (type(bias), signature(bias))
+            beside: Hashable = None
+            if type(bias) is Epilogue:
+                beside = tuple([None if each is None else (type(each), signature(each)) for each in bias])
+            elif bias is not None:
+                beside = type(bias), signature(bias)
             key = key, beside, None if out is None else (type(out), signature(out))
         call = _calls.get(key) or _calls.recall(key)
     except (TypeError, AttributeError, RuntimeError, ValueError):
@@ -62,7 +68,11 @@ def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, number
     back = way_back(x)
     x = carried(x, first)
     w = w if isinstance(w, PreparedWeights) else carried(w, second)
-    bias = None if bias is None else carried(bias, "bias")
+    if type(bias) is Epilogue:
+        given = zip(bias, bias._fields, strict=True)
+        bias = Epilogue(*[None if each is None else carried(each, name) for each, name in given])
+    else:
+        bias = None if bias is None else carried(bias, "bias")
     if out is not None:
         raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
     return back(run(requested, x, w, bias, out, numbers))

@@ -13,7 +13,7 @@ from typing import Any
 
 from leanconv import dtypes, options
 from leanconv.arrays import Shape
-from leanconv.arrays.operands import Operands, filter_operands, layer_operands
+from leanconv.arrays.operands import Epilogue, Operands, as_epilogue, filter_operands, layer_operands
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
@@ -45,9 +45,11 @@ class Resolved:
 
     @property
     def given(self) -> tuple[Any, Any, Any, Any]:
-        """x, w, bias and out as the ready call takes them."""
-        operands = self.operands
-        return operands.x, operands.w if self.weights is None else self.weights, operands.bias, operands.out
+        """x, w, bias and out as the ready call takes them, an `Epilogue` in place of the bias where there is more."""
+        operands, bias = self.operands, self.operands.bias
+        if operands.scale is not None or operands.add is not None:
+            bias = Epilogue(bias, operands.scale, operands.add)
+        return operands.x, operands.w if self.weights is None else self.weights, bias, operands.out
 
 
 def resolve(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None) -> Resolved:
@@ -63,7 +65,9 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
     weights = w if isinstance(w, PreparedWeights) and function.op != "wgrad" else None
     w = w if weights is None else weights.array
     if requested.differentiated:
-        x, w, bias = (each.detach() if hasattr(each, "detach") else each for each in (x, w, bias))
+        x, w = (each.detach() if hasattr(each, "detach") else each for each in (x, w))
+        beside = [each.detach() if hasattr(each, "detach") else each for each in as_epilogue(bias)]
+        bias = Epilogue(*beside) if type(bias) is Epilogue else beside[0]
     layouts = options.LAYOUTS_OF[function.axes]
     axes_of_w = function.axes + 2
     axes_of_out = axes_of_w if function.op == "wgrad" else None
@@ -113,10 +117,24 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
         )
     shape = axes.shown(outputs) if requested.shape is None else requested.shape
     operands.check_out(shape)
+    problem = replace(problem, scale=operands.scale is not None, add=operands.add is not None)
+    _check_beside(operands, problem, shape)
     place, limit = operands.place(requested.device), requested.workspace_limit
     if place is not None or not operands.arrays.convolves:
         problem = as_images(problem)
     return Resolved(problem, operands, place, shape, weights, requested.algorithm, limit)
+
+
+def _check_beside(operands: Operands, problem: ConvProblem, shape: Shape) -> None:
+    """Raise ValueError unless what follows the sums of a layer is what its type and its shape allow."""
+    scale, add, activation = operands.scale, operands.add, problem.activation
+    if dtypes.is_integer(problem.dtype) and activation not in options.INTEGER_ACTIVATIONS:
+        known = ", ".join(map(repr, options.INTEGER_ACTIVATIONS))
+        raise ValueError(f"activation={activation!r} makes fractions; layers of {problem.dtype} take {known}")
+    if scale is not None and tuple(scale.shape) != (problem.k,):
+        raise ValueError(f"scale has shape {tuple(scale.shape)}; it must have shape ({problem.k},), a number a filter")
+    if add is not None and tuple(add.shape) != tuple(shape):
+        raise ValueError(f"add has shape {tuple(add.shape)}; it must have that of the result, {tuple(shape)}")
 
 
 def _said(requested: LayerOptions, axes: int) -> str:
@@ -178,7 +196,7 @@ def layer_problem(
     check_axes(name, x_shape, axes + 2)
     check_axes(filters, w_shape, axes + 2, batch=False)
     precision = options.one_of("precision", requested.precision, options.PRECISIONS)
-    activation = options.one_of("activation", requested.activation, options.ACTIVATIONS)
+    activation = options.activation_of(requested.activation)
     if function.op == "wgrad" and requested.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
     groups, stride, dilation = requested.groups, requested.stride, requested.dilation
@@ -368,10 +386,11 @@ def check_problem(problem: Problem) -> None:
         raise TypeError(
             f"{options.FIRST[problem.op]} has dtype {problem.dtype}; gradients are of floating-point layers"
         )
-    if problem.op == "dgrad" and problem.activation:
-        raise ValueError("op='dgrad', the gradient of a layer's input, has no activation")
-    if problem.op == "wgrad" and problem.activation:
-        raise ValueError("op='wgrad', the gradient of a layer's filters, has no activation")
+    if problem.op != "fprop" and (problem.activation or problem.scale or problem.add):
+        of = "input" if problem.op == "dgrad" else "filters"
+        raise ValueError(
+            f"op={problem.op!r}, the gradient of a layer's {of}, has no activation, no scale and no residual"
+        )
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
     deep, axes = problem.is_volume, 3 if problem.is_volume else 2

@@ -1,6 +1,8 @@
-// From sums to the output tensor: bias, activation, what the output holds; stores of four elements where rows allow them.
+// From sums to the output tensor: y = activation(scale[k] * sum + bias[k] + residual); stores of four elements where rows
+// allow them.
 #pragma once
 
+#include <device/activation.cuh>
 #include <device/element.cuh>
 #include <device/index.cuh>
 #include <device/ptx/sync.cuh>
@@ -16,21 +18,134 @@ __device__ __forceinline__ float cluster_sum(const float* shared) {
     return sum;
 }
 
-// A result before its rounding: bias and activation; `held` is what the output holds, where results are added to it.
-template <class Problem, class Sum>
-__device__ __forceinline__ Sum finish(Sum value, Sum bias, Sum held = 0) {
-    if constexpr (Problem::bias) value = add(value, bias);
-    if constexpr (Problem::accumulate) value = add(value, held);
-    // NOTE: written so that NaN stays NaN, as in PyTorch; fmaxf would turn it into zero.
-    return Problem::relu ? (value < 0 ? 0 : value) : value;
+// What a layer reads beside x and w where that is more than a bias. It is a kernel's argument in place of the bias.
+template <class Problem>
+struct Epilogue {
+    const typename Problem::result* bias;
+    const float* scale;
+    // bytes from an output to the residual that is added to it
+    long long to_residual;
+
+    __device__ __forceinline__ Epilogue(const typename Problem::result* bias, const float* scale,
+                                        const typename Problem::result* add, const typename Problem::result* y)
+        : bias(bias), scale(scale), to_residual(reinterpret_cast<long long>(add) - reinterpret_cast<long long>(y)) {}
+};
+
+template <bool more, class Problem> struct BiasOf {
+    using type = const typename Problem::result*;
+    using restricted = const typename Problem::result* __restrict__;
+};
+template <class Problem> struct BiasOf<true, Problem> {
+    using type = const Epilogue<Problem>&;
+    using restricted = type;
+};
+// The parameter `bias` of kernels: a pointer, or an Epilogue where there is a scale or a residual. BiasIn: with nothing
+// written where it points.
+template <class Problem> using Bias = typename BiasOf<Problem::scale || Problem::add, Problem>::type;
+template <class Problem> using BiasIn = typename BiasOf<Problem::scale || Problem::add, Problem>::restricted;
+
+// What a filter's sums are multiplied by, and what is added to them.
+template <class Sum>
+struct Affine {
+    Sum bias = 0, scale = 1;
+};
+template <bool scaled, class Sum> struct TermOf { using type = Sum; };
+template <class Sum> struct TermOf<true, Sum> { using type = Affine<Sum>; };
+// The same as a value, which is the bias alone where there is no scale. Term<Problem>{} is that of a filter without.
+template <class Problem> using Term = typename TermOf<Problem::scale, typename Problem::sum>::type;
+
+// By the path of read-only data, which stores before do not hold back.
+template <class T>
+__device__ __forceinline__ T load_read_only(const T* at) {
+    if constexpr (sizeof(T) == 2) return T{__ldg(&at->bits)};
+    else return __ldg(at);
 }
 
-// What the output holds at `at`, which is read only where it exists and results are added to it.
+// The term of filter k, which is read only where it exists.
+template <class Problem>
+__device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bool exists = true) {
+    using Sum = typename Problem::sum;
+    const typename Problem::result* pointer;
+    if constexpr (Problem::scale || Problem::add) pointer = bias.bias;
+    else pointer = bias;
+    const Sum b = Problem::bias && exists ? to_sum(pointer[k]) : Sum(0);
+    if constexpr (Problem::scale) return {b, exists ? bias.scale[k] : 1.0f};
+    else return b;
+}
+
+// Whether something is added to each output: a residual, or what the output holds.
+template <class Problem> constexpr bool adds = Problem::add || Problem::accumulate;
+
+// A result before its rounding, in two steps for kernels that know a filter before they know where the output lies. `held` is
+// what is added to it.
+template <class Problem, class Sum>
+__device__ __forceinline__ Sum apply_term(Sum value, Term<Problem> term) {
+    if constexpr (Problem::scale) return multiply_add(value, term.scale, term.bias);
+    else if constexpr (Problem::bias) return add(value, term);
+    else return value;
+}
+template <class Problem, class Sum>
+__device__ __forceinline__ Sum apply_held(Sum value, Sum held) {
+    if constexpr (adds<Problem>) value = add(value, held);
+    return Problem::activation::of(value);
+}
+template <class Problem, class Sum>
+__device__ __forceinline__ Sum finish(Sum value, Term<Problem> term, Sum held = 0) {
+    return apply_held<Problem>(apply_term<Problem>(value, term), held);
+}
+
+// What is added to the output `at`: the residual, or, where results are accumulated, what the output holds; read only where
+// the output exists.
+template <class Problem, class T>
+__device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool exists) {
+    using Sum = decltype(to_sum(*at));
+    if constexpr (Problem::add) {
+        const auto residual = reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
+        return exists ? to_sum(load_read_only(residual)) : Sum(0);
+    } else if constexpr (Problem::accumulate) {
+        return exists ? to_sum(*at) : Sum(0);
+    } else {
+        return Sum(0);
+    }
+}
+
+__device__ __forceinline__ void load_read_only(unsigned (&to)[1], const unsigned* at) { to[0] = __ldg(at); }
+__device__ __forceinline__ void load_read_only(unsigned (&to)[2], const unsigned* at) {
+    const uint2 v = __ldg(reinterpret_cast<const uint2*>(at));
+    to[0] = v.x, to[1] = v.y;
+}
+__device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned* at) {
+    const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+// What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are
+// aligned to all of them; then residuals come by one load. What else is added is read when it is asked for.
+template <class Problem, bool together, int count, class T>
+struct HeldOutputs {
+    static constexpr bool at_once = Problem::add && together;
+    Bias<Problem> bias;
+    unsigned words[at_once ? count * sizeof(T) / 4 : 1] = {};
+
+    __device__ __forceinline__ HeldOutputs(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
+        if constexpr (at_once) {
+            const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
+            if (exist) load_read_only(words, reinterpret_cast<const unsigned*>(from));
+        }
+    }
+    // That of output i, which lies at `at`.
+    __device__ __forceinline__ float value(int i, const T* at, bool exists) const {
+        if constexpr (!at_once) return held_by<Problem>(bias, at, exists);
+        else if constexpr (sizeof(T) == 4) return __uint_as_float(words[i]);
+        else return to_float(T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)});
+    }
+};
+
+// The same of a gradient, which has no residual.
 template <class Problem, class T>
 __device__ __forceinline__ auto held_by(const T* at, bool exists) {
-    using Sum = decltype(to_sum(*at));
-    if constexpr (Problem::accumulate) return exists ? to_sum(*at) : Sum(0);
-    else return Sum(0);
+    static_assert(!Problem::add, "the residual is found by the bias");
+    return held_by<Problem>(Bias<Problem>{}, at, exists);
 }
 
 // Four values along the contiguous axis, `step` elements apart, of which those below `count` elements exist.

@@ -30,7 +30,12 @@ from leanconv.kernels.image_filter.register_cache import RegisterCache
 from leanconv.kernels.image_filter.separable import Separable
 from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
+from leanconv.kernels.mma_sync.native_gemm_groups import NativeGemmGroups
+from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
+from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
+from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
+from leanconv.kernels.mma_sync.tensor_gemm_sync_col2im import TensorGemmSyncCol2im
 from leanconv.kernels.papers.direct_weight import DirectWeight
 from leanconv.kernels.papers.im2win import Im2win
 from leanconv.kernels.papers.im2win_basic import Im2winBasic
@@ -48,7 +53,10 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     ImplicitGemm(),
     TensorGemm(),
     NativeGemm16bit(),
+    NativeGemmGroups(),
+    NativeGemmRows(),
     TensorGemmSync(),
+    TensorGemmSyncCol2im(),
     NativeGemmTf32(),
     NativeGemmNchw(),
     TensorWinograd(),
@@ -68,6 +76,8 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorWeightImages(),
     NativeWeightNchw(),
     NativeWeightNhwc(),
+    NativeWeightGroups(),
+    NativeWeightRows(),
     ImplicitGemmWeight(),
     SingleChannel(),
     DirectTiled(),

@@ -392,9 +392,12 @@ def use(folder: Path) -> None:
 
 
 def as_timed(problem: Problem) -> Problem:
-    """The problem whose times hold for this one: a transposed layer is timed as a gradient, without its bias."""
+    """The problem whose times hold for this one: a transposed layer is timed as a gradient, without its bias, and what
+    follows a layer's sums, but for a bias and a ReLU, is left out."""
     if problem.kind == "conv2d" and problem.op == "dgrad" and problem.bias:
         return replace(problem, bias=False)
+    if problem.kind == "conv2d" and problem.fuses:
+        return problem.plain
     return problem
 
 

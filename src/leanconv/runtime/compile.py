@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from leanconv.plan import Constants, Launch
+from leanconv.plan import Constants, Launch, Pointer
 from leanconv.runtime.errors import LeanconvError
 from leanconv.runtime.files import read_json
 
@@ -114,7 +114,7 @@ def _struct(name: str, constants: Constants) -> str:
 def source(launch: Launch) -> str:
     """The translation unit of a launch: include, the two structs of constants, one entry point with a plain name."""
     parameters = ", ".join(f"{a.ctype} {a.name}" for a in launch.arguments)
-    names = ", ".join(a.name for a in launch.arguments)
+    names = ", ".join(_values(launch))
     cluster = f"__cluster_dims__({launch.cluster}, 1, 1) " if launch.cluster > 1 else ""
     # NOTE: an early launch waits before it reads anything, unless its kernel `waits` by itself: what it reads may not
     # have been written.
@@ -129,6 +129,17 @@ def source(launch: Launch) -> str:
         f'extern "C" __global__ void {cluster}__launch_bounds__({launch.block}, {launch.min_blocks}) '
         f"{launch.symbol}({parameters}) {{ {chain}{launch.function}<Problem, Tuning>({names}); }}\n"
     )
+
+
+def _values(launch: Launch) -> Iterator[str]:
+    """What the kernel's function is called with: its parameters, those beside another one together with it."""
+    beside = {each.name: each.beside for each in launch.arguments if isinstance(each, Pointer) and each.beside}
+    for name in (each.name for each in launch.arguments):
+        if name in beside.values():
+            parts = [name, *(each if each in beside else "nullptr" for each in ("scale", "add")), "y"]
+            yield f"leanconv::Epilogue<Problem>({', '.join(parts)})"
+        elif name not in beside:
+            yield name
 
 
 #: In lines of ptxas that no figure replaces.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.functional import conv2d, conv3d, pad
 
+from leanconv.call.host_call import torch_epilogue
 from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime.timing import Clock
 from leanconv.torch import registration
@@ -92,11 +93,14 @@ def _call(problem: ConvProblem, seed: int) -> Callable[[], Any]:
     return call_of(problem, first, second, bias)
 
 
-def call_of(problem: ConvProblem, first: Any, second: Any, bias: Any = None) -> Callable[[], Any]:
+def call_of(
+    problem: ConvProblem, first: Any, second: Any, bias: Any = None, scale: Any = None, add: Any = None
+) -> Callable[[], Any]:
     """PyTorch's convolution, or the gradient of it that is asked for, on the two tensors (n, c, h, w), of volumes
     (n, c, d, h, w), that are read.
 
-    The memory order of ``problem`` is theirs. Of a gradient ``problem.bias`` asks for the bias's too.
+    The memory order of ``problem`` is theirs. Of a gradient ``problem.bias`` asks for the bias's too; what follows a
+    layer's sums are functions of PyTorch.
     """
     axes = 3 if problem.is_volume else 2
     sides = (*problem.padding_d, *problem.padding)[-2 * axes :]
@@ -113,8 +117,11 @@ def call_of(problem: ConvProblem, first: Any, second: Any, bias: Any = None) -> 
 
         def forward() -> Any:
             convolve = conv3d if problem.is_volume else conv2d
-            y = convolve(padded(first), second, bias, stride, inside, dilation, problem.groups)
-            return torch.relu_(y) if problem.activation else y
+            given = bias if scale is None else None
+            y = convolve(padded(first), second, given, stride, inside, dilation, problem.groups)
+            if not problem.fuses:
+                return torch.relu_(y) if problem.activation else y
+            return torch_epilogue(y, axes, None if scale is None else bias, scale, add, problem.activation)
 
         return forward
     absent = torch.empty(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from leanconv.arrays import arrays_of
+from leanconv.arrays.operands import Epilogue
 from leanconv.call import lookup
 from leanconv.call.resolve import check_axes
 from leanconv.call.weights import PreparedWeights
@@ -27,6 +28,8 @@ def conv3d(
     algorithm: str = "auto",
     precision: Precision = "fp32",
     activation: Activation = None,
+    scale: Any = None,
+    add: Any = None,
     out: Any = None,
     device: str | None = None,
     workspace_limit: int | None = None,
@@ -48,7 +51,7 @@ def conv3d(
         layout: ``"NDHWC"``: x is (n, d, h, w, c), w (k, t, r, s, c / groups) and y (n, z, p, q, k). Without a batch
             there is no n. PyTorch tensors keep their logical shapes; for them it is the order in memory, by default
             that of x if that is NCDHW or NDHWC (channels_last_3d). All else as in `leanconv.conv2d`.
-        bias, groups, algorithm, precision, activation, out, device, workspace_limit, batch_invariant: as in
+        bias, groups, algorithm, precision, activation, scale, add, out, device, workspace_limit, batch_invariant: as in
             `leanconv.conv2d`.
 
     Returns:
@@ -69,7 +72,8 @@ def conv3d(
         "conv3d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    return lookup.run(requested, x, w, bias, out)
+    beside = bias if scale is None and add is None else Epilogue(bias, scale, add)
+    return lookup.run(requested, x, w, beside, out)
 
 
 def conv3d_input(

@@ -17,7 +17,7 @@ BREAKS = (
     plain("pixels of unsigned integers read as signed ones", "direct",
           "multiply_add(to_sum(_), to_sum({{_1 => static_cast<typename Problem::filter>(_1)}})",
           WRONG, "uint8-tails-nchw"),
-    plain("a bias of 32 bits kept in 16", "direct", "{{=> static_cast<short>(}} to_sum(bias[_]) {{=> )}}",
+    plain("a bias of 32 bits kept in 16", "term_of", "{{=> static_cast<short>(}} to_sum(pointer[_]) {{=> )}}",
           WRONG, "int8-bias-nhwc"),
     plain("the first group's channels for all", "direct", "{{_ / Problem::group_k * Problem::group_c => 0}}",
           WRONG, "groups-nhwc"),
@@ -92,5 +92,8 @@ BREAKS = (
     single("every round stores at the first one's place", "single_channel", "+= {{Shape::side * _ => 0}}",
            WRONG, "one-channel-nchw"),
     single("threads left over store", "single_channel", "{{_ < batch &&}}", FENCE, "one-channel-nhwc"),
-    single("bias of another filter", "single_channel", "bias[{{_ +}} _]", WRONG, "float16-several-filters-nchw"),
+    single("bias of another filter", "single_channel", "term_of<Problem>(bias, {{_ +}} _)",
+           WRONG, "float16-several-filters-nchw"),
+    single("the bias in place of the scale", "single_channel", "scale_at = taps {{+ Problem::bias}}",
+           WRONG, "float16-several-filters-nchw"),
 )  # fmt: skip

@@ -1,10 +1,14 @@
-"""`tensor_gemm_sync` broken on purpose."""
+"""Kernels of products by warps (mma.sync) broken on purpose."""
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, RACE, WRONG, breaks_of
+from tests.kernels.breaks.base import FENCE, GONE, RACE, WRONG, breaks_of
 
 sync = breaks_of("tensor_gemm_sync", "tensor-{}")
+# with room for no block one worker computes all tiles
+groups = breaks_of("native_gemm_groups", "{}-nhwc")
+nchw = breaks_of("native_gemm_groups", "{}-nchw")
+weight = breaks_of("native_weight_groups", "{}-nhwc")
 
 BREAKS = (
     sync("no barrier before a chunk of filters", "tensor_gemm_sync", "{{__syncthreads();}}",
@@ -36,4 +40,61 @@ BREAKS = (
     sync("low halves of filters are those of the high ones", "multiply", "{{+ F::half_bytes}}", WRONG, "same-nhwc"),
     sync("units of filters are in order", "load_filters", "{{(}} (4 * _ + _ / 8) {{^ _ % 8)}} * 16",
          WRONG, "same-nhwc"),
+    groups("pixels are read before they are there", "native_gemm_groups", "{{__syncthreads();}} warp.compute_tile",
+           RACE | WRONG, "float16-groups-fours"),
+    groups("pixels are copied over while others read them", "native_gemm_groups",
+           "warp.compute_tile(...); {{__syncthreads();}}", RACE | WRONG, "float16-groups-fours",
+           filters=24, rows=2, columns=8, min_blocks=0),
+    groups("the next tile's pixels are not waited for", "native_gemm_groups", "{{cp_async_wait_group<...>();}}",
+           RACE | WRONG, "bfloat16-groups-eights"),
+    groups("rows outside the image are other pixels", "GroupPixels::copy",
+           "{{static_cast<unsigned>(_) < W::h &&}} static_cast<unsigned>(_) < W::w",
+           WRONG, "float16-groups-fours"),
+    groups("channels past the last are read", "GroupPixels::copy",
+           "_ = _ && {{_ < W::c => true}}",
+           FENCE | WRONG, "float16-groups-fours", filters=16),
+    groups("columns of a stride lie side by side", "GroupPixels::copy", "{{_._ % step_w * apart +}}",
+           WRONG, "bfloat16-groups-eights"),
+    groups("a second tap is the first", "GroupWarp::sum", "+ {{_ / 16 * (...) => 0}}", WRONG, "float16-groups-fours"),
+    groups("the next tile is computed from this one's pixels", "native_gemm_groups", "number += step {{, stage ^= 1}}",
+           WRONG | RACE, "float16-groups-fours", filters=24, rows=2, columns=8, min_blocks=0),
+    groups("each warp has the first one's channels", "GroupWarp::sum", "Units::first_unit({{_ +}} _)",
+           WRONG, "bfloat16-groups-eights", filters=40, blocks=1),
+    groups("a filter has others' channels", "GroupWarp::load_filters", "&& {{_1 >= 0 &&}} _1 < W::group_c",
+           WRONG | FENCE, "float16-groups-fours"),
+    groups("taps of a gradient are neighbours", "TapAxis::tap", "phase + {{apart *}} i",
+           WRONG, "float16-gradient-groups-fours"),
+    groups("taps of a gradient in the layer's order", "TapAxis::offset", "gradient ? {{-}} moved(phase)",
+           WRONG | FENCE, "bfloat16-gradient-groups-eights"),
+    groups("a gradient's filters of the neighbouring group", "GroupFilters::weight", "{{group * W::group_c +}} c",
+           WRONG, "bfloat16-gradient-groups-eights"),
+    groups("lanes store their own words", "GroupWarp::store_filters",
+           "const unsigned low = {{odd ? other : _1[_2] => _1[_2]}}",
+           WRONG, "bfloat16-groups-24", blocks=3),
+    groups("outputs past the end are stored", "Output::Output",
+           "exists = {{_ < Rows::written &&}} _ < Columns::written",
+           WRONG | FENCE | RACE, "float16-groups-fours", rows=8, columns=8),
+    groups("outputs of a phase lie side by side", "Output::Output", "+ {{_1 * Columns::written_step => _1}}",
+           WRONG, "float16-gradient-groups-fours"),
+    groups("all windows of sixteen lie in a row", "GroupTile::row", "{{+ _ / across}}",
+           WRONG | FENCE, "float16-groups-fours", rows=8, columns=12),
+    nchw("a channel's results are not transposed", "GroupWarp::store_outputs", "{{movmatrix_trans(_1[_2]) => _1[_2]}}",
+           WRONG, "float16-groups-fours"),
+    weight("tiles are summed before they are there", "native_weight_groups", "{{__syncthreads();}} sums.add",
+           RACE | WRONG, "float16-weight-groups-fours"),
+    weight("sums lie where tiles are still read", "native_weight_groups",
+           "sums.add(...); {{__syncthreads();}}", RACE | WRONG, "float16-weight-groups-fours"),
+    weight("sums are read before all warps have kept them", "native_weight_groups",
+           "else {{__syncthreads(); => ;}} constexpr", RACE | WRONG, "float16-weight-groups-fours", split=1),
+    weight("a block leaves while others read its sums", "native_weight_groups",
+           "{{if constexpr (Tuning::split > 1) cluster_barrier();}} }", GONE, "bfloat16-weight-groups-eights", split=2),
+    weight("every block adds up the first one's sums", "cluster_sum", "+= cluster_load(_, {{_ => 0}})",
+           WRONG, "bfloat16-weight-groups-eights", split=2),
+    weight("sums of one warp alone", "store_sums", "_ < {{Sums::warps_m => 1}}", WRONG, "float16-weight-groups-fours"),
+    weight("gradients of outputs past the end", "GroupOutputs::copy",
+           "exists = {{_ < Problem::p &&}} _ < Problem::q", WRONG | FENCE, "float16-weight-groups-fours"),
+    weight("both halves of sixteen outputs are the first", "GroupSums::add", "Pixels::place(_, {{_ / 16 * 8 +}} _ % 8)",
+           WRONG, "float16-weight-groups-fours"),
+    weight("eight filters' sums of the neighbours' channels", "store_sums", "_ >= Problem::k || {{_ < 0 ||}} _ >=",
+           WRONG | RACE, "float16-weight-groups-fours"),
 )  # fmt: skip

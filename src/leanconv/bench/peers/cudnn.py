@@ -142,7 +142,7 @@ class CudnnPeer(Peer):
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "conv2d"
         top, bottom, left, right = problem.padding
-        if (top, left) != (bottom, right) or problem.bias or problem.activation or problem.dtype != "float32":
+        if (top, left) != (bottom, right) or problem.bias or problem.plain != problem or problem.dtype != "float32":
             yield Unable("cudnn", "called for plain float32 layers with even padding: no bias, no activation")
             return
         for layout in LAYOUTS:

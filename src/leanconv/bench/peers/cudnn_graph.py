@@ -55,7 +55,7 @@ class CudnnGraphPeer(Peer):
 
     def candidates(self, problem: Problem, operands: Operands, gpu: bool) -> Iterator[Candidate | Unable]:
         assert problem.kind == "conv2d"
-        if problem.bias or problem.activation or is_integer(problem.dtype):
+        if problem.bias or problem.plain != problem or is_integer(problem.dtype):
             yield Unable(self.name, "called for plain floating-point layers: no bias, no activation")
             return
         kind = problem.dtype if is_narrow(problem.dtype) else "fp32"

@@ -235,7 +235,7 @@ def _numbers(problem: ConvProblem, slices: int) -> Any:
 
 
 def _why_not(problem: ConvProblem) -> str | None:
-    if problem.op != "fprop" or problem.groups != 1 or problem.bias or problem.activation:
+    if problem.op != "fprop" or problem.groups != 1 or problem.plain != problem:
         return "written for the forward pass of one group, without bias and activation"
     if not any(math.dtype == problem.dtype for math in _MATHS.values()):
         return "written for float32, float16 and bfloat16 layers"

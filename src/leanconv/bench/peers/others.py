@@ -9,16 +9,13 @@ from leanconv.bench.operands import Operands, as_nchw, in_order
 from leanconv.bench.peers.base import Candidate, Peer, Unable, missing_cuda_torch, missing_module
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.bench.results import PEER_LAYOUTS
+from leanconv.call.host_call import torch_epilogue
 from leanconv.dtypes import is_integer, is_narrow
 from leanconv.images.borders import BORDERS
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 
 #: Taps along one axis from which on a Fourier transform is worth a try.
 _LONG = 16
-
-
-def _activated(problem: ConvProblem, y: Any) -> Any:
-    return y.relu() if problem.activation == "relu" else y
 
 
 class CompilePeer(Peer):
@@ -46,19 +43,22 @@ class CompilePeer(Peer):
             return
         layer = (problem.stride, (top, left), problem.dilation, problem.groups)
 
-        def forward(x: Any, w: Any, bias: Any) -> Any:
-            return _activated(problem, conv2d(x, w, bias, *layer))
+        def forward(x: Any, w: Any, bias: Any, scale: Any, add: Any) -> Any:
+            y = conv2d(x, w, bias if scale is None else None, *layer)
+            return torch_epilogue(y, 2, None if scale is None else bias, scale, add, problem.activation)
 
         kinds = ((problem.dtype, False),) if is_narrow(problem.dtype) else (("fp32", False), ("tf32", True))
         for kind, tf32 in kinds:
             for layout in PEER_LAYOUTS:
                 x, w = (as_nchw(array, layout) for array in (operands.x(layout), operands.w(layout)))
+                add = operands.residual(layout)
+                beside = operands.bias, operands.scale, None if add is None else as_nchw(add, layout)
                 for mode in ("default", "max-autotune-no-cudagraphs"):
                     torch._dynamo.reset()
                     run = torch.compile(forward, mode=mode, dynamic=False)
 
-                    def call(run: Any = run, x: Any = x, w: Any = w, layout: Any = layout) -> Any:
-                        return in_order(run(x, w, operands.bias), layout)
+                    def call(run: Any = run, given: Any = (x, w, *beside), layout: Any = layout) -> Any:
+                        return in_order(run(*given), layout)
 
                     yield Candidate(
                         f"compile-{kind}-{layout.lower()}", mode, call, layout, "measure",
@@ -84,7 +84,7 @@ class FourierPeer(Peer):
             yield from self._of_planes(problem, operands)
             return
         plain = problem.op == "fprop" and problem.stride == problem.dilation == (1, 1) and problem.dtype == "float32"
-        if not plain or max(problem.r, problem.s) < _LONG or problem.groups not in (1, problem.c):
+        if not plain or problem.fuses or max(problem.r, problem.s) < _LONG or problem.groups not in (1, problem.c):
             words = (
                 f"written for float32 layers of {_LONG} taps and more in an axis, dense or depthwise, without strides"
             )
@@ -146,7 +146,7 @@ def _fourier(problem: ConvProblem, operands: Operands, sizes: tuple[int, int]) -
         # a valid correlation: no window of these outputs goes over the edge, where the transform is periodic
         y = torch.fft.irfft2(product, s=sizes)[..., : problem.p, : problem.q]
         y = y if operands.bias is None else y + operands.bias[:, None, None]
-        return _activated(problem, y)
+        return y.relu() if problem.activation else y
 
     return call
 
@@ -167,7 +167,8 @@ class CausalPeer(Peer):
         assert problem.kind == "conv2d"
         depthwise = problem.groups == problem.c == problem.k and problem.h == problem.r == 1 and 2 <= problem.s <= 4
         causal = problem.padding == (0, 0, problem.s - 1, 0) and problem.stride == problem.dilation == (1, 1)
-        if problem.op != "fprop" or not depthwise or not causal or problem.activation or is_integer(problem.dtype):
+        more = problem.activation or problem.fuses
+        if problem.op != "fprop" or not depthwise or not causal or more or is_integer(problem.dtype):
             yield Unable(self.name, "written for causal depthwise layers of one row and 2 to 4 taps")
             return
         from causal_conv1d import causal_conv1d_fn

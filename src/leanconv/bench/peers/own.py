@@ -246,10 +246,13 @@ def _layer_call(
     }  # fmt: skip
     gradients: dict[str, Any] = {"dgrad": of_input, "wgrad": of_filters}
     shape = tuple(out.shape)
+    add = operands.residual(problem.layout)
+    add = as_nchw(add, problem.layout) if operands.gpu and add is not None else add
+    epilogue: Any = {"activation": problem.activation, "scale": operands.scale, "add": add}
 
     def call() -> Any:
         if problem.op == "fprop":
-            forward(x, w, operands.bias, *layer, activation=problem.activation, **how)
+            forward(x, w, operands.bias, *layer, **epilogue, **how)
         else:
             gradients[problem.op](x, w, shape, *layer, **how)
         return y

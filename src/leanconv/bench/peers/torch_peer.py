@@ -30,11 +30,21 @@ def arithmetic(tf32: bool) -> Iterator[None]:
         cudnn.allow_tf32, cudnn.benchmark, matmul.allow_tf32 = before
 
 
-def _layer(problem: ConvProblem, x: Any, w: Any, bias: Any, layout: Layout) -> Callable[[], Any]:
-    """F.conv2d or F.conv3d, or a gradient, on tensors whose memory order is ``layout``, and so is the output's."""
+def _layer(problem: ConvProblem, operands: Operands, layout: Layout) -> Callable[[], Any]:
+    """F.conv2d or F.conv3d, or a gradient, on tensors whose memory order is ``layout``, and so is the output's; what
+    follows a layer's sums is by PyTorch's functions."""
+    import torch
+
+    def tensor(array: Any) -> Any:
+        return array if array is None or operands.gpu else torch.from_numpy(array)
+
+    x, w, add = (tensor(each) for each in (operands.x(layout), operands.w(layout), operands.residual(layout)))
+    add = None if add is None else as_nchw(add, layout)
+    bias, scale = tensor(operands.bias), tensor(operands.scale)
     from leanconv.torch.measured_time import call_of
 
-    call = call_of(replace(problem, layout=layout, bias=False), as_nchw(x, layout), as_nchw(w, layout), bias)
+    problem = replace(problem, layout=layout, bias=False)
+    call = call_of(problem, as_nchw(x, layout), as_nchw(w, layout), bias, scale, add)
     return lambda: in_order(call(), layout)
 
 
@@ -106,7 +116,7 @@ class TorchPeer(Peer):
                 yield Candidate(
                     f"torch-{precision}-{layout.lower()}",
                     ("conv3d" if problem.is_volume else "conv2d") if problem.op == "fprop" else "convolution_backward",
-                    _layer(problem, operands.x(layout), operands.w(layout), operands.bias, layout),
+                    _layer(problem, operands, layout),
                     layout,
                     workspace_bytes="measure",
                     arithmetic="tf32" if tf32 else "fp32",
@@ -137,9 +147,7 @@ class TorchCpuPeer(Peer):
         else:
             layout = problem.layout if problem.layout in PEER_LAYOUTS else "NCHW"
             note += "" if layout == problem.layout else f", {layout}"
-            bias = None if operands.bias is None else torch.from_numpy(operands.bias)
-            x, w = torch.from_numpy(operands.x(layout)), torch.from_numpy(operands.w(layout))
-            call = _layer(problem, x, w, bias, layout)
+            call = _layer(problem, operands, layout)
         if isinstance(call, str):
             yield Unable("torch-cpu", call)
             return
@@ -162,7 +170,7 @@ class Im2colPeer(Peer):
         import torch
 
         assert problem.kind == "conv2d"
-        if problem.op != "fprop" or problem.groups != 1 or problem.bias or problem.activation:
+        if problem.op != "fprop" or problem.groups != 1 or problem.plain != problem:
             yield Unable(self.name, "written for the forward pass of one group, without bias and activation")
             return
         if problem.dtype != "float32":

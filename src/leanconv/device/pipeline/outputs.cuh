@@ -1,5 +1,5 @@
-// The epilogue: from the sums of a warpgroup's rows to the output tensor. It adds the sums of a split reduction, multiplies by
-// the scales of the filters, adds the bias, applies the activation, and stores.
+// From the sums of a warpgroup's rows to the output tensor: adds the sums of a split reduction, multiplies by the powers of two
+// that the filters were divided by, applies the layer's epilogue, and stores.
 #pragma once
 
 #include <device/epilogue.cuh>
@@ -13,7 +13,7 @@ namespace leanconv {
 // filters: group i of the warpgroup's half, from filter `first` on, in the order of store_sums.
 template <class Problem, class Tuning, int entries, class Tiles>
 __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int first, const float* prepared,
-                                            const float* bias, float* y, const Tiles& tiles, Offset<Problem> tile, int row,
+                                            Bias<Problem> bias, float* y, const Tiles& tiles, Offset<Problem> tile, int row,
                                             int t, int apart) {
     using F = TensorFilters<Problem, Tuning>;
     constexpr int n16 = entries / 2, image = DepthPhases<Problem>::out * Problem::out_h * Problem::out_w;
@@ -23,14 +23,14 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
     const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
     // NOTE: all loads come before the first store, as in store_sums.
     float4 scale[n16];
-    float b[n16][4] = {};
+    Term<Problem> terms[n16][4] = {};
 #pragma unroll
     for (int i = 0; i < n16; ++i) {
         scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const int in_group = first_k + 16 * i + j;
-            if (Problem::bias && in_group < Problem::group_k) b[i][j] = bias[group * Problem::group_k + in_group];
+            terms[i][j] = term_of<Problem>(bias, group * Problem::group_k + in_group, in_group < Problem::group_k);
         }
     }
     const Place at[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
@@ -47,8 +47,9 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
                 if (at[half].count == 0) continue;
                 float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
                 const int from = j / 2 * 4 + j % 2 + 2 * half;
-                const float even = finish<Problem>(sums[2 * i][from] * factor[j], b[i][j], held_by<Problem>(to, true));
-                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], b[i][j], held_by<Problem>(to + 1, true));
+                const HeldOutputs<Problem, true, 2, float> held(bias, to, true);
+                const float even = finish<Problem>(sums[2 * i][from] * factor[j], terms[i][j], held.value(0, to, true));
+                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], terms[i][j], held.value(1, to + 1, true));
                 st_global_v2(to, even, odd);
             }
         }
@@ -59,7 +60,7 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
 // 4t on: sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
 template <class Problem, class Tuning, int n16, class Tiles>
 __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int first, const float* prepared,
-                                           const float* bias, float* y, long long batch,
+                                           Bias<Problem> bias, float* y, long long batch,
                                            const Tiles& tiles, Offset<Problem> tile, int row, int t,
                                            int apart = 8) {
     using F = TensorFilters<Problem, Tuning>;
@@ -80,11 +81,9 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
 #pragma unroll
     for (int i = 0; i < n16; ++i) {
         const int in_group = first_k + 16 * i, filter = group * Problem::group_k + in_group;
-        float b[4] = {};
-        if constexpr (Problem::bias) {
+        Term<Problem> terms[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) b[j] = in_group + j < Problem::group_k ? bias[filter + j] : 0.0f;
-        }
+        for (int j = 0; j < 4; ++j) terms[j] = term_of<Problem>(bias, filter + j, in_group + j < Problem::group_k);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (places[half].count == 0) continue;
@@ -92,11 +91,14 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
             const float v[4] = {part[0] * scale[i].x, part[1] * scale[i].y, part[4] * scale[i].z, part[5] * scale[i].w};
             const int64 at = places[half].offset, step = Problem::nhwc ? 1 : image;
             float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);
+            constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
+            const HeldOutputs<Problem, together, 4, float> held(bias, to, in_group < Problem::group_k);
             float result[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                result[j] = finish<Problem>(v[j], b[j], held_by<Problem>(to + j * step, in_group + j < Problem::group_k));
-            if constexpr (Problem::nhwc && Problem::group_k % 4 == 0) {
+                result[j] =
+                    finish<Problem>(v[j], terms[j], held.value(j, to + j * step, in_group + j < Problem::group_k));
+            if constexpr (together) {
                 // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
                 if (in_group < Problem::group_k) st_global_v4(to, result);
             } else {
@@ -143,7 +145,7 @@ struct SharedSums {
 // the same two cluster barriers.
 template <class Problem, class Tuning, int n16, class Rings, class Tiles>
 __device__ __forceinline__ void store_tile(const float (&sums)[n16][8], bool shared_tile, const Rings& rings,
-                                           const float* prepared, const float* bias, float* y, long long batch,
+                                           const float* prepared, Bias<Problem> bias, float* y, long long batch,
                                            const Tiles& tiles, Offset<Problem> tile, int row, int t, int apart = 8) {
     if (!shared_tile) {
         store_sums<Problem, Tuning>(sums, 0, prepared, bias, y, batch, tiles, tile, row, t, apart);

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
-from leanconv.dtypes import DTYPES, accumulator, item_bytes, none_of, result_of, weights_of
+from leanconv.dtypes import DTYPES, accumulator, is_integer, item_bytes, none_of, result_of, weights_of
 from leanconv.kernels.contract import named
-from leanconv.options import Layout
+from leanconv.options import ACTIVATION_NUMBERS, INTEGER_ACTIVATIONS, Layout, activation_parts
 from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
@@ -28,12 +29,35 @@ def limits(problem: ConvProblem, *ops: str, dtypes: Sequence[str] = FLOAT32) -> 
     reasons += none_of(problem.dtype, dtypes)
     if problem.op == "dgrad" and problem.bias and problem.accumulate:
         reasons.append("accumulate=True with a bias: pixels that no window covers would need a launch of their own")
+    reasons += _epilogue_limits(problem)
     # Indices below one image of one channel are of 32 bits, whatever the tensors' sizes.
     sizes = ("input", problem.d, problem.h, problem.w), ("output", problem.z, problem.p, problem.q)
     for what, *extent in sizes:
         if prod(extent) >= 2**31:
             size = "x".join(map(str, extent if problem.is_volume else extent[1:]))
             reasons.append(f"an {what} of {size} pixels has 2**31 or more in one channel")
+    return reasons
+
+
+def _epilogue_limits(problem: ConvProblem) -> list[str]:
+    """Why no kernel can do what follows the sums of ``problem``."""
+    reasons = []
+    if problem.op != "fprop" and (problem.scale or problem.add or problem.activation):
+        reasons.append(
+            f"op={problem.op!r} with scale, add or activation, which follow the sums of the forward pass alone"
+        )
+    if is_integer(problem.dtype):
+        if problem.scale:
+            reasons.append(
+                f"scale of a layer of {problem.dtype}: its results are sums of integers, which a scale would round"
+            )
+        if problem.activation not in INTEGER_ACTIVATIONS:
+            known = " and ".join(map(repr, INTEGER_ACTIVATIONS[1:]))
+            reasons.append(
+                f"activation={problem.activation!r} of a layer of {problem.dtype}, whose results take {known}"
+            )
+    if problem.add and problem.accumulate:
+        reasons.append("accumulate=True with add: one of them is added to the sums")
     return reasons
 
 
@@ -47,11 +71,6 @@ def one_channel(problem: ConvProblem) -> list[str]:
     """Why kernels for one channel a group cannot run ``problem``."""
     several = problem.group_c != 1
     return [f"groups={problem.groups} of {problem.c} channels: a group has more than one channel"] if several else []
-
-
-def overwrites(problem: ConvProblem) -> list[str]:
-    """Why kernels that only store their results cannot run ``problem``."""
-    return ["accumulate=True: its results are stored, not added to what the output holds"] if problem.accumulate else []
 
 
 def few_channels(problem: ConvProblem, least: int) -> list[str]:
@@ -132,12 +151,21 @@ def conv_constants(problem: ConvProblem) -> Constants:
         ("padded", leaves_image(problem)),
         ("nhwc", problem.layout == "NHWC"),
         ("chwn", problem.layout == "CHWN"),
-        *named(problem, "bias accumulate"),
-        ("relu", problem.activation == "relu"),
+        *named(problem, "bias accumulate scale add"),
+        ("activation", activation_type(problem.activation)),
         ("wide", has_wide_tensors(problem)),
         ("vector_store", innermost[problem.layout] % 4 == 0),
         *slice_constants(problem),
     )
+
+
+def activation_type(activation: str | None) -> str:
+    """The C++ type that applies an activation (device/activation.cuh); one with a number has its bits."""
+    if activation is None:
+        return "leanconv::Identity"
+    name, value = activation_parts(activation)
+    ctype = "leanconv::" + "".join(map(str.capitalize, name.split("_")))
+    return f"{ctype}<{struct.unpack('<I', struct.pack('<f', value))[0]:#x}>" if name in ACTIVATION_NUMBERS else ctype
 
 
 def slice_constants(problem: ConvProblem, volume: bool = False) -> Constants:
@@ -256,6 +284,8 @@ def conv_arguments(problem: ConvProblem, source: str | None = None, filters: str
         Pointer("bias", result),
         Pointer(written.role, result, written=True),
         Number("long long", "batch", problem.n),
+        *((Pointer("scale", "float", beside="bias"),) if problem.scale else ()),
+        *((Pointer("add", result, beside="bias"),) if problem.add else ()),
     )
 
 

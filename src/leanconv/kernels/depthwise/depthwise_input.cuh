@@ -114,7 +114,7 @@ __device__ __forceinline__ void depthwise_input(ElementsIn<Problem> dy, Elements
     constexpr int stride = Problem::stride_h, multiplier = Problem::group_k, slices = Slices::slices;
     constexpr int channel_tiles = ceil_div(Problem::c, Tuning::channels), in_block = Tuning::threads / Tuning::channels;
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
-    static_assert(!Problem::relu, "a gradient has no activation");
+    static_assert(identity<typename Problem::activation>, "a gradient has no activation");
 
     // Which strip of which band of which channel. NCHW: strips, bands, slices, channels, images; a block of NHWC has a tile of
     // channels, and of the others some after each other.

@@ -193,9 +193,9 @@ __device__ __forceinline__ void copy_tile(float* tile, const typename Problem::e
     cp_async_commit_group();
 }
 
-// The block's results, from shared memory to the output: bias, activation, and the one rounding.
+// The block's results, from shared memory to the output: what follows the sums, and the one rounding.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void store_results(const float* results, const typename Problem::element* bias,
+__device__ __forceinline__ void store_results(const float* results, Bias<Problem> bias,
                                               typename Problem::element* y, const LargePlace& first, long long batch) {
     using Tile = LargeTile<Problem, Tuning>;
     using T = typename Problem::element;
@@ -216,8 +216,8 @@ __device__ __forceinline__ void store_results(const float* results, const typena
 #pragma unroll
         for (int e = 0; e < unit; ++e) {
             const float sum = from[e * (Problem::nhwc ? Tuning::images * Problem::result_plane : 1)];
-            const float b = Problem::bias ? to_float(bias[Problem::nhwc ? k + e : k]) : 0.0f;
-            v[e] = from_float<T>(finish<Problem>(sum, b, held_by<Problem>(to + e, true)));
+            const Term<Problem> term = term_of<Problem>(bias, Problem::nhwc ? k + e : k);
+            v[e] = from_float<T>(finish<Problem>(sum, term, held_by<Problem>(bias, to + e, true)));
         }
         if constexpr (vectors) store_vector(to, v);
         else *to = v[0];
@@ -225,7 +225,7 @@ __device__ __forceinline__ void store_results(const float* results, const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_large(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+__device__ __forceinline__ void depthwise_large(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                 ElementsOut<Problem> y, long long batch) {
     using Tile = LargeTile<Problem, Tuning>;
     constexpr int columns = Tuning::columns, taps = Problem::r * Problem::s;

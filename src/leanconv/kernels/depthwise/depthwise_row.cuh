@@ -32,7 +32,7 @@ struct RowShape {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+__device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                               ElementsOut<Problem> y, long long batch) {
     using Shape = RowShape<Problem, Tuning>;
     using T = typename Problem::element;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<
     float tap[taps];
 #pragma unroll
     for (int s = 0; s < taps; ++s) tap[s] = to_float(w[k * taps + (Problem::reversed ? taps - 1 - s : s)]);
-    const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
+    const Term<Problem> term = term_of<Problem>(bias, k);
 
 #pragma unroll
     for (int u = 0; u < vectors; ++u) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void depthwise_row(ElementsIn<Problem> x, ElementsIn<
         T v[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            v[e] = from_float<T>(finish<Problem>(sum[e], b, held_by<Problem>(to + q + e, true)));
+            v[e] = from_float<T>(finish<Problem>(sum[e], term, held_by<Problem>(bias, to + q + e, true)));
         store_vector(to + q, v);
     }
 }

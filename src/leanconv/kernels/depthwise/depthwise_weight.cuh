@@ -207,7 +207,7 @@ __device__ __forceinline__ void sum_block(float* shared, ElementsIn<Problem> x, 
     constexpr int channels = Tuning::channels, taps = filter_taps<Problem>, warps = Tuning::threads / 32, sums = channels * taps;
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
     static_assert(channels <= 32 && 32 % channels == 0 && Tuning::threads % 32 == 0, "a warp has whole tiles of filters");
-    static_assert(!Problem::bias && !Problem::relu, "a gradient is stored as it is");
+    static_assert(!Problem::bias && identity<typename Problem::activation>, "a gradient is stored as it is");
 
     // Neighbouring threads have neighbouring filters in NHWC, and neighbouring walks of one filter in NCHW.
     constexpr int in_block = Tuning::threads / channels;

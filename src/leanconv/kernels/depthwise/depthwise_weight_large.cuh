@@ -42,7 +42,7 @@ struct TapTiles {
     static_assert(Problem::group_c == 1 && !Problem::chwn, "one channel a group, images outermost");
     static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_h == 1 && Problem::dilation_w == 1,
                   "a pixel of x meets neighbouring taps with neighbouring pixels of dy");
-    static_assert(!Problem::bias && !Problem::relu, "a gradient is stored as it is");
+    static_assert(!Problem::bias && identity<typename Problem::activation>, "a gradient is stored as it is");
     static_assert(threads <= Tuning::threads && Tuning::threads % 32 == 0, "each thread has one tile of taps at most");
     static_assert(Tuning::tile_q % columns == 0, "a tile has whole strips");
     static_assert(Problem::x_pitch % 4 == 0 && Problem::dy_pitch % 4 == 0 && Problem::x_plane % 4 == 0 &&

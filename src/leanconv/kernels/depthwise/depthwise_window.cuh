@@ -38,7 +38,7 @@ struct DepthwiseShape : DepthwiseWindow<Problem, Tuning::columns> {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+__device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                  ElementsOut<Problem> y, long long batch) {
     using Shape = DepthwiseShape<Problem, Tuning>;
     using Slices = ThreadSlices<Problem, Tuning>;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
     T* const result = y + static_cast<int64>(first_p) * out_row + first_q * out_pixel +
         (Problem::nhwc ? n * output_rows<Problem> * out_row + k : (n * Problem::k + k) * output_rows<Problem> * out_row);
     const bool vector = Shape::vector_stores && reinterpret_cast<unsigned long long>(y) % (4 * item<Problem>) == 0;
-    const float b = Problem::bias ? to_float(bias[k]) : 0.0f;
+    const Term<Problem> term = term_of<Problem>(bias, k);
 
     // The sums of row `p` of the band, which are complete, of the thread's slice z.
     const auto store = [&](int p, int z, const float(&done)[columns]) {
@@ -139,8 +139,8 @@ __device__ __forceinline__ void depthwise_window(ElementsIn<Problem> x, Elements
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 if (q + e >= columns) continue;
-                const float held = held_by<Problem>(to + (q + e) * out_pixel, first_q + q + e < Problem::q);
-                v[e] = from_float<T>(finish<Problem>(done[q + e], b, held));
+                const float held = held_by<Problem>(bias, to + (q + e) * out_pixel, first_q + q + e < Problem::q);
+                v[e] = from_float<T>(finish<Problem>(done[q + e], term, held));
             }
             if (vector) {
                 if (first_q + q < Problem::q) store_vector(to + q, v);

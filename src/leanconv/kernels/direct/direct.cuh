@@ -19,7 +19,7 @@ namespace leanconv {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void direct(const typename Problem::element* __restrict__ x,
                                        const typename Problem::filter* __restrict__ w,
-                                       const typename Problem::result* __restrict__ bias,
+                                       BiasIn<Problem> bias,
                                        typename Problem::result* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -52,8 +52,8 @@ __device__ __forceinline__ void direct(const typename Problem::element* __restri
                     : w[(static_cast<int64>(k) * Problem::group_c + c) * (Problem::r * Problem::s) + tap];
                 sum = multiply_add(to_sum(weight), to_sum(pixel), sum);
             }
-    const typename Problem::sum b = Problem::bias ? to_sum(bias[k]) : 0;
-    y[at] = from_sum<typename Problem::result>(finish<Problem>(sum, b, held_by<Problem>(y + at, true)));
+    const Term<Problem> term = term_of<Problem>(bias, k);
+    y[at] = from_sum<typename Problem::result>(finish<Problem>(sum, term, held_by<Problem>(bias, y + at, true)));
 }
 
 }  // namespace leanconv

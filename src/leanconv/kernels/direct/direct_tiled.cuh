@@ -124,17 +124,16 @@ struct DirectProduct {
 
 // NHWC: stores a thread's sums, its filters from first_k and its pixels from (p, q) on, four filters at once.
 template <class Problem, class Tile, class T>
-__device__ __forceinline__ void store_filters(const float (&acc)[Tile::thread_k][Tile::thread_pixels], const T* bias, T* y,
+__device__ __forceinline__ void store_filters(const float (&acc)[Tile::thread_k][Tile::thread_pixels], Bias<Problem> bias, T* y,
                                               int64 n, int group, int first_k, int p, int q) {
     if (p >= Problem::p) return;
     const bool vector = Problem::vector_store && reinterpret_cast<unsigned long long>(y) % (4 * item<Problem>) == 0;
 #pragma unroll
     for (int f = 0; f < Tile::thread_k; f += 4) {
         const int first = first_k + f * Tile::lanes_k, filter = group * Problem::group_k + first;
-        float b[4];
+        Term<Problem> terms[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            b[i] = Problem::bias && first + i < Problem::group_k ? to_float(bias[filter + i]) : 0.0f;
+        for (int i = 0; i < 4; ++i) terms[i] = term_of<Problem>(bias, filter + i, first + i < Problem::group_k);
         T* const to = y + ((n * Problem::p + p) * Problem::q + q) * Problem::k + filter;
 #pragma unroll
         for (int j = 0; j < Tile::thread_pixels; ++j) {
@@ -142,8 +141,8 @@ __device__ __forceinline__ void store_filters(const float (&acc)[Tile::thread_k]
             T v[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float held = held_by<Problem>(to + j * Problem::k + i, first + i < Problem::group_k);
-                v[i] = from_float<T>(finish<Problem>(acc[f + i][j], b[i], held));
+                const float held = held_by<Problem>(bias, to + j * Problem::k + i, first + i < Problem::group_k);
+                v[i] = from_float<T>(finish<Problem>(acc[f + i][j], terms[i], held));
             }
             store_four(to + j * Problem::k, v, 1, Problem::group_k - first, vector);
         }
@@ -156,7 +155,7 @@ __device__ __forceinline__ void store_filters(const float (&acc)[Tile::thread_k]
 // and 32 channels took 1.3 to 1.5 times as long.
 template <class Problem, class Tile, class T>
 __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][Tile::thread_pixels], float* exchange,
-                                             const DirectPlace<Tile>& place, const T* bias, T* y, int64 n, int group,
+                                             const DirectPlace<Tile>& place, Bias<Problem> bias, T* y, int64 n, int group,
                                              int first_k, int p, int q) {
     constexpr int pixels = Tile::thread_pixels, width = Tile::lanes_w * pixels, of_filter = 32 * pixels;
     constexpr int unit = Problem::q % 4 == 0 ? 4 : Problem::q % 2 == 0 ? 2 : 1;  // rows begin at multiples of it
@@ -164,12 +163,12 @@ __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][
     T* const to = y + (n * Problem::k + group * Problem::group_k) * image;
     const auto store = [&](int filter, int row, int column, const float(&value)[unit]) {
         if (filter >= Problem::group_k || row >= Problem::p || column >= Problem::q) return;
-        const float b = Problem::bias ? to_float(bias[group * Problem::group_k + filter]) : 0.0f;
+        const Term<Problem> term = term_of<Problem>(bias, group * Problem::group_k + filter);
         T* const out = to + filter * image + row * Problem::q + column;
         T v[unit];
 #pragma unroll
         for (int e = 0; e < unit; ++e)
-            v[e] = from_float<T>(finish<Problem>(value[e], b, held_by<Problem>(out + e, true)));
+            v[e] = from_float<T>(finish<Problem>(value[e], term, held_by<Problem>(bias, out + e, true)));
         store_adjacent(out, v);
     };
     if constexpr (pixels == unit) {  // a thread's pixels are one store, next to those of its neighbours
@@ -210,7 +209,7 @@ __device__ __forceinline__ void store_pixels(const float (&acc)[Tile::thread_k][
 
 // Block b: filters b % tiles_k of a group, then groups, tiles along a row, bands of rows, images.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void direct_tiled(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+__device__ __forceinline__ void direct_tiled(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                              ElementsOut<Problem> y, long long) {
     using Tile = DirectTile<Problem, Tuning>;
     constexpr int stages = Tuning::stages, walk = Tuning::walk;

@@ -52,7 +52,7 @@ struct SingleChannelShape {
     static constexpr int seam = Tuning::whole_sectors ? 32 / item<Problem> : 0, segment = 32 * unit - seam;
     static constexpr int bands = ceil_div(Problem::p, Tuning::rows);
 
-    // NCHW: filter by filter, each padded to whole vectors, its bias behind its weights. NHWC: tap by tap, the biases last.
+    // NCHW: filter by filter, each padded to whole vectors, its bias and scale behind its weights. NHWC: tap by tap, those last.
     // A block applies `side` of them at the same time, in `rounds`.
     static constexpr int side = Tuning::lanes * filters, in_block = side * Tuning::rounds;
     static __device__ __forceinline__ int weight(int filter, int tap) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void load_row(float (&to)[Shape::width], const typena
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+__device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                                ElementsOut<Problem> y, long long batch) {
     using Shape = SingleChannelShape<Problem, Tuning>;
     using T = typename Problem::element;
@@ -169,7 +169,19 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * taps; i += threads)
         weights[Shape::weight(i / taps, i % taps)] = to_float(w[static_cast<int64>(first_k) * taps + i]);
-    if constexpr (Problem::bias) {
+    constexpr int scale_at = taps + Problem::bias;
+    if constexpr (Problem::scale || (Problem::bias && Problem::add)) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < count; i += threads) {
+            const Term<Problem> term = term_of<Problem>(bias, first_k + i);
+            if constexpr (!Problem::scale) {
+                weights[Shape::weight(i, taps)] = term;
+            } else {
+                if (Problem::bias) weights[Shape::weight(i, taps)] = term.bias;
+                weights[Shape::weight(i, scale_at)] = term.scale;
+            }
+        }
+    } else if constexpr (Problem::bias) {
 #pragma unroll 1
         for (int i = threadIdx.x; i < count; i += threads) weights[Shape::weight(i, taps)] = to_float(bias[first_k + i]);
     }
@@ -231,8 +243,9 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
                                           [u * Problem::stride_w + s * Problem::dilation_w],
                                     sum[t][u][f]);
             constexpr int adjacent = Problem::nhwc ? filters : unit;
-            float b[filters] = {};
+            float b[filters] = {}, scale[filters];
             if constexpr (Problem::bias) load_adjacent(b, weights + Shape::weight(round * Shape::side + mine, taps));
+            if constexpr (Problem::scale) load_adjacent(scale, weights + Shape::weight(round * Shape::side + mine, scale_at));
 #pragma unroll
             for (int t = 0; t < at_once; ++t) {
                 if (at_once > 1 && p + t >= last_p) continue;
@@ -249,7 +262,10 @@ __device__ __forceinline__ void single_channel(ElementsIn<Problem> x, ElementsIn
 #pragma unroll
                     for (int e = 0; e < adjacent; ++e) {
                         const int u = Problem::nhwc ? first : e, f = Problem::nhwc ? e : 0;
-                        v[e] = from_float<T>(finish<Problem>(sum[t][u][f], b[f], held_by<Problem>(place + e, true)));
+                        const auto held = [&] { return held_by<Problem>(bias, place + e, true); };
+                        if constexpr (Problem::scale)
+                            v[e] = from_float<T>(finish<Problem>(sum[t][u][f], {b[f], scale[f]}, held()));
+                        else v[e] = from_float<T>(finish<Problem>(sum[t][u][f], b[f], held()));
                     }
                     store_adjacent(place, v);
                 }

@@ -192,8 +192,8 @@ def _rounds(problem: ConvProblem) -> list[int]:
 
 
 def _weights(problem: ConvProblem) -> int:
-    """Floats of a filter and its bias in shared memory; in NCHW whole vectors."""
-    floats = problem.r * problem.s + problem.bias
+    """Floats of a filter, its bias and its scale in shared memory; in NCHW whole vectors."""
+    floats = problem.r * problem.s + problem.bias + problem.scale
     return floats if problem.layout == "NHWC" else ceil_div(floats, 4) * 4
 
 

@@ -54,7 +54,7 @@ struct PixelFragments : SplitFragments<Tuning::products == 3> {
 
 // A consumer warpgroup: all tiles of the CTA.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void consume(const float* prepared_filters, const float* bias, float* y, long long batch,
+__device__ __forceinline__ void consume(const float* prepared_filters, Bias<Problem> bias, float* y, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
                                         const TensorRings<Problem, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Problem, Tuning>;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, const flo
 // `x`: a tensor map of the pixels; the tensor itself for columns and resident images. `w`: the filters where the launch also
 // validates its packed ones (speculative_filters.cuh).
 template <class Problem, class Tuning, class Source, class... Filters>
-__device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepared, const float* bias, float* y,
+__device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepared, Bias<Problem> bias, float* y,
                                             long long batch, const Filters*... w) {
     const TensorRings<Problem, Tuning> rings;
     const TensorTiles<Problem, Tuning> tiles(batch);

@@ -70,7 +70,7 @@ struct RunningScale {
 
 // A consumer warpgroup: all tiles of the CTA.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void consume_running(const float* prepared_filters, const float* bias, float* y, long long batch,
+__device__ __forceinline__ void consume_running(const float* prepared_filters, Bias<Problem> bias, float* y, long long batch,
                                                 const TensorTiles<Problem, Tuning>& tiles,
                                                 const TensorRings<Problem, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Problem, Tuning>;

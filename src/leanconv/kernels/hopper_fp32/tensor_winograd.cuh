@@ -251,7 +251,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[2][accs][count], co
 
 // A consumer warpgroup: all tiles of the CTA.
 template <class Problem, class Tuning, bool scaled>
-__device__ __forceinline__ void consume_pairs(const float* prepared_filters, const float* bias, float* y, long long batch,
+__device__ __forceinline__ void consume_pairs(const float* prepared_filters, Bias<Problem> bias, float* y, long long batch,
                                               const TensorTiles<Pairs<Problem, Tuning>, Tuning>& tiles,
                                               const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Pairs<Problem, Tuning>, Tuning>;
@@ -342,7 +342,7 @@ __device__ __forceinline__ void consume_pairs(const float* prepared_filters, con
 
 // `x`: a tensor map of the pixels. `w`: as in tensor_gemm.
 template <class Problem, class Tuning, class Source, class... Filters>
-__device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, const float* bias, float* y,
+__device__ __forceinline__ void tensor_winograd(const Source& x, const float* prepared, Bias<Problem> bias, float* y,
                                                 long long batch, const Filters*... w) {
     static_assert((Tuning::linear ? !Problem::nhwc && !Problem::chwn && Problem::q % 2 == 0 : Problem::nhwc) &&
                       Phase<Problem>::whole,

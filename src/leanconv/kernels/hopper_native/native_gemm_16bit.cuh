@@ -160,7 +160,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
 
 // `count` sums of each of a warpgroup's MMA tiles along M to the output: filters from k on.
 template <class Problem, class Tuning, int count>
-__device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][count], const typename Problem::result* bias,
+__device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][count], Bias<Problem> bias,
                                            typename Problem::result* y, const GemmTiles<Problem, Tuning>& tiles,
                                            const GemmRing<Problem, Tuning>& ring, Offset<Problem> first_pixel, int group, int k) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
 // A warpgroup's sums of a tile, whose pixels begin at `first_row`, to the output; those of a cluster are added before.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2],
-                                           const typename Problem::result* bias, typename Problem::result* y,
+                                           Bias<Problem> bias, typename Problem::result* y,
                                            const GemmTiles<Problem, Tuning>& tiles, const GemmRing<Problem, Tuning>& ring,
                                            int first_row, Offset<Problem> tile) {
     using Ring = GemmRing<Problem, Tuning>;
@@ -200,7 +200,7 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][
 // One warpgroup's products of all tiles of the CTA.
 template <class Problem, class Tuning>
 struct Consumer16bit {
-    static __device__ __forceinline__ void consume(const typename Problem::result* bias, typename Problem::result* y,
+    static __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::result* y,
                                                    const GemmTiles<Problem, Tuning>& tiles,
                                                    const GemmRing<Problem, Tuning>& ring, int warpgroup,
                                                    Offset<Problem> first_tile, Offset<Problem> step) {
@@ -245,7 +245,7 @@ struct Consumer16bit {
 
 // A CTA: one warpgroup copies, the others do as `Consumer` says.
 template <class Problem, class Tuning, class Consumer>
-__device__ __forceinline__ void run_roles(const TensorMap& x, const TensorMap& w, const typename Problem::result* bias,
+__device__ __forceinline__ void run_roles(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
                                           typename Problem::result* y, long long batch) {
     const GemmRing<Problem, Tuning> ring;
     const GemmTiles<Problem, Tuning> tiles(batch);
@@ -269,7 +269,7 @@ __device__ __forceinline__ void run_roles(const TensorMap& x, const TensorMap& w
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& w, const typename Problem::result* bias,
+__device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
                                                   typename Problem::result* y, long long batch) {
     run_roles<Problem, Tuning, Consumer16bit<Problem, Tuning>>(x, w, bias, y, batch);
 }

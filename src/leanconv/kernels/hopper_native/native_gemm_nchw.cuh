@@ -216,7 +216,7 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
     }
 
     // One warpgroup's products of all tiles of the CTA.
-    __device__ __forceinline__ void consume(const Result* bias, Result* y, int warpgroup) const {
+    __device__ __forceinline__ void consume(Bias<Problem> bias, Result* y, int warpgroup) const {
         using Operand = PixelOperand<Problem, Tuning, Tuning::by_tma>;
         const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
         const int* const offsets = tap_offsets();
@@ -261,7 +261,7 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
         }
     }
     // The sums of a warpgroup to the output; those of a cluster, of which this is the only tile, are added before.
-    __device__ __forceinline__ void store(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2], const Result* bias, Result* y,
+    __device__ __forceinline__ void store(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2], Bias<Problem> bias, Result* y,
                                           int warpgroup, int first, int group, int first_k) const {
         unsigned char* const staging = base + Tuning::outputs_at + warpgroup * output_bytes;
         if constexpr (split == 1) {
@@ -290,7 +290,7 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
 // `x` is the tensor, or a tensor map of it.
 template <class Problem, class Tuning, class Source>
 __device__ __forceinline__ void native_gemm_nchw(const Source& x, const typename Problem::element* prepared,
-                                                 const typename Problem::result* bias, typename Problem::result* y,
+                                                 Bias<Problem> bias, typename Problem::result* y,
                                                  long long batch) {
     const NchwGemm<Problem, Tuning> gemm(batch);
     gemm.init();

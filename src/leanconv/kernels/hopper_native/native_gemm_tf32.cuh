@@ -68,7 +68,7 @@ struct ConsumerTf32 {
         }
     }
 
-    static __device__ __forceinline__ void consume(const float* bias, float* y, const GemmTiles<Problem, Tuning>& tiles,
+    static __device__ __forceinline__ void consume(Bias<Problem> bias, float* y, const GemmTiles<Problem, Tuning>& tiles,
                                                    const Ring& ring, int warpgroup, Offset<Problem> first_tile,
                                                    Offset<Problem> step) {
         const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
@@ -107,7 +107,7 @@ struct ConsumerTf32 {
 };
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void native_gemm_tf32(const TensorMap& x, const TensorMap& w, const float* bias, float* y,
+__device__ __forceinline__ void native_gemm_tf32(const TensorMap& x, const TensorMap& w, Bias<Problem> bias, float* y,
                                                  long long batch) {
     run_roles<Problem, Tuning, ConsumerTf32<Problem, Tuning>>(x, w, bias, y, batch);
 }

@@ -1,4 +1,4 @@
-// From a warpgroup's accumulators of 64 pixels to the output of native_gemm_nchw: bias, activation, rounding to 16 bits, stores.
+// From a warpgroup's accumulators of 64 pixels to the output of native_gemm_nchw: what follows the sums, rounding to 16 bits, stores.
 //
 // A thread holds pairs of neighbouring filters of two pixels, which lie far apart in NCHW. Neighbouring pixels are adjacent
 // there, but for the zeros between rows. So the warpgroup transposes its outputs in shared memory, `width` filters at a time,
@@ -26,12 +26,12 @@ struct OutputNchw {
     static constexpr int pitch = 72;
     static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
 
-    static __device__ __forceinline__ float bias_of(const T* bias, int group, int k) {
-        return Problem::bias && k < Problem::group_k ? to_float(bias[group * Problem::group_k + k]) : 0.0f;
+    static __device__ __forceinline__ Term<Problem> term_in(Bias<Problem> bias, int group, int k) {
+        return term_of<Problem>(bias, group * Problem::group_k + k, k < Problem::group_k);
     }
 
     // The 64 pixels from linear index `first` on, and `filters` of the group from `first_k` on.
-    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char* shared, const T* bias, T* y,
+    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char* shared, Bias<Problem> bias, T* y,
                                                  long long batch, int first, int group, int first_k, int warpgroup) {
         const int lane = threadIdx.x % 32, own = first + threadIdx.x % 128 / 32 * 16 + lane / 4, pair = lane % 4 * 2;
         const Output at[2] = {Output(own), Output(own + 8)};
@@ -65,15 +65,15 @@ struct OutputNchw {
 #pragma unroll
             for (int vector = 0; vector < width; vector += 8) {
                 const int k = first_k + k0 + vector + pair;
-                const float added[2] = {bias_of(bias, group, k), bias_of(bias, group, k + 1)};
+                const Term<Problem> terms[2] = {term_in(bias, group, k), term_in(bias, group, k + 1)};
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     float v[2];
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         const T* const from = to[half] + (k0 + vector + i) * image;
-                        const float held = held_by<Problem>(from, exists[half] && k + i < Problem::group_k);
-                        v[i] = finish<Problem>(sums[(k0 + vector) / 2 + 2 * half + i], added[i], held);
+                        const float held = held_by<Problem>(bias, from, exists[half] && k + i < Problem::group_k);
+                        v[i] = finish<Problem>(sums[(k0 + vector) / 2 + 2 * half + i], terms[i], held);
                     }
                     const unsigned both = rounded_pair(T{}, v);
 #pragma unroll

@@ -1,4 +1,5 @@
-// From the accumulators of a warpgroup to an output in NHWC: the sum over a cluster, bias, activation, rounding, stores.
+// From the accumulators of a warpgroup to an output in NHWC: the sum over a cluster, what follows the sums, rounding,
+// stores.
 #pragma once
 
 #include <device/ptx/memory.cuh>
@@ -7,14 +8,12 @@
 
 namespace leanconv {
 
-// The bias of a group's filters k and k + 1, as far as these exist.
-template <class Problem, class T>
-__device__ __forceinline__ void load_bias(float (&to)[2], const T* bias, int group, int k) {
+// The terms of a group's filters k and k + 1, as far as these exist.
+template <class Problem>
+__device__ __forceinline__ void load_terms(Term<Problem> (&to)[2], Bias<Problem> bias, int group, int k) {
     const int filter = group * Problem::group_k + k;
-    if constexpr (Problem::bias) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) to[i] = k + i < Problem::group_k ? to_float(bias[filter + i]) : 0.0f;
-    }
+    for (int i = 0; i < 2; ++i) to[i] = term_of<Problem>(bias, filter + i, k + i < Problem::group_k);
 }
 
 // Stores of 16 pixels x `filters` by one warp.
@@ -40,21 +39,24 @@ struct OutputNhwc {
     // To shared memory: the two pixels of a thread, and pairs of filters from `first_k` of the group on, with the sums from
     // `first` on.
     template <int count>
-    static __device__ __forceinline__ void stage(const float (&sums)[count], int first, unsigned char* shared, const T* bias,
+    static __device__ __forceinline__ void stage(const float (&sums)[count], int first, unsigned char* shared, Bias<Problem> bias,
                                                  const T* y, const Place (&place)[2], int group, int first_k, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
         for (int unit = 0; unit < units; ++unit) {
             const int k = first_k + unit * 8 + 2 * t, filter = group * Problem::group_k + k;
-            float added[2] = {}, v[2];
-            load_bias<Problem>(added, bias, group, k);
+            Term<Problem> terms[2];
+            float v[2];
+            load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
+                const HeldOutputs<Problem, vectors, 2, T> both(bias, y + place[half].offset * Problem::k + filter,
+                                                        place[half].count > 0 && k < Problem::group_k);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const bool exists = place[half].count > 0 && k + i < Problem::group_k;
-                    const float held = held_by<Problem>(y + place[half].offset * Problem::k + filter + i, exists);
-                    v[i] = finish<Problem>(sums[first + unit * 4 + 2 * half + i], added[i], held);
+                    const float held = both.value(i, y + place[half].offset * Problem::k + filter + i, exists);
+                    v[i] = finish<Problem>(sums[first + unit * 4 + 2 * half + i], terms[i], held);
                 }
                 *reinterpret_cast<unsigned*>(unit_at(shared, g + 8 * half, unit) + 4 * t) = rounded_pair(T{}, v);
             }
@@ -75,11 +77,11 @@ struct OutputNhwc {
 
     // 16 pixels from `first_pixel` on, and `filters` of the group from `first_k` on. `shared` is this warp's.
     template <class Tiles, int count>
-    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char* shared, const T* bias, T* y,
+    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char* shared, Bias<Problem> bias, T* y,
                                                  const Tiles& tiles, Offset<Problem> first_pixel, int group, int first_k,
                                                  int lane) {
         Place pair[2] = {}, place[passes];
-        if constexpr (Problem::accumulate) {
+        if constexpr (adds<Problem>) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) pair[half] = tiles.place(first_pixel + lane / 4 + 8 * half);
         }
@@ -111,7 +113,7 @@ struct OutputNhwc<Problem, filters, 4> {
     static_assert(Problem::nhwc, "filters are adjacent");
 
     template <class Tiles, int count>
-    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char*, const float* bias, float* y,
+    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char*, Bias<Problem> bias, float* y,
                                                  const Tiles& tiles, Offset<Problem> first_pixel, int group, int first_k,
                                                  int lane) {
         const int g = lane / 4, t = lane % 4;
@@ -119,16 +121,18 @@ struct OutputNhwc<Problem, filters, 4> {
 #pragma unroll
         for (int j = 0; j < count / 4; ++j) {
             const int k = first_k + 8 * j + 2 * t, filter = group * Problem::group_k + k;
-            float added[2] = {}, v[2];
-            load_bias<Problem>(added, bias, group, k);
+            Term<Problem> terms[2];
+            float v[2];
+            load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (places[half].count == 0) continue;
                 float* const to = y + places[half].offset * Problem::k + filter;
+                const HeldOutputs<Problem, vectors, 2, float> both(bias, to, k < Problem::group_k);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const float held = held_by<Problem>(to + i, k + i < Problem::group_k);
-                    v[i] = finish<Problem>(sums[4 * j + 2 * half + i], added[i], held);
+                    const float held = both.value(i, to + i, k + i < Problem::group_k);
+                    v[i] = finish<Problem>(sums[4 * j + 2 * half + i], terms[i], held);
                 }
                 if constexpr (vectors) {
                     if (k < Problem::group_k) store_adjacent(to, v);

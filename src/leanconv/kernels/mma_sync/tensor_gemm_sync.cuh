@@ -128,7 +128,7 @@ __device__ __forceinline__ void multiply(float (&sums)[2][n16][8], int first,
 }
 
 template <class Problem, class Given>
-__device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* prepared_filters, const float* bias, float* y,
+__device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* prepared_filters, Bias<Problem> bias, float* y,
                                                  long long batch) {
     using Tuning = WarpTuning<Given>;
     using F = TensorFilters<Problem, Tuning>;

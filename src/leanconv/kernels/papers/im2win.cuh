@@ -18,7 +18,7 @@ namespace leanconv {
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win(const float* __restrict__ workspace, const float* __restrict__ w,
-                                       const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+                                       BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     constexpr bool interleaved = !Problem::vector_store, nhwc = Problem::nhwc;
     using Filters = FilterLoader<Problem, Tuning, nhwc && interleaved, true>;
     using Pixels = PixelLoaderAlong<Problem, Tuning, !nhwc && interleaved, WindowTensor<Problem>>;

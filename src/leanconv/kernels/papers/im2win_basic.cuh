@@ -14,7 +14,7 @@ namespace leanconv {
 // Neighbouring threads compute neighbouring pixels of one filter in NCHW, neighbouring filters of one pixel in NHWC.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win_basic(const float* __restrict__ workspace, const float* __restrict__ w,
-                                             const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+                                             BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     constexpr int image = Problem::p * Problem::q, size = Reduction<Problem>::size;
     const int64 at = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (at >= batch * Problem::k * image) return;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void im2win_basic(const float* __restrict__ workspace
         const float weight = filter[filter_element<Problem, true>(i)];
         sum = fmaf(weight, *at_byte(window, Windows::tap(i / Windows::run, i % Windows::run)), sum);
     }
-    y[at] = finish<Problem>(sum, Problem::bias ? bias[k] : 0.0f, held_by<Problem>(y + at, true));
+    y[at] = finish<Problem>(sum, term_of<Problem>(bias, k), held_by<Problem>(bias, y + at, true));
 }
 
 }  // namespace leanconv

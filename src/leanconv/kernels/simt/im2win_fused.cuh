@@ -201,7 +201,7 @@ struct RunLoader {
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win_fused(const float* __restrict__ x, const float* __restrict__ w,
-                                             const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+                                             BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     if constexpr (Tuning::runs) {
         static_assert(!Problem::nhwc, "in NHWC a row of a window is one run in memory");
         using Filters = FilterLoader<Problem, Tuning, false>;

@@ -31,7 +31,7 @@
 namespace leanconv {
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void implicit_gemm(ElementsIn<Problem> x, ElementsIn<Problem> w, ElementsIn<Problem> bias,
+__device__ __forceinline__ void implicit_gemm(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
                                               ElementsOut<Problem> y, long long batch) {
     constexpr bool interleaved = !Problem::vector_store, nhwc = Problem::nhwc;
     using FiltersAlong = typename Select<narrow<Problem>, NarrowFilterLoader<Problem, Tuning, nhwc && interleaved>,

@@ -22,7 +22,7 @@ namespace leanconv {
 template <class Problem, class Tuning>
 __device__ __forceinline__ void implicit_gemm_dp4a(const typename Problem::element* __restrict__ x,
                                             const typename Problem::filter* __restrict__ w,
-                                            const typename Problem::result* __restrict__ bias,
+                                            BiasIn<Problem> bias,
                                             typename Problem::result* __restrict__ y, long long batch) {
     static_assert(Problem::nhwc, "four neighbouring channels are a word");
     constexpr bool interleaved = !Problem::vector_store;

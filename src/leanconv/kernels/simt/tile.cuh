@@ -94,7 +94,7 @@ __device__ __forceinline__ void outer_product(const Multiply& multiply) {
 // otherwise); `aligned` that four outputs of a fragment are adjacent and aligned if the tensor is.
 template <class Problem, class Tuning, bool interleaved, bool aligned, class Pixels, int rows, int columns>
 __device__ __forceinline__ void store_tile(const typename Problem::sum (&acc)[rows][columns], int row, int column,
-                                           const Tiling<Tuning>& tiling, const typename Problem::result* bias,
+                                           const Tiling<Tuning>& tiling, Bias<Problem> bias,
                                            typename Problem::result* y, const Pixels& pixels,
                                            Offset<Problem> first_pixel, int group, int first_k) {
     using T = typename Problem::result;
@@ -117,15 +117,15 @@ __device__ __forceinline__ void store_tile(const typename Problem::sum (&acc)[ro
                 const int k = first_k + tiling.k + at_k;
                 if (k >= Problem::group_k) continue;
                 const int filter = group * Problem::group_k + k;
-                const Sum b = Problem::bias ? to_sum(bias[filter]) : Sum(0);
+                const Term<Problem> term = term_of<Problem>(bias, filter);
                 T* const to = y + filter * image;
                 T v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const Place& at = place[interleaved ? j : 0];
                     const T* const output = to + at.offset + (interleaved ? 0 : j);
-                    const Sum held = held_by<Problem>(output, interleaved ? at.count > 0 : j < at.count);
-                    v[j] = from_sum<T>(finish<Problem>(acc[i][4 * f + j], b, held));
+                    const Sum held = held_by<Problem>(bias, output, interleaved ? at.count > 0 : j < at.count);
+                    v[j] = from_sum<T>(finish<Problem>(acc[i][4 * f + j], term, held));
                 }
                 if constexpr (!interleaved) {
                     store_four(to + place[0].offset, v, 1, place[0].count, vector);
@@ -157,9 +157,9 @@ __device__ __forceinline__ void store_tile(const typename Problem::sum (&acc)[ro
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const bool exists = k + i * step < Problem::group_k;
-                    const Sum b =
-                        Problem::bias && exists ? to_sum(bias[group * Problem::group_k + k + i * step]) : Sum(0);
-                    v[i] = from_sum<T>(finish<Problem>(acc[4 * f + i][j], b, held_by<Problem>(to + k + i * step, exists)));
+                    const Term<Problem> term = term_of<Problem>(bias, group * Problem::group_k + k + i * step, exists);
+                    v[i] = from_sum<T>(
+                        finish<Problem>(acc[4 * f + i][j], term, held_by<Problem>(bias, to + k + i * step, exists)));
                 }
                 store_four(to + k, v, step, Problem::group_k - k, vector);
             }

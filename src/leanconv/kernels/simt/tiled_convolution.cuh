@@ -15,7 +15,7 @@ namespace leanconv {
 template <class Problem, class Tuning, bool interleaved, bool aligned, class Filters, class Pixels, class Places>
 __device__ __forceinline__ void tiled_convolution(const typename Problem::element* x,
                                                   const typename Problem::filter* w,
-                                                  const typename Problem::result* bias,
+                                                  Bias<Problem> bias,
                                                   typename Problem::result* y, long long batch) {
     using Product = TileProduct<Problem, Tuning, Filters, Pixels>;
     constexpr int tiles_k = ceil_div(Problem::group_k, Tuning::tile_k);

@@ -45,7 +45,7 @@ struct Transform1d {
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void winograd1d(const float* __restrict__ x, const float* __restrict__ prepared,
-                                           const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+                                           BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     winograd_convolution<Problem, Tuning, Transform1d<Problem>>(x, prepared, bias, y, batch);
 }
 

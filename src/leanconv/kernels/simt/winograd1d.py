@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import itemgetter
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.layers import copy_layout, forward_of, limits, overwrites
+from leanconv.kernels.common.layers import copy_layout, forward_of, limits
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, fma_cycles, launch_cycles, mean_products
 from leanconv.kernels.simt import implicit_gemm
@@ -250,7 +250,7 @@ class Winograd1d(TimedAlgorithm):
         return fma_cycles(problem, target, 2.5 if problem.precision in ("ieee", "fp32") else 4.5)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits(problem, "fprop", "dgrad") + overwrites(problem)
+        reasons = limits(problem, "fprop", "dgrad")
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:

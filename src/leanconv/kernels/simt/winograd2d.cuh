@@ -71,7 +71,7 @@ struct Transform2d {
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void winograd2d(const float* __restrict__ x, const float* __restrict__ prepared,
-                                           const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+                                           BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     static_assert(Problem::stride_h == 1 && Problem::stride_w == 1 && Problem::dilation_h == 1 &&
                       Problem::dilation_w == 1, "the outputs of a tile read neighbouring pixels");
     winograd_convolution<Problem, Tuning, Transform2d<Problem>>(x, prepared, bias, y, batch);

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
 
-from leanconv.kernels.common.layers import copy_layout, forward_of, limits, overwrites
+from leanconv.kernels.common.layers import copy_layout, forward_of, limits
 from leanconv.kernels.contract import TimedAlgorithm, by_time
 from leanconv.kernels.cost import Speeds, fma_cycles
 from leanconv.kernels.simt import winograd_tiles as tiles
@@ -85,7 +85,7 @@ class Winograd2d(TimedAlgorithm):
         return fma_cycles(problem, target, 2.25)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return limits(problem, "fprop", "dgrad") + overwrites(problem) + why_not_2d(problem)
+        return limits(problem, "fprop", "dgrad") + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
         configs = []

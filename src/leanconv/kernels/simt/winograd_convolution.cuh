@@ -11,7 +11,7 @@ namespace leanconv {
 // Tile b % tiles_k of filters, of group (b / tiles_k) % groups, for columns b / tiles_k / groups: blocks that run
 // together share their pixels.
 template <class Problem, class Tuning, class Transform>
-__device__ __forceinline__ void winograd_convolution(const float* x, const float* prepared, const float* bias, float* y,
+__device__ __forceinline__ void winograd_convolution(const float* x, const float* prepared, Bias<Problem> bias, float* y,
                                                      long long batch) {
     using Tiles = WinogradTiles<Problem, Tuning>;
     using Column = WinogradColumn<Problem>;

@@ -1,5 +1,5 @@
 // From the sums in the transform domain to the output tensor. The states of a tile lie in different warps and are
-// exchanged through shared memory; a thread transforms them back, adds bias, applies the activation, and stores.
+// exchanged through shared memory; a thread transforms them back, applies what follows the sums, and stores.
 #pragma once
 
 #include <device/epilogue.cuh>
@@ -20,7 +20,7 @@ struct WinogradOutput {
     const Tiles& tiles;
     const Column* columns;
     float* exchange;
-    const float* bias;
+    Bias<Problem> bias;
     float* y;
     int first_k;  // of the block, in its group
     int group;
@@ -86,6 +86,16 @@ struct WinogradOutput {
         }
     }
 
+    // What is added to an output is read where it is stored: until then results wait without it and the activation.
+    static __device__ __forceinline__ float to_store(float sum, Term<Problem> term) {
+        if constexpr (adds<Problem>) return apply_term<Problem>(sum, term);
+        else return finish<Problem>(sum, term);
+    }
+    __device__ __forceinline__ float stored(float value, const float* at, bool exists = true) const {
+        if constexpr (adds<Problem>) return apply_held<Problem>(value, held_by<Problem>(bias, at, exists));
+        else return value;
+    }
+
     static __device__ __forceinline__ void output_of(float (&v)[width], const float (&result)[width][outputs], int o) {
 #pragma unroll
         for (int j = 0; j < width; ++j) v[j] = result[j][o];
@@ -107,9 +117,9 @@ struct WinogradOutput {
             for (int j = 0; j < width; ++j) {
                 Transform::output(result[j], sums[j]);
                 const bool exists = k + j < Problem::group_k;
-                const float b = Problem::bias && exists ? bias[group * Problem::group_k + k + j] : 0.0f;
+                const Term<Problem> term = term_of<Problem>(bias, group * Problem::group_k + k + j, exists);
 #pragma unroll
-                for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
+                for (int o = 0; o < outputs; ++o) result[j][o] = to_store(result[j][o], term);
             }
 #pragma unroll
             for (int o = 0; o < outputs; ++o) {
@@ -118,6 +128,8 @@ struct WinogradOutput {
                 float* const to = y + at.y + static_cast<int64>(below * Problem::q + aside) * Problem::k + k;
                 float v[width];
                 output_of(v, result, o);
+#pragma unroll
+                for (int j = 0; j < width; ++j) v[j] = stored(v[j], to + j, k + j < Problem::group_k);
                 if (vector) {
                     store_adjacent(to, v);
                 } else {
@@ -142,12 +154,12 @@ struct WinogradOutput {
             float* const at = exchange + Tiles::exchange_at(in_round, tile);
             float sums[width][states], result[width][outputs];
             load(sums, at);
-            const float b = Problem::bias && k < Problem::group_k ? bias[group * Problem::group_k + k] : 0.0f;
+            const Term<Problem> term = term_of<Problem>(bias, group * Problem::group_k + k, k < Problem::group_k);
 #pragma unroll
             for (int j = 0; j < width; ++j) {
                 Transform::output(result[j], sums[j]);
 #pragma unroll
-                for (int o = 0; o < outputs; ++o) result[j][o] = finish<Problem>(result[j][o], b);
+                for (int o = 0; o < outputs; ++o) result[j][o] = to_store(result[j][o], term);
             }
             if constexpr (Problem::chwn) {
                 store_images(result, k, tile);
@@ -182,8 +194,9 @@ struct WinogradOutput {
                     float v[at_once];
 #pragma unroll
                     for (int i = 0; i < at_once; ++i)
-                        v[i] = result[first + (aside + i) / Problem::out_w]
-                                     [below * Problem::out_w + (aside + i) % Problem::out_w];
+                        v[i] = stored(result[first + (aside + i) / Problem::out_w]
+                                            [below * Problem::out_w + (aside + i) % Problem::out_w],
+                                      to + below * Problem::q + aside + i);
                     if constexpr (at_once > 1) {
                         if (vector) {
                             store_adjacent(to + below * Problem::q + aside, v);
@@ -212,8 +225,11 @@ struct WinogradOutput {
             output_of(v, result, o);
             if constexpr (images_in_fours<Problem>) {
                 if (at[0].h + below >= Problem::p || at[0].w + aside >= Problem::last_q) continue;
+                float* const to = y + at[0].y + pixel;
+#pragma unroll
+                for (int j = 0; j < width; ++j) v[j] = stored(v[j], to + j);
                 if (vector) {
-                    store_adjacent(y + at[0].y + pixel, v);
+                    store_adjacent(to, v);
                     continue;
                 }
             }
@@ -221,7 +237,8 @@ struct WinogradOutput {
             for (int j = 0; j < width; ++j) {
                 const Column& tile_at = at[images_in_fours<Problem> ? 0 : j];
                 if (tile_at.h + below >= Problem::p || tile_at.w + aside >= Problem::last_q) continue;
-                y[tile_at.y + pixel + (images_in_fours<Problem> ? j : 0)] = v[j];
+                float* const to = &y[tile_at.y + pixel + (images_in_fours<Problem> ? j : 0)];
+                *to = images_in_fours<Problem> ? v[j] : stored(v[j], to);
             }
         }
     }
@@ -238,9 +255,11 @@ struct WinogradOutput {
             const int k = first_k + round * Tiles::round_k + in_round;
             const Column at = place(tile);
             if (k >= Problem::group_k || at.h + below >= Problem::p || at.w + aside >= Problem::last_q) continue;
-            y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside] =
-                exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane +
-                         Tiles::exchange_at(in_round, tile)];
+            const float value =
+                exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane + Tiles::exchange_at(in_round, tile)];
+            float* const to =
+                &y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside];
+            *to = stored(value, to);
         }
     }
 };
