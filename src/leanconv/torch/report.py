@@ -14,8 +14,11 @@ class Calls:
 
     __slots__ = ("_read", "ticks")
 
-    def __init__(self) -> None:
-        self.ticks, self._read = count(), 0
+    def __init__(self, number: int = 0) -> None:
+        self.ticks, self._read = count(number), 0
+
+    def __reduce__(self) -> tuple[type[Calls], tuple[int]]:
+        return Calls, (self.number,)
 
     @property
     def number(self) -> int:
