@@ -32,6 +32,7 @@ SPLIT_K = (
     "native_weight_nhwc",
     "native_weight_nchw",
     "native_weight_groups",
+    "native_weight_rows",
     "depthwise_weight",
     "depthwise_weight_large",
 )

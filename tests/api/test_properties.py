@@ -61,6 +61,15 @@ def suited(algorithm, problem):
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
     if name.startswith(("native_gemm_nchw", "native_weight_nchw")):
         problem = replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
+    if name in ("native_gemm_rows", "native_weight_rows", "native_weight_rows_split_k", "tensor_gemm_sync_col2im"):
+        # a group of few channels, neighbouring columns; rows of taps that fit
+        r, s, dilation = min(problem.r, 7), min(problem.s, 7), (1, 1)
+        problem = replace(problem, c=1 + problem.c % 4, groups=1, r=r, s=s, dilation=dilation)
+        if name == "tensor_gemm_sync_col2im":
+            layout = "NCHW" if problem.layout == "CHWN" else problem.layout
+            problem = replace(problem, layout=layout, op="dgrad", bias=False, activation=None)
+        else:
+            problem = replace(problem, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
     if name == "native_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8
         return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")

@@ -137,6 +137,26 @@ def _rearranged(p: Numbers, t: Numbers) -> Span:
     return item * first, item * (first + _filters_of(p))
 
 
+def _columns(p: Numbers, t: Numbers) -> tuple[Numbers, int, int]:
+    """The columns of filter rows as filters, their taps, and how many chunks of 64 channels they have
+    (filter_columns.cuh)."""
+    taps = ceil(p.get("t", 1) / p.get("stride_d", 1)) * ceil(p["r"] / p["stride_h"])
+    tiles = ceil(p["stride_h"] * p.get("stride_d", 1) / t["phases"])
+    filters = {"groups": 1, "group_c": p["k"], "group_k": tiles * t["mma_n"], "r": taps, "s": 1}
+    return {**filters, "first_prepared": p["first_prepared"]}, taps, ceil(p["k"] / 64)
+
+
+def _column_filters(p: Numbers, t: Numbers) -> Span:
+    """Of float32 as a layer's filters, of 16 bits in the order of fragments."""
+    filters, taps, chunks = _columns(p, t)
+    item = BYTES[p["element"]]
+    return 0, item * filters["group_k"] * taps * (p["k"] if item == 4 else 64 * chunks)
+
+
+def _col2im(p: Numbers, t: Numbers) -> Span:
+    return _split(_columns(p, t)[0], t) if BYTES[p["element"]] == 4 else _column_filters(p, t)
+
+
 def _phases(p: Numbers, t: Numbers) -> Span:
     """The rearranged filters of the phases of a launch, one after the other."""
     first, item = p["first_weight"], BYTES[p["element"]]
@@ -249,6 +269,8 @@ SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     "gradient_filters": _rearranged,
     "round_filters": lambda p, t: (0, 4 * p["elements"]),
     "round_rearranged_filters": lambda p, t: (0, 4 * p["elements"]),
+    "column_filters": _column_filters,
+    "tensor_gemm_sync_col2im": _col2im,
     "implicit_gemm": _phases,
     "pack_filters": _packed_nchw,
     "native_gemm_nchw": _packed_nchw,
@@ -258,7 +280,7 @@ SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     **dict.fromkeys(("tensor_weight_images", "sum_image_slots"), _image_slots),
     **dict.fromkeys(("depthwise_weight", "depthwise_weight_large"), _partial_sums),
     **dict.fromkeys(("implicit_gemm_weight", "tensor_weight"), _partial_sums),
-    **dict.fromkeys(("native_weight_nhwc", "native_weight_nchw", "sum_split_k"), _partial_sums),
+    **dict.fromkeys(("native_weight_nhwc", "native_weight_nchw", "native_weight_rows", "sum_split_k"), _partial_sums),
     **dict.fromkeys(("im2win_transform", "im2win", "im2win_basic"), _windows),
 }
 

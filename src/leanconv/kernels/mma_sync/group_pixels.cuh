@@ -4,6 +4,7 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
+#include <device/ptx/arithmetic.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
 
@@ -18,6 +19,10 @@ __device__ __forceinline__ void multiply(float16, float (&sums)[4], const unsign
 __device__ __forceinline__ void multiply(bfloat16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     mma_bf16(sums, a, b);
 }
+
+// Two neighbours, rounded, as they lie in memory.
+__device__ __forceinline__ unsigned rounded_pair(float16, const float (&v)[2]) { return cvt_rn_f16x2_f32(v[0], v[1]); }
+__device__ __forceinline__ unsigned rounded_pair(bfloat16, const float (&v)[2]) { return cvt_rn_bf16x2_f32(v[0], v[1]); }
 
 // The taps of a filter along an axis, by phases. A layer has one: output j reads the inputs stride * j + offset(0, i) by taps
 // i. Its input's gradient has as many as the stride, unless dilation shares a factor with it: of phase a the inputs place(a) +

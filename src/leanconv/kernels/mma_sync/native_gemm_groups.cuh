@@ -30,6 +30,7 @@
 #include <device/ptx/arithmetic.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
+#include <device/ptx/movmatrix.cuh>
 #include <device/ptx/sync.cuh>
 #include <kernels/mma_sync/group_pixels.cuh>
 

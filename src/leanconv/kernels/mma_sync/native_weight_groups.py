@@ -55,7 +55,11 @@ class GroupsWeightConfig(GroupsConfig):
 
 @dataclass(frozen=True)
 class GroupsWeightSpeeds(Speeds):
-    """Cycles of a multiprocessor, and shares of the memory's speed."""
+    """Cycles of a multiprocessor, and shares of the memory's speed, of a layout.
+
+    Explored (H200, 3859a523): fitted to 208 times of 21 layers, channels last, with a mean error of 11 %; the choice
+    among the measured is 6 % behind the best in the mean.
+    """
 
     #: flops of mma.sync in a cycle, at most, and the share of the tensor cores' that is assumed elsewhere
     max_flops: float
@@ -96,13 +100,13 @@ class NativeWeightGroups(split_k.SplitK):
         return "fp16"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
-        return GroupsWeightSpeeds.of(target).memory * problem.bytes / target.bytes_per_cycle
+        return GroupsWeightSpeeds.of(target, problem.layout).memory * problem.bytes / target.bytes_per_cycle
 
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
     ) -> list[tuple[float, GroupsWeightConfig]]:
         room = split_k.most_partial_sums(problem, workspace)
-        configs, speeds = self._candidates(problem, target, room), GroupsWeightSpeeds.of(target)
+        configs, speeds = self._candidates(problem, target, room), GroupsWeightSpeeds.of(target, problem.layout)
         return by_time((cycles(problem, config, target, speeds), config) for config in configs)
 
     def _candidates(self, problem: ConvProblem, target: Target, room: float) -> Iterator[GroupsWeightConfig]:

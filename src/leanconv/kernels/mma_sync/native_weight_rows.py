@@ -142,9 +142,9 @@ def _shared_by(
     for split in SPLITS:
         if split <= min(max(1, rows.outputs), target.most_in_cluster):
             yield replace(whole, split=split)
-    busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs, room)
-    if busy >= 2:
-        yield replace(whole, split_k=int(busy))
+    if room >= 2:
+        busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs)
+        yield replace(whole, split_k=int(min(max(2, busy), room)))
 
 
 def _cycles(problem: ConvProblem, config: WeightRowsConfig, target: Target) -> float:

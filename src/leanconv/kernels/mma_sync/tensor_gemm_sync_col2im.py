@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from leanconv.dtypes import DTYPES, GPU_LAYERS, is_narrow
 from leanconv.kernels.common.layers import (
@@ -185,11 +185,11 @@ class TensorGemmSyncCol2im(TimedAlgorithm):
         narrow, filters = is_narrow(problem.dtype), of.as_filters
         constants = (*conv_constants(problem), ("first_prepared", 0 if narrow else of.rearranged))
         channels = DEPTH * of.chunks if narrow else problem.k
-        columns = self.launch(
-            config, constants, (Pointer("w", element), Pointer("prepared", element, written=True)),
-            ceil_div(filters.k * filters.taps * channels, THREADS), tuning=_tuning(config, THREADS),
+        columns = Launch(
+            "kernels/mma_sync/filter_columns.cuh", "leanconv::column_filters", constants, _tuning(config, THREADS),
+            (Pointer("w", element), Pointer("prepared", element, written=True)),
+            ceil_div(filters.k * filters.taps * channels, THREADS), THREADS,
         )  # fmt: skip
-        columns = replace(columns, function="leanconv::column_filters", block=THREADS, min_blocks=1)
         prepare: tuple[Launch, ...] = (columns,)
         if not narrow:
             prepare += filter_launches(filters, config, of.rearranged, 0, TensorGemmSync.preparing_blocks)
