@@ -64,9 +64,9 @@ def images(problem: ConvProblem) -> dict[str, np.ndarray | None]:
 
 def some_of(inputs: dict[str, Any], problem: ConvProblem, first: int, count: int) -> dict[str, Any]:
     """The inputs of a batch of ``count`` images, from number ``first`` on."""
-    role, axis = problem.operands[0].role, problem.layout.index("N")
-    chosen = np.take(inputs[role], range(first, first + count), axis)
-    return {**inputs, role: np.ascontiguousarray(chosen)}
+    axis, numbers = problem.layout.index("N"), range(first, first + count)
+    roles = {problem.operands[0].role, "add"} & {role for role, given in inputs.items() if given is not None}
+    return inputs | {role: np.ascontiguousarray(np.take(inputs[role], numbers, axis)) for role in roles}
 
 
 def result(algorithm: GpuAlgorithm, problem: ConvProblem, config: Config, inputs: dict[str, Any]) -> np.ndarray:

@@ -75,6 +75,14 @@ for layout in ("NCHW", "NHWC"):
 USUAL["weight-nhwc"] = ConvProblem(64, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
 USUAL["weight"] = replace(USUAL["weight-nhwc"], layout="NCHW")
 USUAL["weight-first"] = replace(USUAL["first"], op="wgrad")
+# Groups of few channels in 16 bits, and their gradients.
+GROUPS = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), groups=32, layout="NHWC", dtype="float16")
+USUAL |= {
+    "groups-fours-nhwc": replace(GROUPS, groups=64),
+    "groups-24": ConvProblem(32, 336, 14, 14, 336, 3, 3, padding=(1, 1, 1, 1), groups=14, dtype="bfloat16"),
+    "groups-dgrad-nhwc": replace(GROUPS, stride=(2, 2), op="dgrad"),
+    "groups-wgrad-nhwc": replace(GROUPS, op="wgrad"),
+}
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
@@ -203,6 +211,8 @@ TENSOR_SPILLS = {
     "tensor_winograd": 112,
     "native_gemm_nchw": 48,
     "separable_tensor": 160,
+    # in NCHW, on sm_100a and sm_120: all pixels of four units are loaded ahead
+    "native_gemm_groups": 88,
     "tensor_gemm_sync": WARP_SPILLS,
     "tensor_gemm_sync_col2im": COLUMN_SPILLS,
     "native_gemm_rows": COLUMN_SPILLS,

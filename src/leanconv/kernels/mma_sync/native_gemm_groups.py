@@ -24,8 +24,9 @@ from leanconv.problem import ConvProblem
 #: Channels of a unit, whose 16 bytes are a row of ldmatrix, and filters of an mma.
 UNIT = 8
 #: Registers of a thread that the fragments of filters may take, or the sums of their gradient; of a step's fragments;
-#: and what a thread has beside these.
-MOST_REGISTERS, OF_STEP, BESIDE = 150, 2, 52
+#: and what a thread has beside these, by layout.
+MOST_REGISTERS, OF_STEP = 150, 2
+BESIDE = {"NHWC": 52, "NCHW": 96}
 #: Filters of a tile, about; warps of a CTA, at least.
 FILTERS, WARPS = (16, 32, 64, 128), (4, 8, 16)
 #: Tiles of pixels in shared memory.
@@ -199,7 +200,10 @@ def filter_tiles(
         ]  # fmt: skip
         fit = [each for each in whole if each < windows.k + 8 * blocks and each // (8 * blocks) <= WARPS[-1]]
         for filters in {min(fit, key=lambda each: (abs(each - about), each)) for about in wanted if fit}:
-            along, room = filters // (8 * blocks), 2**16 // (32 * min(255, blocks * (registers * steps + 6) + BESIDE))
+            along, room = (
+                filters // (8 * blocks),
+                2**16 // (32 * min(255, blocks * (registers * steps + 6) + BESIDE["NHWC"])),
+            )
             for least in WARPS:
                 warps = along * ceil_div(least, along)
                 if warps <= min(WARPS[-1], max(room, along)):
@@ -279,19 +283,19 @@ class NativeGemmGroups(TimedAlgorithm):
         return "fp16"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
-        return GroupsSpeeds.of(target, problem.layout).memory * problem.bytes / target.bytes_per_cycle
+        return problem.bytes / target.bytes_per_cycle
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, GroupsConfig]]:
         windows, speeds = windows_of(problem), GroupsSpeeds.of(target, problem.layout)
         if not windows.rows.positions * windows.columns.positions:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1))]
-        found = self._candidates(windows, target)
+        found = self._candidates(windows, BESIDE[problem.layout], target)
         return by_time((cycles(problem, config, target, speeds), config) for config in found)
 
-    def _candidates(self, windows: Windows, target: Target) -> Iterator[GroupsConfig]:
+    def _candidates(self, windows: Windows, beside: int, target: Target) -> Iterator[GroupsConfig]:
         for filters, blocks, warps in filter_tiles(windows, OF_STEP):
-            registers = blocks * (OF_STEP * windows.steps + 6) + BESIDE
+            registers = blocks * (OF_STEP * windows.steps + 6) + beside
             for rows, columns in window_tiles(windows):
                 whole = GroupsConfig(filters, blocks, warps, rows, columns, 1)
                 shared = whole.shared_bytes(windows)

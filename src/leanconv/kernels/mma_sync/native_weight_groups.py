@@ -12,7 +12,6 @@ from leanconv.kernels.common.layers import conv_constants
 from leanconv.kernels.contract import Arithmetic, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.mma_sync.native_gemm_groups import (
-    BESIDE,
     STAGES,
     UNIT,
     GroupsConfig,
@@ -28,8 +27,9 @@ from leanconv.kernels.mma_sync.native_gemm_groups import (
 from leanconv.plan import Number, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
-#: Registers of a step's sums.
+#: Registers of a step's sums, and what a thread has beside these and their fragments, by layout.
 OF_STEP = 4
+BESIDE = {"NHWC": 64, "NCHW": 108}
 #: Filters of a tile, about.
 FILTERS = (16, 64)
 #: Outputs whose products a warp sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
@@ -100,7 +100,7 @@ class NativeWeightGroups(split_k.SplitK):
         return "fp16"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
-        return GroupsWeightSpeeds.of(target, problem.layout).memory * problem.bytes / target.bytes_per_cycle
+        return problem.bytes / target.bytes_per_cycle
 
     def within(
         self, problem: ConvProblem, target: Target, workspace: float = inf
@@ -112,7 +112,7 @@ class NativeWeightGroups(split_k.SplitK):
     def _candidates(self, problem: ConvProblem, target: Target, room: float) -> Iterator[GroupsWeightConfig]:
         least, windows = ceil_div(problem.pixels, MOST_PIXELS), windows_of(problem)
         for filters, blocks, warps in filter_tiles(windows, OF_STEP, FILTERS):
-            registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE
+            registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE[problem.layout]
             for rows, columns in window_tiles(windows):
                 whole = GroupsWeightConfig(filters, blocks, warps, rows, columns, 1)
                 shared = whole.shared_bytes(windows)
