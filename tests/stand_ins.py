@@ -251,14 +251,18 @@ def patched_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     Autocast of the CPU casts aten::_convolution only without its last argument, TF32.
     """
+    import torch
+
     import leanconv.torch
-    from leanconv.torch import functions, patch, registration, switches
+    from leanconv.torch import functions, module_forward, patch, registration, switches
 
     convolution = switches._convolution
     monkeypatch.setattr(registration, "_KEY", "CPU")
     monkeypatch.setattr(registration, "_libraries", {})
     monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(switches, "_KIND", "cpu")
+    for module in switches, functions, module_forward:
+        monkeypatch.setattr(module, "autocast_type", partial(torch.get_autocast_dtype, "cpu"))
     monkeypatch.setattr(switches, "_convolution", lambda *given: convolution(*given[:-1]))
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
     try:

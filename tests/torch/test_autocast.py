@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import functions, packed, patch, switches  # noqa: E402
+from leanconv.torch import decided, packed, patch, switches  # noqa: E402
 from tests.torch.test_patched_functions import LAYERS, no_kernel  # noqa: E402, F401
 
 nn, F = torch.nn, torch.nn.functional
@@ -144,8 +144,8 @@ class TestKept:
 
     def test_from_the_second_call_on(self, layer: Any, x: Any, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         own = 2 * (layer.weight.numel() + layer.bias.numel())
-        lowered, casts = functions.lowered, []
-        monkeypatch.setattr(functions, "lowered", lambda each, dtype: casts.append(each) or lowered(each, dtype))
+        lowered, casts = decided.lowered, []
+        monkeypatch.setattr(decided, "lowered", lambda each, dtype: casts.append(each) or lowered(each, dtype))
         with torch.no_grad(), leanconv.torch.enable() as enabled:
             kept = []
             for _ in range(4):
@@ -235,25 +235,25 @@ class TestKept:
                 return enabled.report().packed_bytes
 
         needed = kept()
-        monkeypatch.setattr(functions, "MOST_PACKED", needed)
+        monkeypatch.setattr(decided, "MOST_PACKED", needed)
         assert kept() == needed
-        monkeypatch.setattr(functions, "MOST_PACKED", needed - 1)
+        monkeypatch.setattr(decided, "MOST_PACKED", needed - 1)
         assert kept() == 0
 
     def test_a_graph_casts_what_it_finds(
         self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with torch.no_grad(), leanconv.torch.enable() as enabled, cast():
-            monkeypatch.setattr(functions, "capturing", lambda: True)
+            monkeypatch.setattr(decided, "capturing", lambda: True)
             for _ in range(3):
                 layer(x)
             assert enabled.report().packed_bytes == 0
-            monkeypatch.setattr(functions, "capturing", lambda: False)
+            monkeypatch.setattr(decided, "capturing", lambda: False)
             for _ in range(3):
                 layer(x)
             assert enabled.report().packed_bytes > 0
             read = device.launches[-1][1]["w"]
-            monkeypatch.setattr(functions, "capturing", lambda: True)
+            monkeypatch.setattr(decided, "capturing", lambda: True)
             layer(x)
             assert device.launches[-1][1]["w"] != read
 
@@ -262,7 +262,7 @@ class TestKept:
         made = packed.CastFilters._make
 
         def make(*given: Any) -> Any:
-            assert not functions.capturing()
+            assert not decided.capturing()
             return made(*given)
 
         monkeypatch.setattr(packed.CastFilters, "_make", make)
@@ -270,10 +270,10 @@ class TestKept:
             for _ in range(3):
                 layer(x)
             layer.weight.add_(1)
-            monkeypatch.setattr(functions, "capturing", lambda: True)
+            monkeypatch.setattr(decided, "capturing", lambda: True)
             for _ in range(3):
                 layer(x[:1])  # another layer, of the same filters
-            monkeypatch.setattr(functions, "capturing", lambda: False)
+            monkeypatch.setattr(decided, "capturing", lambda: False)
             for _ in range(3):
                 equal(layer(x[:1]), by_the_dispatcher(layer, x[:1]))
 

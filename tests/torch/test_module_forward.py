@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.utils.prune as prune  # noqa: E402
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import module_forward  # noqa: E402
+from leanconv.torch import functions, module_forward  # noqa: E402
 from tests.torch.test_patched_functions import close  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -84,6 +85,18 @@ def test_a_module_computes_what_it_did(name: str, recorded: bool, device: HostDe
         expected = torch.func.functional_call(layer, changed, x).detach()
         with leanconv.torch.enable(), torch.set_grad_enabled(recorded):
             close(torch.func.functional_call(layer, changed, x), expected)
+
+
+def test_a_module_asks_what_its_function_asks() -> None:
+    """Whether a call is as the one before: the same words twice, since to call for them costs a microsecond."""
+
+    def words(module: Any) -> str:
+        source = inspect.getsource(module)
+        asked = source[source.index("            layer = ") : source.index("        if known:")]
+        return re.sub(r"\n? +#.*", "", asked)
+
+    of_functions = words(functions).replace("(ignored or not function_modes())", "not function_modes()")
+    assert words(module_forward).replace("functions.latest", "latest") == of_functions
 
 
 def test_a_layer_is_copied_and_pickled(device: HostDevice) -> None:

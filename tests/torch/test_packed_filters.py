@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import decided, functions, patch  # noqa: E402
+from leanconv.torch import decided, patch  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 
@@ -119,9 +119,9 @@ class TestPacked:
                 return enabled.report().packed_bytes
 
         needed = kept()
-        monkeypatch.setattr(functions, "MOST_PACKED", needed)
+        monkeypatch.setattr(decided, "MOST_PACKED", needed)
         assert kept() == needed
-        monkeypatch.setattr(functions, "MOST_PACKED", needed - 1)
+        monkeypatch.setattr(decided, "MOST_PACKED", needed - 1)
         assert kept() == 0
 
     def test_the_bound_is_that_of_all_layers(
@@ -133,7 +133,7 @@ class TestPacked:
                 for _ in range(3):
                     layer(x)
                 needed = enabled.report().packed_bytes
-            monkeypatch.setattr(functions, "MOST_PACKED", needed)
+            monkeypatch.setattr(decided, "MOST_PACKED", needed)
             with leanconv.torch.enable() as enabled:
                 for _ in range(3):
                     model(x)
@@ -142,7 +142,7 @@ class TestPacked:
     def test_filters_of_one_call_pack_nothing(
         self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(functions, "PreparedCall", None)
+        monkeypatch.setattr(decided, "PreparedCall", None)
         with torch.no_grad(), leanconv.torch.enable() as enabled:
             for _ in range(3):
                 close(F.conv2d(x, layer.weight * 2), pytorch(x, layer.weight * 2))
@@ -155,7 +155,7 @@ class TestPacked:
             for _ in range(3):
                 layer(x)
             count = device.prepared
-            for module in functions, decided:
+            for module in (decided,):
                 monkeypatch.setattr(module, "capturing", lambda: True)
             layer(x)
             assert device.prepared == count + 1

@@ -213,6 +213,11 @@ class GpuCall:
         self._arrays.assign(out, y)
         return out
 
+    @property
+    def copies_first(self) -> bool:
+        """Whether no kernel reads the image in place: of a gradient, the gradient of the result."""
+        return self._copies[0]
+
     def quick(self) -> QuickLaunch | None:
         """What runs this call of a layer on addresses; None where more is to be done than to allocate and to launch."""
         if self._run is None or self._copy_any or self._allocate_scratch is not None or self._scalars:
@@ -327,3 +332,7 @@ class UnpreparedCall:
 
     def __call__(self, x: Any, w: Any, bias: Any, out: Any, value: float = 0, delta: float = 0) -> Any:
         return self._call(x, w.array, bias, out)
+
+    def quick(self) -> QuickLaunch | None:
+        """As `GpuCall.quick`, with the address of that array."""
+        return self._call.quick() if isinstance(self._call, GpuCall) else None

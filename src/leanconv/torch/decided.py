@@ -7,27 +7,45 @@ made once checks the rest (addresses, stream, device) and computes; it returns N
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from leanconv.call import bind
+from leanconv.call.gpu_call import PreparedCall
+from leanconv.call.resolve import of_problem
+from leanconv.options import limit_of
+from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.driver import CudaError
-from leanconv.torch.deciding import Choice
-from leanconv.torch.layers import tf32_allowed
-from leanconv.torch.packed import PackedFilters, signature
-from leanconv.torch.report import Line
+from leanconv.torch import recorded
+from leanconv.torch.deciding import Choice, Deciding, active
+from leanconv.torch.layers import conv_precision
+from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
+from leanconv.torch.report import Calls, Line
 from leanconv.torch.switches import (
     address,
     alike,
-    autocast_dtype,
     capturing,
+    is_lazy,
+    left_to_cudnn,
     left_to_pytorch,
     of_cudnn,
     quick_left,
+    quick_recorded,
     saved_hooks,
+    uses_cudnn,
 )
 
+#: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
+MOST_PACKED = 512 << 20
+#: what autocast casts, and to what: None where it is off
+_CAST = torch.float32, torch.float16, torch.bfloat16
+_TYPES = None, torch.float16, torch.bfloat16
+#: Layers that one patch knows at most.
+MOST_LAYERS = 4096
 #: How often each layer looks at how it is called before it does so seldom: once in so many calls that are not as the
 #: one before, such as the first of an epoch and of an evaluation.
 _MOST_LOOKS, _SELDOM = 8, 64
@@ -42,19 +60,21 @@ class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "asks", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "key",
-        "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32", "version",
-        "weight", "weight_ref",
+        "alike", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "is_float32",
+        "key", "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32",
+        "version", "weight", "weight_ref",
     )  # fmt: skip
 
     def __init__(
-        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...]
-    ) -> None:
+        self, key: tuple[Any, ...], choice: Choice, input: Any, weight: Any, bias: Any, options: tuple[Any, ...],
+        gone: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
         #: as `Choice.eager`
         self.eager = choice.eager
-        self.weight_ref = weakref.ref(weight)
+        #: ``gone`` is called where the filters are freed
+        self.weight_ref = weakref.ref(weight, gone)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
         #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
@@ -68,7 +88,7 @@ class Layer:
         #: and backward, if all is; else None
         self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
         #: whether tensors, and the modes and transforms that the dispatcher goes by, are as at the call before: of
-        #: images, of filters where the layer is taken, and of a bias; None where it cannot be said
+        #: images, and where the layer is taken of filters and a bias; None where it cannot be said
         self.alike: Callable[..., bool] | None = None
         #: what computes a call whose tensors are alike, without a gradient and with one; None: the long way
         self.quick: Quick | None = None
@@ -76,9 +96,20 @@ class Layer:
         #: how often it was called otherwise
         self.looks = 0
         _, self.function, *_, self.given, self.tf32, self.dtype = key
-        #: whether it matters if TF32 is allowed, or what autocast's type is
-        self.asks = self.dtype is not None or input.dtype is torch.float32
+        self.is_float32 = input.dtype is torch.float32
         self.memory = memory_of(input, weight, bias)
+
+    def knows(self, input: Any, weight: Any, bias: Any) -> bool:
+        """Whether tensors are alike those of `look`."""
+        if self.alike is None or (bias is None) is not (self.bias is None):
+            return False
+        return self.alike(*self._guarded(input, weight, bias))
+
+    def _guarded(self, input: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+        """What a guard is made of: PyTorch's convolution asks itself what filters and a bias are like."""
+        if self.call is None:
+            return (input,)
+        return (input, weight) if bias is None else (input, weight, bias)
 
     def look(self, input: Any, weight: Any, bias: Any) -> None:
         """Let the next call with tensors alike skip the key. One that is called otherwise each time seldom looks."""
@@ -89,20 +120,21 @@ class Layer:
         if ready and not (self.fits(input, bias) and signature(weight) == self.weight):
             return
         self.recorded = self.quick = None
+        self.alike = alike(*self._guarded(input, weight, bias))
+        if self.alike is None or (self.call is not None and self.eager is None):
+            return
         cudnn = self.cudnn is not None and bias is None
-        if self.call is None:
-            self.quick = quick_left(self.line, self.options, self.tf32, None, cudnn)
-        elif self.eager is not None:
-            self.quick = quick_left(self.eager, self.options, self.tf32, self.ready.stream, cudnn)
-        # PyTorch's convolution asks itself what filters are like
-        given = (input,) if self.call is None else (input, weight)
-        self.alike = alike(*given) if bias is None else alike(*given, bias)
+        stream = None if self.call is None else self.ready.stream
+        self.quick = quick_left(self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn)
 
-    def switched_alike(self) -> bool:
-        """Whether PyTorch is set as it was: TF32, and the type of autocast."""
-        if self.dtype is None:
-            return self.tf32 is tf32_allowed()
-        return self.dtype is autocast_dtype()
+    def known(self) -> tuple[Any, ...]:
+        """What a call must be like that is as the one before, which `functions` and `module_forward` ask.
+
+        The function, whether there is a bias, options, the guard and whether it is one of images alone, PyTorch's word
+        for TF32 and the type of autocast, where these matter.
+        """
+        word = conv_precision() if self.dtype is None and self.is_float32 else None
+        return self.function, self.bias is not None, self.given, self.alike, self.call is None, word, self.dtype
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -120,44 +152,34 @@ def memory_of(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
     return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
 
 
-# What computes a call whose tensors are alike: a tuple that begins with a function of itself, images, filters and bias.
-# So a layer brings little memory of its own that the host must fetch: a network has more than its caches. None of these
-# keeps a layer, or the memory of a tensor.
+# What computes a call as the one before: a tuple that begins with a function of itself, images, filters, bias and the
+# layer, and goes on with what such a call is like (`Layer.known`). So a layer brings little memory of its own that the
+# host must fetch: a network has more than its caches. None of these keeps a layer, or the memory of a tensor.
 
 
-def left_recorded(layer: Layer, lines: Sequence[Line], packed: Sized, refresh: Callable[[Any], None]) -> Quick:
-    """A layer whose gradient is recorded, and of which ``lines``, forward and backward, are all left to PyTorch.
-
-    Where filters are ``packed`` those of the layer are dropped, for passes without a gradient.
-    """
-    return _left_recorded, lines, packed, refresh, layer.options, layer.tf32
-
-
-def _left_recorded(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
-    if saved_hooks(True) is not None:
-        return None
-    _, lines, packed, refresh, given, tf32 = quick
-    if packed:
-        refresh(w)
-    for line in lines:
-        line.calls += 1
-    return left_to_pytorch(x, w, bias, given, tf32)
+def through_layers(layer: Layer, run: Callable[..., Any], layers: Any) -> Quick:
+    """A call by ``run``, which finds ``layers`` behind all the rest: `Layers`."""
+    return run, *layer.known(), weakref.ref(layers)
 
 
 def taken(layer: Layer) -> Quick | None:
-    """A layer that leanconv computes without a gradient and without autocast; None where the long way must."""
-    call: Any = layer.ready if layer.packed is None else layer.packed[2]
-    if layer.dtype is not None or layer.problem is not None or call is None:
+    """A layer that leanconv computes without a gradient; None where more is to be done, or not yet known what."""
+    packed, _, call = layer.packed or (None, None, layer.ready)
+    if layer.problem is not None or call is None or (packed is None and layer.dtype is not None):
         return None
     parts = call.quick()
     if parts is None:
         return None
-    weights, preparation = (None, None) if layer.packed is None else (layer.packed[0].weights, call.preparation)
-    return _taken, layer.line, *layer.memory, *parts, layer.function.axes == 1, weights, preparation
+    run = _taken if layer.dtype is None else _taken_cast
+    preparation = call.preparation if isinstance(call, PreparedCall) else None
+    kept = packed if packed is None or layer.dtype is not None else packed.weights
+    signals = layer.function.axes == 1
+    return run, *layer.known(), layer.line.ticks, *layer.memory, *parts, signals, kept, preparation
 
 
-def _taken(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
-    _, line, aligned, w_at, bias_at, device, stream_of, allocate, run, signals, weights, preparation = quick
+def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    (_, _, _, _, _, _, _, _, ticks, aligned, w_at, bias_at,
+     device, stream_of, allocate, run, signals, weights, preparation) = quick  # fmt: skip
     x_at = _data_ptr(x)
     # of tensors that are alike only their memory is asked
     if x_at & 15 != aligned or _data_ptr(w) != w_at or _current_device() != device:
@@ -181,5 +203,295 @@ def _taken(quick: Quick, x: Any, w: Any, bias: Any) -> Any:
         run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at), True)
     except CudaError:  # the long way raises it again, unless it is that this thread has no context yet
         return None
-    line.calls += 1
+    next(ticks)
     return y.squeeze(-2) if signals else y
+
+
+def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    """The same under autocast, with filters and a bias that are kept in its type."""
+    (_, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at,
+     device, stream_of, allocate, run, signals, packed, preparation) = quick  # fmt: skip
+    if _data_ptr(w) != w_at or _current_device() != device or (bias_at is not None and _data_ptr(bias) != bias_at):
+        return None
+    stream = stream_of()
+    cast = None if stream and capturing() else packed.kept_for(version_of(w, bias, dtype), bias, stream)
+    if cast is None:
+        return None
+    prepared_at = 0
+    if preparation is not None:
+        kept = cast.weights.kept_for(preparation, cast.weights.array._version, stream)
+        if kept is None:
+            return None
+        prepared_at = kept.address
+    x = x if x.dtype is dtype else x.to(dtype)
+    x_at, y = _data_ptr(x), allocate()
+    y_at = _data_ptr(y)
+    if x_at & 15 != aligned or not y_at:
+        return None
+    try:
+        run(stream, (x_at, cast.w_at, cast.bias_at, y_at, 0, prepared_at), True)
+    except CudaError:
+        return None
+    next(ticks)
+    return y.squeeze(-2) if signals else y
+
+
+class Layers:
+    """All layers that one `Patch` has decided so, and what it keeps of their filters."""
+
+    def __init__(self, patch: Deciding) -> None:
+        self._patch = weakref.ref(patch)
+        self.known: BoundedCache[Any, Layer] = BoundedCache(MOST_LAYERS)
+        #: by the identity of their filters, those that were called last
+        self.latest: dict[int, Layer] = {}
+        #: by the filters' identity, and the type of autocast
+        self._packed: dict[tuple[int, Any], tuple[Any, PackedFilters]] = {}
+        #: by the lines that they are of, which the patch keeps
+        self._counted: dict[tuple[int, ...], Calls] = {}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.known.clear()
+        self.latest.clear()
+        self._packed.clear()
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of packed and cast filters that are kept."""
+        return sum(packed.nbytes for _, packed in list(self._packed.values()))
+
+    def _together(self, lines: tuple[Line, ...]) -> Calls:
+        """What counts a call of all these lines."""
+        at = tuple(map(id, lines))
+        if at not in self._counted:
+            self._counted[at] = calls = Calls()
+            for line in lines:
+                line.counted.append(calls)
+        return self._counted[at]
+
+    def refresh(self, weight: Any = None) -> None:
+        """Drop packed filters: all, or those of a layer that is trained, since optimisers may change it unseen."""
+        if weight is None:
+            dropped = list(self._packed.values())
+        else:
+            dropped = [kept for dtype in _TYPES if (kept := self._packed.get((id(weight), dtype))) is not None]
+        for _, packed in dropped:
+            packed.refresh()
+
+    def decide(self, key: tuple[Any, ...], function: Any, input: Any, weight: Any, bias: Any) -> Layer | None:
+        """The layer of a call that has not been seen; None for one that the dispatcher decides."""
+        *_, options, _, dtype = key
+        patch = self._patch()
+        given = function.given(input, weight, bias, *options)
+        if given is None or patch is None or dtype not in _TYPES:
+            return None
+        if dtype is None and bias is not None and bias.dtype is not input.dtype:  # PyTorch's function refuses it
+            return None
+        x, w, added = input, weight, bias
+        if dtype is not None:
+            if any(each is not None and each.dtype not in _CAST for each in (input, weight, bias)):
+                return None
+            # of what autocast casts, only shape, strides and alignment matter
+            x, w, added = (
+                each if each is None or each.dtype is dtype else torch.empty_like(each, dtype=dtype, device=each.device)
+                for each in (input, weight, bias)
+            )
+        # lists are what the dispatcher gives
+        numbers = [[*each] if type(each) is tuple else each for each in given]
+        at, latest = key[0], self.latest
+        layer = Layer(
+            key, patch.choice(x, w, added, numbers, weight), x, weight, bias, given, lambda _: latest.pop(at, None)
+        )
+        # PyTorch does not count changes of the tensors of inference mode
+        if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
+            layer.problem = None
+        if not capturing() and self._kept(weight, bias, dtype) is not None:
+            self.pack(layer, function, x, weight, bias, dtype)
+        self.known.keep(key, layer)
+        self._is_latest(layer)
+        return layer
+
+    def seen(self, key: tuple[Any, ...], weight: Any) -> Layer | None:
+        """The layer of a call that has been decided."""
+        layer = self.known.get(key) or self.known.recall(key)
+        if layer is None or layer.weight_ref() is not weight:
+            return None
+        self._is_latest(layer)
+        return layer
+
+    def _is_latest(self, layer: Layer) -> None:
+        if len(self.latest) >= MOST_LAYERS:
+            self.latest.clear()
+        self.latest[layer.key[0]] = layer
+
+    def forget(self, layer: Layer) -> None:
+        """Let the next call decide anew."""
+        self.known.pop(layer.key, None)
+        self.latest.pop(layer.key[0], None)
+
+    def record(self, layer: Layer, input: Any, weight: Any, bias: Any) -> Any:
+        """A call whose gradient is recorded."""
+        if saved_hooks(True) is not None:
+            # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
+            return layer.function.original(input, weight, bias, *layer.given)
+        dtype, patch = layer.dtype, self._patch()
+        mask = input.requires_grad, weight.requires_grad
+        if mask in layer.backward:
+            left = layer.backward[mask]
+        elif patch is None:
+            left = None
+        else:
+            given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
+            left = layer.backward[mask] = patch.left_recorded(*given)
+        if layer.recorded is None and layer.alike is not None:
+            if left is None:
+                layer.recorded = through_layers(layer, _record, self)
+            else:
+                ticks = self._together(left).ticks
+                layer.recorded = quick_recorded(
+                    layer.known(), ticks, self._packed, self.refresh, layer.tf32, layer.options
+                )
+        if left is not None:
+            if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
+                self.refresh(weight)
+            next(self._together(left).ticks)
+            # which casts as PyTorch's own
+            return left_to_pytorch(input, weight, bias, layer.options, layer.tf32)
+        x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
+        call = layer.call
+        if call is None or patch is None:
+            next(layer.line.ticks)
+            call = partial(_left, layer.options, layer.tf32)
+        elif layer.fits(x, bias) and signature(weight) == layer.weight:
+            next(layer.line.ticks)
+        elif is_lazy(x) or is_lazy(w) or is_lazy(added):
+            return layer.function.original(input, weight, bias, *layer.given)
+        else:
+            call = partial(_anew, patch, layer.options)
+        return recorded.record(x, w, added, call, layer.options, active)
+
+    def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
+        """A call without a gradient; ``known``: its tensors are alike those of the call before."""
+        dtype, tf32 = layer.dtype, layer.tf32
+        if layer.call is None or (layer.eager is not None and not capturing()):
+            next((layer.eager or layer.line).ticks)
+            if layer.cudnn is not None and bias is None and uses_cudnn():
+                return left_to_cudnn(input, weight, layer.cudnn, tf32)
+            return left_to_pytorch(input, weight, bias, layer.options, tf32)
+        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
+        # of tensors that are alike only their memory is asked
+        if not known or dtype is not None or layer.memory != memory_of(x, weight, bias):
+            if not layer.fits(x, bias):
+                return self.anew(layer, x, weight, bias, dtype, tf32)
+            if signature(weight) != layer.weight:
+                # other memory: the next call decides anew
+                self.forget(layer)
+                return self.anew(layer, x, weight, bias, dtype, tf32)
+        if layer.packed is None and layer.problem is not None and not capturing():
+            version = version_of(weight, bias, dtype)
+            if version == layer.version:
+                self.pack(layer, layer.function, x, weight, bias, dtype)
+                layer.quick = None
+            layer.version = version
+        kept = layer.packed
+        if layer.quick is None and layer.alike is not None:
+            layer.quick = taken(layer) or through_layers(layer, _compute, self)
+        if kept is None:
+            if dtype is None:
+                next(layer.line.ticks)
+                return layer.call(x, weight, bias)
+            if layer.problem is None:  # autocast keeps its casts for a while, and nothing is kept here
+                return layer.function.original(input, weight, bias, *layer.given)
+        else:
+            packed, ready, _ = kept
+            version = weight._version if dtype is None else version_of(weight, bias, dtype)
+            if version != packed.version:
+                packed.version = version
+            elif not capturing():  # a CUDA graph packs what the filters are when it is replayed
+                current = packed.current(weight, bias, version)
+                if current is not None:
+                    next(layer.line.ticks)
+                    return ready(x, *current)
+        next(layer.line.ticks)
+        if dtype is None:
+            return layer.call(x, weight, bias)
+        return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
+
+    def anew(self, layer: Layer, x: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
+        """A call without a gradient, of tensors that lie otherwise than those of the layer."""
+        if is_lazy(x) or is_lazy(weight) or is_lazy(bias):
+            return layer.function.original(x, weight, bias, *layer.given)
+        patch = self._patch()
+        w, added = weight, bias
+        if dtype is not None:
+            w, added = lowered(weight, dtype), lowered(bias, dtype)
+        choice = None if patch is None else patch.choice(x, w, added, layer.options, weight)
+        if choice is not None:
+            next(choice.line.ticks)
+        if choice is None or choice.call is None:
+            return left_to_pytorch(x, w, added, layer.options, tf32)
+        return choice.call(x, w, added)
+
+    def _kept(self, weight: Any, bias: Any, dtype: Any) -> PackedFilters | None:
+        kept = self._packed.get((id(weight), dtype))
+        fits = kept is not None and kept[0]() is weight and kept[1].signature == signature_of(weight, bias, dtype)
+        return kept[1] if kept is not None and fits else None
+
+    def _drop(self, at: tuple[int, Any]) -> None:
+        kept = self._packed.pop(at, None)
+        if kept is not None:
+            kept[1].release()
+
+    def pack(self, layer: Layer, function: Any, x: Any, weight: Any, bias: Any, dtype: Any) -> None:
+        """Let a layer keep its filters, if its call packs them or they are cast, and if there is room."""
+        problem, layer.problem = layer.problem, None
+        if problem is None:
+            return
+        limit = limit_of(None)
+        room = (MOST_PACKED if limit is None else min(limit, MOST_PACKED)) - self.packed_bytes
+        packed = kept = self._kept(weight, bias, dtype)
+        if packed is None:
+            if dtype is None:
+                packed = PackedFilters(weight, function.axes)
+            else:
+                packed = CastFilters(weight, bias, function.axes, dtype)
+        room -= packed.needed
+        version = version_of(weight, bias, dtype)
+        current = packed.current(weight, bias, version) if room >= 0 else None
+        if current is None:
+            layer.problem = problem if room >= 0 else None
+            return
+        weights, added = current
+        x = x.detach().unsqueeze(-2) if function.axes == 1 else x.detach()
+        added = None if added is None else added.detach()
+        call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
+        if isinstance(call, PreparedCall):
+            if call.kept_bytes > room:
+                return
+        elif dtype is None:
+            return
+        if kept is None:
+            packed.version = version
+            drop, at = self._drop, (id(weight), dtype)
+            drop(at)
+            self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
+        packed.layers.append(layer)
+        layer.packed, layer.quick = (packed, function.ready(call), call), None
+
+
+def _record(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    layers = quick[-1]()
+    return None if layers is None else layers.record(layer, x, w, bias)
+
+
+def _compute(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:
+    layers = quick[-1]()
+    return None if layers is None else layers.compute(layer, x, w, bias, True)
+
+
+def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
+    return left_to_pytorch(x, w, bias, given, tf32)
+
+
+def _anew(patch: Deciding, given: Any, x: Any, w: Any, bias: Any) -> Any:
+    return patch.convolution(x, w, bias, *given)

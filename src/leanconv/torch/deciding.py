@@ -39,7 +39,7 @@ class Decision(NamedTuple):
 class Deciding(Protocol):
     """What `enable` switches on: see `leanconv.torch.patch.Patch`."""
 
-    #: what it has decided before PyTorch's dispatcher: `leanconv.torch.functions.Layers`
+    #: what it has decided before PyTorch's dispatcher: `leanconv.torch.decided.Layers`
     layers: Any
 
     def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
@@ -53,3 +53,7 @@ class Deciding(Protocol):
     def choose_anew(self) -> None: ...
     def disable(self) -> None: ...
     def report(self) -> Report: ...
+
+
+#: what is switched on; the last one decides
+active: list[Deciding] = []

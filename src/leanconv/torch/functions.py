@@ -14,286 +14,47 @@ transposed look a layer up first, by its filters, its options and the shape of i
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.jit import _builtins
 
-from leanconv.call import bind
-from leanconv.call.gpu_call import PreparedCall
-from leanconv.call.resolve import of_problem
-from leanconv.options import limit_of
-from leanconv.runtime.bounded_cache import BoundedCache
-from leanconv.torch import recorded
-from leanconv.torch.decided import Layer, left_recorded, memory_of, taken
-from leanconv.torch.deciding import Deciding
-from leanconv.torch.layers import tf32_allowed
-from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
+from leanconv.torch.decided import Layer
+from leanconv.torch.deciding import active
+from leanconv.torch.layers import conv_precision, tf32_allowed
 from leanconv.torch.switches import (
     address,
     any_autocast,
     autocast_dtype,
-    capturing,
+    autocast_type,
     compiling,
     dispatch_modes,
     function_modes,
     grad_enabled,
     is_default_device_alone,
     is_lazy,
-    left_to_cudnn,
-    left_to_pytorch,
     on_gpu,
-    saved_hooks,
     tracing,
     transforms,
-    uses_cudnn,
 )
 
 F = torch.nn.functional
-#: Bytes of packed filters that one patch keeps at most, where LEANCONV_WORKSPACE_LIMIT does not say less.
-MOST_PACKED = 512 << 20
-#: what autocast casts, and to what: None where it is off
-_CAST = torch.float32, torch.float16, torch.bfloat16
-_TYPES = None, torch.float16, torch.bfloat16
+_Tensor = torch.Tensor
 #: classes of parameters whose functions nobody replaces
-_KINDS = torch.Tensor, torch.nn.Parameter
-#: Layers that one patch knows at most.
-MOST_LAYERS = 4096
-
-#: what is switched on; the last one decides
-active: list[Deciding] = []
-
-
-class Layers:
-    """All layers that one `Patch` has decided so, and what it keeps of their filters."""
-
-    def __init__(self, patch: Deciding) -> None:
-        self._patch = weakref.ref(patch)
-        self.known: BoundedCache[Any, Layer] = BoundedCache(MOST_LAYERS)
-        #: by the identity of their filters, those that were called last
-        self.latest: dict[int, Layer] = {}
-        #: by the filters' identity, and the type of autocast
-        self._packed: dict[tuple[int, Any], tuple[Any, PackedFilters]] = {}
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self.known.clear()
-        self.latest.clear()
-        self._packed.clear()
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of packed and cast filters that are kept."""
-        return sum(packed.nbytes for _, packed in list(self._packed.values()))
-
-    def refresh(self, weight: Any = None) -> None:
-        """Drop packed filters: all, or those of a layer that is trained, since optimisers may change it unseen."""
-        if weight is None:
-            dropped = list(self._packed.values())
-        else:
-            dropped = [kept for dtype in _TYPES if (kept := self._packed.get((id(weight), dtype))) is not None]
-        for _, packed in dropped:
-            packed.refresh()
-
-    def decide(self, key: tuple[Any, ...], function: Function, input: Any, weight: Any, bias: Any) -> Layer | None:
-        """The layer of a call that has not been seen; None for one that the dispatcher decides."""
-        *_, options, _, dtype = key
-        patch = self._patch()
-        given = function.given(input, weight, bias, *options)
-        if given is None or patch is None or dtype not in _TYPES:
-            return None
-        if dtype is None and bias is not None and bias.dtype is not input.dtype:  # PyTorch's function refuses it
-            return None
-        x, w, added = input, weight, bias
-        if dtype is not None:
-            if any(each is not None and each.dtype not in _CAST for each in (input, weight, bias)):
-                return None
-            # of what autocast casts, only shape, strides and alignment matter
-            x, w, added = (
-                each if each is None or each.dtype is dtype else torch.empty_like(each, dtype=dtype, device=each.device)
-                for each in (input, weight, bias)
-            )
-        # lists are what the dispatcher gives
-        numbers = [[*each] if type(each) is tuple else each for each in given]
-        layer = Layer(key, patch.choice(x, w, added, numbers, weight), x, weight, bias, given)
-        # PyTorch does not count changes of the tensors of inference mode
-        if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
-            layer.problem = None
-        if not capturing() and self._kept(weight, bias, dtype) is not None:
-            self.pack(layer, function, x, weight, bias, dtype)
-        self.known.keep(key, layer)
-        self._is_latest(layer)
-        return layer
-
-    def seen(self, key: tuple[Any, ...], weight: Any) -> Layer | None:
-        """The layer of a call that has been decided."""
-        layer = self.known.get(key) or self.known.recall(key)
-        if layer is None or layer.weight_ref() is not weight:
-            return None
-        self._is_latest(layer)
-        return layer
-
-    def _is_latest(self, layer: Layer) -> None:
-        if len(self.latest) >= MOST_LAYERS:
-            self.latest.clear()
-        self.latest[layer.key[0]] = layer
-
-    def forget(self, layer: Layer) -> None:
-        """Let the next call decide anew."""
-        self.known.pop(layer.key, None)
-        self.latest.pop(layer.key[0], None)
-
-    def record(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
-        """A call whose gradient is recorded."""
-        patch = self._patch()
-        mask = input.requires_grad, weight.requires_grad
-        if mask in layer.backward:
-            left = layer.backward[mask]
-        elif patch is None:
-            left = None
-        else:
-            given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
-            left = layer.backward[mask] = patch.left_recorded(*given)
-        if left is not None:
-            if layer.recorded is None and layer.alike is not None:
-                layer.recorded = left_recorded(layer, left, self._packed, self.refresh)
-            if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
-                self.refresh(weight)
-            for line in left:
-                line.calls += 1
-            # which casts as PyTorch's own
-            return left_to_pytorch(input, weight, bias, layer.options, tf32)
-        x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
-        call = layer.call
-        if call is None or patch is None:
-            layer.line.calls += 1
-            call = partial(_left, layer.options, tf32)
-        elif layer.fits(x, bias) and signature(weight) == layer.weight:
-            layer.line.calls += 1
-        elif is_lazy(x) or is_lazy(w) or is_lazy(added):
-            return layer.function.original(input, weight, bias, *layer.given)
-        else:
-            call = partial(_anew, patch, layer.options)
-        return recorded.record(x, w, added, call, layer.options, active)
-
-    def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, dtype: Any, tf32: bool, known: bool) -> Any:
-        """A call without a gradient; ``known``: its tensors are alike those of the call before."""
-        if layer.call is None or (layer.eager is not None and not capturing()):
-            (layer.eager or layer.line).calls += 1
-            if layer.cudnn is not None and bias is None and uses_cudnn():
-                return left_to_cudnn(input, weight, layer.cudnn, tf32)
-            return left_to_pytorch(input, weight, bias, layer.options, tf32)
-        x = input if dtype is None or input.dtype is dtype else input.to(dtype)
-        # of tensors that are alike only their memory is asked
-        if not known or dtype is not None or layer.memory != memory_of(x, weight, bias):
-            if not layer.fits(x, bias):
-                return self.anew(layer, x, weight, bias, dtype, tf32)
-            if signature(weight) != layer.weight:
-                # other memory: the next call decides anew
-                self.forget(layer)
-                return self.anew(layer, x, weight, bias, dtype, tf32)
-        if layer.packed is None and layer.problem is not None and not capturing():
-            version = version_of(weight, bias, dtype)
-            if version == layer.version:
-                self.pack(layer, layer.function, x, weight, bias, dtype)
-            layer.version = version
-        kept = layer.packed
-        if layer.quick is None and layer.alike is not None:
-            layer.quick = taken(layer)
-        if kept is None:
-            if dtype is None:
-                layer.line.calls += 1
-                return layer.call(x, weight, bias)
-            if layer.problem is None:  # autocast keeps its casts for a while, and nothing is kept here
-                return layer.function.original(input, weight, bias, *layer.given)
-        else:
-            packed, ready, _ = kept
-            version = weight._version if dtype is None else version_of(weight, bias, dtype)
-            if version != packed.version:
-                packed.version = version
-            elif not capturing():  # a CUDA graph packs what the filters are when it is replayed
-                current = packed.current(weight, bias, version)
-                if current is not None:
-                    layer.line.calls += 1
-                    return ready(x, *current)
-        layer.line.calls += 1
-        if dtype is None:
-            return layer.call(x, weight, bias)
-        return layer.call(x, lowered(weight, dtype), lowered(bias, dtype))
-
-    def anew(self, layer: Layer, x: Any, weight: Any, bias: Any, dtype: Any, tf32: bool) -> Any:
-        """A call without a gradient, of tensors that lie otherwise than those of the layer."""
-        if is_lazy(x) or is_lazy(weight) or is_lazy(bias):
-            return layer.function.original(x, weight, bias, *layer.given)
-        patch = self._patch()
-        w, added = weight, bias
-        if dtype is not None:
-            w, added = lowered(weight, dtype), lowered(bias, dtype)
-        choice = None if patch is None else patch.choice(x, w, added, layer.options, weight)
-        if choice is not None:
-            choice.line.calls += 1
-        if choice is None or choice.call is None:
-            return left_to_pytorch(x, w, added, layer.options, tf32)
-        return choice.call(x, w, added)
-
-    def _kept(self, weight: Any, bias: Any, dtype: Any) -> PackedFilters | None:
-        kept = self._packed.get((id(weight), dtype))
-        fits = kept is not None and kept[0]() is weight and kept[1].signature == signature_of(weight, bias, dtype)
-        return kept[1] if kept is not None and fits else None
-
-    def _drop(self, at: tuple[int, Any]) -> None:
-        kept = self._packed.pop(at, None)
-        if kept is not None:
-            kept[1].release()
-
-    def pack(self, layer: Layer, function: Function, x: Any, weight: Any, bias: Any, dtype: Any) -> None:
-        """Let a layer keep its filters, if its call packs them or they are cast, and if there is room."""
-        problem, layer.problem = layer.problem, None
-        if problem is None:
-            return
-        limit = limit_of(None)
-        room = (MOST_PACKED if limit is None else min(limit, MOST_PACKED)) - self.packed_bytes
-        packed = kept = self._kept(weight, bias, dtype)
-        if packed is None:
-            if dtype is None:
-                packed = PackedFilters(weight, function.axes)
-            else:
-                packed = CastFilters(weight, bias, function.axes, dtype)
-        room -= packed.needed
-        version = version_of(weight, bias, dtype)
-        current = packed.current(weight, bias, version) if room >= 0 else None
-        if current is None:
-            layer.problem = problem if room >= 0 else None
-            return
-        weights, added = current
-        x = x.detach().unsqueeze(-2) if function.axes == 1 else x.detach()
-        added = None if added is None else added.detach()
-        call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
-        if isinstance(call, PreparedCall):
-            if call.kept_bytes > room:
-                return
-        elif dtype is None:
-            return
-        if kept is None:
-            packed.version = version
-            drop, at = self._drop, (id(weight), dtype)
-            drop(at)
-            self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
-        packed.layers.append(layer)
-        layer.packed, layer.quick = (packed, function.ready(call), call), None
+KINDS = _Tensor, torch.nn.Parameter
+#: see `_shared`
+_numbers: dict[Any, Any] = {}
+_MOST_NUMBERS = 1024
+#: the layers that were called last, of the last one of `active`, by the identity of their filters
+latest: dict[int, Layer] = {}
 
 
-def _left(given: Any, tf32: bool, x: Any, w: Any, bias: Any) -> Any:
-    return left_to_pytorch(x, w, bias, given, tf32)
-
-
-def _anew(patch: Deciding, given: Any, x: Any, w: Any, bias: Any) -> Any:
-    return patch.convolution(x, w, bias, *given)
+def switched() -> None:
+    """Tell calls that `active` has changed."""
+    global latest
+    latest = active[-1].layers.latest if active else {}
 
 
 class Function:
@@ -322,13 +83,13 @@ class Function:
             return None
         if input.is_neg() or input.is_conj() or is_lazy(weight) or is_lazy(bias):
             return None
-        if type(weight) not in _KINDS or (bias is not None and type(bias) not in _KINDS):
+        if type(weight) not in KINDS or (bias is not None and type(bias) not in KINDS):
             return None
         rest = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, more, strict=False))
         numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
         if None in numbers or type(rest["groups"]) is not int:
             return None
-        return *numbers[:3], self.transposed, numbers[3], rest["groups"]
+        return *map(_shared, numbers[:3]), self.transposed, _shared(numbers[3]), rest["groups"]
 
 
 def _each(value: Any, axes: int) -> tuple[int, ...] | None:
@@ -340,80 +101,99 @@ def _each(value: Any, axes: int) -> tuple[int, ...] | None:
     return None
 
 
-def _convolve(function: Function) -> Callable[[Any, Any, Any, tuple[Any, ...]], Any]:
+def _shared(numbers: Any) -> Any:
+    """The same numbers, in all layers the same object: so the host has it at hand."""
+    if len(_numbers) >= _MOST_NUMBERS:
+        _numbers.clear()
+    return _numbers.setdefault(numbers, numbers)
+
+
+def _convolve(function: Function) -> Callable[..., Any]:
     """What a function computes while something is active; the modules of `module_forward` call it too."""
-    original = function.original
 
     def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False) -> Any:
-        if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
-            plain = type(input) is torch.Tensor and type(weight) in _KINDS and (bias is None or type(bias) in _KINDS)
-            if plain and not ignored and active and is_default_device_alone():
-                with torch._C.DisableTorchFunction():
-                    return convolve(input, weight, bias, options, True)
-            return original(input, weight, bias, *options)
-        at = id(weight)
+        # NOTE: what a call reads here for the first time since the layer before costs more than what it computes: in a
+        # network nothing of it is in the processor's nearest caches
+        known = False
         try:
-            layers = active[-1].layers
-            layer = layers.latest.get(at)
-            # a layer is most often called as before
-            known = (
+            layer = latest.get(id(weight))
+            if (
                 layer is not None
-                and layer.alike is not None
-                and layer.weight_ref() is weight
-                and type(input) is torch.Tensor
+                and type(input) is _Tensor
                 and not input.is_nested  # of whose sizes TensorGuards would end the process
+                and (ignored or not function_modes())
                 and not dispatch_modes()  # some of which they overlook
-                and options == layer.given
-                and layer.function is function
-                and (bias is None) is (layer.bias is None)
-                and (
-                    (layer.alike(input) if bias is None else layer.alike(input, bias))
-                    if layer.call is None
-                    else (layer.alike(input, weight) if bias is None else layer.alike(input, weight, bias))
-                )
-                and (not layer.asks or layer.switched_alike())
-            )
-            if known:
-                tf32, dtype = layer.tf32, layer.dtype
-            elif (
-                type(input) is not torch.Tensor
-                or not on_gpu(input)
-                or dispatch_modes()
-                or transforms() is not None
-                or tracing() is not None
+                and forward_ad._current_level < 0
             ):
-                return original(input, weight, bias, *options)
-            else:
-                dtype = autocast_dtype() if any_autocast() else None
-                tf32 = tf32_allowed()
-                key = at, function, input.shape, input.stride(), input.dtype, options, tf32, dtype
-                if layer is None or layer.key != key or layer.weight_ref() is not weight:
-                    layer = layers.seen(key, weight)
+                # whether gradients are enabled no guard sees
+                recorded = grad_enabled() and (
+                    input.requires_grad or weight.requires_grad or (type(bias) in KINDS and bias.requires_grad)
+                )
+                quick: Any = layer.recorded if recorded else layer.quick
+                known = (
+                    quick is not None
+                    and quick[1] is function
+                    and quick[2] is (bias is not None)
+                    and options == quick[3]
+                    and (
+                        (quick[4](input) and (bias is None or type(bias) in KINDS))
+                        if quick[5]
+                        else (quick[4](input, weight) if bias is None else quick[4](input, weight, bias))
+                    )
+                    and (quick[6] is None or quick[6] == conv_precision())
+                    and (quick[7] is None or quick[7] is autocast_type())
+                )
         except (TypeError, RuntimeError, AttributeError, IndexError):
-            return original(input, weight, bias, *options)
-        if layer is None:
-            layer = layers.decide(key, function, input, weight, bias)
-            if layer is None:
-                return original(input, weight, bias, *options)
-        if not known and (dtype is not None or not any_autocast()):
-            layer.look(input, weight, bias)
-        # whether gradients are enabled no guard sees
-        recorded = grad_enabled() and (
-            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        )
-        quick = (layer.recorded if recorded else layer.quick) if known else None
-        if quick is not None:
-            y = quick[0](quick, input, weight, bias)
+            known = False
+        if known:
+            y = quick[0](quick, input, weight, bias, layer)
             if y is not None:
                 return y
-        if not recorded:
-            return layers.compute(layer, input, weight, bias, dtype, tf32, known)
-        if saved_hooks(True) is not None:
-            # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
-            return original(input, weight, bias, *options)
-        return layers.record(layer, input, weight, bias, dtype, tf32)
+        return otherwise(function, input, weight, bias, options, ignored)
 
     return convolve
+
+
+def otherwise(
+    function: Function, input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False
+) -> Any:
+    """A call that is not as the one before."""
+    original = function.original
+    if not active or (function_modes() and not ignored) or forward_ad._current_level >= 0:
+        plain = type(input) is torch.Tensor and type(weight) in KINDS and (bias is None or type(bias) in KINDS)
+        if plain and not ignored and active and is_default_device_alone():
+            with torch._C.DisableTorchFunction():
+                return function.convolve(input, weight, bias, options, True)
+        return original(input, weight, bias, *options)
+    try:
+        layers = active[-1].layers
+        if (
+            type(input) is not torch.Tensor
+            or not on_gpu(input)
+            or dispatch_modes()
+            or transforms() is not None
+            or tracing() is not None
+        ):
+            return original(input, weight, bias, *options)
+        dtype = autocast_dtype() if any_autocast() else None
+        key = id(weight), function, input.shape, input.stride(), input.dtype, options, tf32_allowed(), dtype
+        layer = layers.latest.get(id(weight))
+        if layer is None or layer.key != key or layer.weight_ref() is not weight:
+            layer = layers.seen(key, weight)
+    except (TypeError, RuntimeError, AttributeError, IndexError):
+        return original(input, weight, bias, *options)
+    if layer is None:
+        layer = layers.decide(key, function, input, weight, bias)
+        if layer is None:
+            return original(input, weight, bias, *options)
+    known = layer.knows(input, weight, bias)
+    if not known and (dtype is not None or not any_autocast()):
+        layer.look(input, weight, bias)
+    if not grad_enabled() or not (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return layers.compute(layer, input, weight, bias, known)
+    return layers.record(layer, input, weight, bias)
 
 
 def _replacement(function: Function) -> Callable[..., Any]:

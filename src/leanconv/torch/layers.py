@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +36,15 @@ class Options:
 _precision_of: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
+#: PyTorch's word for what its convolutions of float32 may round; before PyTorch 2.9, whether they may
+conv_precision: Callable[[], Any] = (
+    torch._C._get_cudnn_allow_tf32 if _precision_of is None else partial(_precision_of, "cuda", "conv")
+)
+
+
 def tf32_allowed() -> bool:
     """Whether PyTorch's convolutions of float32 may round their factors to 10 bits: its default."""
-    if _precision_of is not None:  # from PyTorch 2.9 on
-        return _precision_of("cuda", "conv") == "tf32"
-    return bool(torch._C._get_cudnn_allow_tf32())
+    return conv_precision() in ("tf32", True)
 
 
 def stricter(one: Precision, other: Precision) -> Precision:

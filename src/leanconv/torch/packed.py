@@ -88,6 +88,9 @@ class _Cast:
     #: the stream that has cast them, and all that may read them
     stream: int
     streams: set[int]
+    #: addresses of both
+    w_at: int
+    bias_at: int
 
 
 class CastFilters(PackedFilters):
@@ -129,12 +132,22 @@ class CastFilters(PackedFilters):
             return None
         return cast.weights, cast.bias
 
+    def kept_for(self, version: Any, bias: Any, stream: int) -> _Cast | None:
+        """What is kept of parameters that have changed ``version`` times, if a stream may read it at once.
+
+        The caller holds it until its launch: freed earlier, its memory could be reused.
+        """
+        cast = self._cast
+        fits = cast is not None and cast.version == version and cast.bias_ref() is bias and stream in cast.streams
+        return cast if fits else None
+
     def _make(self, weight: Any, bias: Any, version: Any, stream: int) -> _Cast:
         w, added = weight.detach(), None if bias is None else bias.detach()
         tensors = [lowered(each, self._dtype) for each in (w, added)]
         own = [made for made, of in zip(tensors, (w, added), strict=True) if made is not of]
         weights = _prepared(tensors[0], self._axes)
-        return _Cast(weights, tensors[1], version, self._of(bias), own, stream, {stream})
+        w_at, bias_at = (0 if each is None else each.data_ptr() for each in tensors)
+        return _Cast(weights, tensors[1], version, self._of(bias), own, stream, {stream}, w_at, bias_at)
 
     def _of(self, bias: Any) -> Callable[[], Any]:
         """A weak reference to the bias, with which its cast is freed."""

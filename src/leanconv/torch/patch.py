@@ -27,7 +27,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import functions, registration, switches
+from leanconv.torch import decided, registration, switches
 from leanconv.torch.comparing import compared
 from leanconv.torch.deciding import Choice, Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, pytorch_cycles, waits_for_host, worth_recording
@@ -83,7 +83,7 @@ class Patch:
         self._recorded: BoundedCache[Any, tuple[Line, ...]] = BoundedCache(4096)
         self._lines: dict[Any, Line] = {}
         #: those that torch.nn.functional has decided before PyTorch's dispatcher
-        self.layers = functions.Layers(self)
+        self.layers = decided.Layers(self)
 
     def __enter__(self) -> Patch:
         return self
@@ -124,7 +124,7 @@ class Patch:
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any:
         """aten::convolution."""
         choice = self.choice(x, w, bias, given)
-        choice.line.calls += 1
+        next(choice.line.ticks)
         if choice.call is None:
             return switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
         return choice.call(x, w, bias)
@@ -194,8 +194,9 @@ class Patch:
         by_x, by_w = choices
         ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
         self.layers.refresh(source_of(w))
-        by_x.line.calls += mask[0]
-        by_w.line.calls += mask[1]
+        for wanted, by in zip(mask, choices, strict=False):
+            if wanted:
+                next(by.line.ticks)
         rest = [mask[0] and not ours_x, mask[1] and not ours_w, False]
         dx = dw = db = None
         if any(rest):
@@ -281,8 +282,16 @@ class Patch:
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
         ready, eager = call if isinstance(call, GpuCall) else None, None
-        if ready is not None and 0 < pytorch and waits_for_host(pytorch) and op.when == "forward":
-            little = f"outside of CUDA graphs the host takes longer than these {pytorch / CYCLES_PER_US:.0f} µs"
+        if (
+            ready is not None
+            and ready.copies_first
+            and 0 < pytorch
+            and waits_for_host(pytorch)
+            and op.when == "forward"
+        ):
+            little = (
+                f"outside of CUDA graphs the host takes longer to copy images than {pytorch / CYCLES_PER_US:.0f} µs"
+            )
             eager = self._line(weight, op.when, str(problem), "PyTorch", little)
         if op.signals:
             return Choice(

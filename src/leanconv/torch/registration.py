@@ -18,11 +18,12 @@ import torch
 from leanconv.call import bind
 from leanconv.torch import functions, module_forward, recorded, switches
 from leanconv.torch.deciding import Deciding
+from leanconv.torch.deciding import active as active_patches
 from leanconv.torch.layers import tf32_allowed
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
-_active: list[Deciding] = functions.active
+_active: list[Deciding] = active_patches
 _latest: Deciding | None = None
 #: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
 #: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
@@ -46,11 +47,13 @@ def suspended() -> Iterator[None]:
     with _lock:
         kept = _active[:]
         _active.clear()
+        functions.switched()
     try:
         yield
     finally:
         with _lock:
             _active[:] = kept
+            functions.switched()
 
 
 def latest() -> Deciding | None:
@@ -80,6 +83,7 @@ def add(patch: Deciding) -> None:
         functions.install()
         module_forward.install()
         _active.append(patch)
+        functions.switched()
         _latest = patch
 
 
@@ -108,6 +112,7 @@ def remove(patch: Deciding) -> None:
     with _lock:
         if patch in _active:
             _active.remove(patch)
+            functions.switched()
             if not _active:
                 functions.remove()
                 module_forward.remove()

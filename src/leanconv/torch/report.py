@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
+
+
+class Calls:
+    """How often something was called: each call is ``next(ticks)``, of which no thread loses one.
+
+    To read the number is such a call too, which is not counted.
+    """
+
+    __slots__ = ("_read", "ticks")
+
+    def __init__(self, number: int = 0) -> None:
+        self.ticks, self._read = count(number), 0
+
+    def __reduce__(self) -> tuple[type[Calls], tuple[int]]:
+        return Calls, (self.number,)
+
+    @property
+    def number(self) -> int:
+        number = next(self.ticks) - self._read
+        self._read += 1
+        return number
 
 
 @dataclass(slots=True)
@@ -17,7 +39,17 @@ class Line:
     #: "leanconv: " and the algorithm, or "PyTorch"
     runs: str
     why: str
-    calls: int = 0
+    #: its own; and those that count for other lines as well
+    counted: list[Calls] = field(default_factory=lambda: [Calls()], repr=False, compare=False)
+
+    @property
+    def ticks(self) -> count[int]:
+        """``next`` of it counts a call."""
+        return self.counted[0].ticks
+
+    @property
+    def calls(self) -> int:
+        return sum(each.number for each in self.counted)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ _mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _autocast: Callable[[str], bool] = torch.is_autocast_enabled
+#: the type in which autocast computes convolutions on the GPU, where it is known to be on
+autocast_type: Callable[[], Any] = partial(torch.get_autocast_dtype, _KIND)
 tracing: Callable[[], Any] = torch._C._get_tracing_state
 grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _benchmark: Callable[[], bool] = torch._C._get_cudnn_benchmark
@@ -58,40 +61,64 @@ def left_to_cudnn(x: Any, w: Any, given: tuple[Any, ...], tf32: bool) -> Any:
     return _cudnn_convolution(x, w, *given, _benchmark(), _deterministic() or _always_deterministic(), tf32)
 
 
-def quick_left(line: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool) -> tuple[Any, ...]:
-    """One of these two for a layer, which counts its calls in ``line``: see `leanconv.torch.decided`.
+def quick_left(known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool) -> Any:
+    """One of these two for a layer, whose calls ``ticks`` counts: see `leanconv.torch.decided`.
 
     ``stream``: what tells the stream of a layer that is left only where none captures a CUDA graph; else None.
     """
-    return _left_without_bias if of_cudnn else _left, line, stream, tf32, *given
+    return _left_without_bias if of_cudnn else _left, *known, ticks, stream, tf32, *given
 
 
-def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
-    _, line, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
+def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
+    _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
     # the default stream, 0, cannot be captured
     if stream is not None and stream() and capturing():
         return None
-    line.calls += 1
+    next(ticks)
     return _convolution(
         x, w, bias, stride, padding, dilation, transposed, more, groups,
         _benchmark(), _deterministic() or _always_deterministic(), uses_cudnn(), tf32,
     )  # fmt: skip
 
 
-def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any) -> Any:
+def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if not uses_cudnn():
-        return _left(quick, x, w, bias)
-    _, line, stream, tf32, stride, padding, dilation, _, _, groups = quick
+        return _left(quick, x, w, bias, layer)
+    _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, _, _, groups = quick
     if stream is not None and stream() and capturing():
         return None
-    line.calls += 1
+    next(ticks)
     deterministic = _deterministic() or _always_deterministic()
     return _cudnn_convolution(x, w, padding, stride, dilation, groups, _benchmark(), deterministic, tf32)
 
 
+def quick_recorded(
+    known: tuple[Any, ...], ticks: Any, packed: Any, refresh: Callable[[Any], None], tf32: bool, given: Any
+) -> tuple[Any, ...]:
+    """One for a layer whose gradient is recorded, and which is left forward and backward.
+
+    Where filters are ``packed``, ``refresh`` drops those of the layer, for passes without a gradient.
+    """
+    return _left_recorded, *known, ticks, packed, refresh, tf32, *given
+
+
+def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
+    if saved_hooks(True) is not None:
+        return None
+    (_, _, _, _, _, _, _, _, ticks, packed, refresh, tf32,
+     stride, padding, dilation, transposed, more, groups) = quick  # fmt: skip
+    if packed:
+        refresh(w)
+    next(ticks)
+    return _convolution(
+        x, w, bias, stride, padding, dilation, transposed, more, groups,
+        _benchmark(), _deterministic() or _always_deterministic(), uses_cudnn(), tf32,
+    )  # fmt: skip
+
+
 def autocast_dtype() -> Any:
     """The type in which autocast computes convolutions on the GPU; None where it is off."""
-    return torch.get_autocast_dtype(_KIND) if _autocast(_KIND) else None
+    return autocast_type() if _autocast(_KIND) else None
 
 
 def address(tensor: Any) -> int | None:
