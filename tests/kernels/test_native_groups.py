@@ -95,3 +95,15 @@ def test_older_gpus_run_both_and_have_no_clusters():
     assert not GEMM.reasons(LAYER, old)
     problem = replace(LAYER, op="wgrad")
     assert not WEIGHT.reasons(problem, old) and {c.split for c in WEIGHT.configs(problem, old)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [(GEMM, "float16-gradient-groups-fours-nchw"), (GEMM, "bfloat16-groups-eights-nhwc"),
+     (SPLIT_K, "bfloat16-weight-groups-eights-nchw")],
+)  # fmt: skip
+def test_wide_offsets(algorithm, name):
+    problem = next(case.problem for case in NATIVE_CASES if case.name == name)
+    config = next(iter(algorithm.configs(problem, TARGETS[0])))
+    wide = proof.wide_offsets(algorithm, problem, config, TARGETS[0])
+    proof.check(algorithm, problem, config, kinds=("zero-mean",), change=lambda plan: wide)

@@ -155,12 +155,13 @@ __device__ __forceinline__ void copy_unit(unsigned char* to, const T* image, int
         const Offset<Problem> at = static_cast<Offset<Problem>>(pixel) * channels + channel;
         cp_async_16(to, image + (exists ? at : 0), exists);
     } else {
-        const T* const from = image + static_cast<Offset<Problem>>(channel) * pixels + pixel;
+        constexpr Offset<Problem> apart = pixels;
+        const T* const from = image + channel * apart + pixel;
         unsigned words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             words[i] = 0;
-            if (exists) words[i] = from[2 * i * pixels].bits | static_cast<unsigned>(from[(2 * i + 1) * pixels].bits) << 16;
+            if (exists) words[i] = from[2 * i * apart].bits | static_cast<unsigned>(from[(2 * i + 1) * apart].bits) << 16;
         }
         *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
     }
