@@ -73,6 +73,9 @@ for layout in ("NCHW", "NHWC"):
 USUAL["weight-nhwc"] = ConvProblem(64, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
 USUAL["weight"] = replace(USUAL["weight-nhwc"], layout="NCHW")
 USUAL["weight-first"] = replace(USUAL["first"], op="wgrad")
+# First layers of 16 bits, and their gradients.
+STEM = ConvProblem(32, 3, 224, 224, 64, 7, 7, stride=(2, 2), padding=(3, 3, 3, 3), layout="NHWC", dtype="float16")
+USUAL |= {"stem": STEM, "stem-wgrad": replace(STEM, op="wgrad"), "stem-dgrad": replace(STEM, op="dgrad")}
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {
@@ -186,8 +189,8 @@ MANY_THREADS, MANY_THREADS_SPILL = 512, 280
 #: tensor_gemm_sync fills 255 registers to the last. separable_tensor on an H200 is faster with a third block on a
 #: multiprocessor than without what spills.
 WARP_SPILLS = 8
-#: 96 sums and 64 fragments of tensor_gemm_sync_col2im, beside what the next fragments take: what spills is needed once a
-#: stage of 600 products. Two or three blocks on a multiprocessor of the kernels for rows of windows likewise.
+#: 96 sums and 64 fragments of tensor_gemm_sync_col2im, beside what the next fragments take: what spills is needed once
+#: a stage of 600 products. Two or three blocks on a multiprocessor of the kernels for rows of windows likewise.
 COLUMN_SPILLS = 200
 #: tensor_filter fills them too where filters have many rows; what it spills is needed once for a row of some hundred
 #: instructions and products. The compiler for sm_120 spills more of 7x7 of float16, with edges, which has not been
