@@ -70,18 +70,18 @@ def _cases_16bit() -> list[Case]:
     half.add("gradient-copies-groups", 2, 32, 9, 8, 64, 4, 3, layouts=last, groups=2, stride=(2, 2), **same, **gradient)
     half.add("gradient-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), **gradient)
     # Groups of few channels: eight filters of one group or of several, units of eight channels of one or of two.
-    half.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, layouts=last, groups=6, activation="silu", **more, **same)
+    half.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, activation="silu", **more, **same)
     brain.add("groups-eights", 2, 40, 9, 11, 40, 3, 3, layouts=last, groups=5, stride=(2, 2), bias=True, **same)
     half.add("groups-twelves", 2, 48, 6, 7, 48, 3, 2, layouts=last, groups=4, dilation=(2, 1), **same)
-    brain.add("groups-24", 1, 72, 7, 8, 72, 3, 3, layouts=last, groups=3, accumulate=True, activation="relu", **same)
+    brain.add("groups-24", 1, 72, 7, 8, 72, 3, 3, groups=3, accumulate=True, activation="relu", **same)
     half.add("groups-fewer-filters", 2, 32, 7, 6, 16, 1, 3, layouts=last, groups=4, stride=(2, 3))
-    half.add("gradient-groups-fours", 2, 24, 9, 11, 24, 3, 3, layouts=last, groups=6, stride=(2, 2), **same, **gradient)
+    half.add("gradient-groups-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, stride=(2, 2), **same, **gradient)
     brain.add("gradient-groups-eights", 2, 40, 7, 9, 40, 3, 2, layouts=last, groups=5, **same, **gradient)
     half.add(
         "gradient-groups-bias", 1, 32, 7, 6, 64, 1, 1, layouts=last, groups=4, stride=(2, 1), bias=True, **gradient
     )
     half.add("weight-groups-fours", 3, 24, 9, 11, 24, 3, 3, layouts=last, groups=6, **same, **weight)
-    brain.add("weight-groups-eights", 3, 40, 9, 8, 40, 3, 3, layouts=last, groups=5, stride=(2, 1), **same, **weight)
+    brain.add("weight-groups-eights", 3, 40, 9, 8, 40, 3, 3, groups=5, stride=(2, 1), **same, **weight)
     half.add("weight-groups-24", 2, 72, 6, 7, 72, 3, 2, layouts=last, groups=3, accumulate=True, **same, **weight)
     # Transposed layers with a bias.
     half.add("gradient-bias", 2, 35, 8, 9, 20, 3, 3, layouts=ALL, stride=(2, 1), bias=True, **same, **gradient)

@@ -11,12 +11,17 @@ import pytest
 from leanconv.bench import run as bench_run
 from leanconv.runtime.driver import CudaError
 from leanconv.runtime.launch import why_no_gpu
+from tests import proof
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, with the reason, where there is none")
     config.addinivalue_line("markers", "slow: compares speed, so it wants the machine to itself")
     config.addinivalue_line("markers", "exhaustive: one more of many that are alike; `make test-all` runs it")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    proof.every_order = "not exhaustive" not in session.config.option.markexpr
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -25,6 +25,7 @@ from tests.collection import (
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_sessionstart,
 )
 from tests.stand_ins import HOMES, HostDevice, make_cupy, on_gpu
 
@@ -144,6 +145,7 @@ __all__ = [
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_sessionstart",
 ]
 
 

@@ -6,6 +6,7 @@ were, and the error against float64 must keep the bound of the precision level.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import islice
@@ -41,9 +42,26 @@ class WrongAnswer(AssertionError):
     """The kernel ran to its end, and its result is wrong."""
 
 
+#: Whether every plan is played in every order of threads and copies, as ``make test-all`` does.
+every_order = False
+
+
+def orders_of(plan: Plan) -> tuple[str, ...]:
+    """The orders that a plan is played in: in ``make test`` two of the three, by turns."""
+    (*_, last) = plan.every_launch or plan.launches
+    turn = zlib.crc32(f"{last.problem} {last.tuning}".encode()) % len(emulator.ORDERS)
+    return tuple(order for i, order in enumerate(emulator.ORDERS) if every_order or i != turn)
+
+
 def run_on_emulator(plan: Plan, values: dict[str, Any]) -> None:
     """Run a plan on the CPU."""
-    emulator.run_plan(plan, values)
+    emulator.run_plan(plan, values, orders=orders_of(plan))
+
+
+def run_in_another_order(plan: Plan, values: dict[str, Any]) -> None:
+    """Run it in the one that `run_on_emulator` leaves out."""
+    left = [order for order in emulator.ORDERS if order not in orders_of(plan)]
+    emulator.run_plan(plan, values, orders=left or emulator.ORDERS[-1:])
 
 
 def run_on_gpu(plan: Plan, values: dict[str, Any]) -> None:

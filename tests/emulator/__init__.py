@@ -438,6 +438,8 @@ def run_plan(
         values.setdefault(name, np.full(nbytes, 0xFF, np.uint8) if nbytes else None)
     written: set[str] = set()
     for launch in plan.every_launch:
+        if not launch.grid:  # nor is it compiled for a GPU
+            continue
         hidden = frozenset(written if launch.waits else ())
         run_launch(launch, values, kernels=kernels, orders=orders, offsets=offsets, hidden=hidden)
         written |= {a.name for a in (*launch.arguments, *_described(launch.arguments)) if _writable(a)}

@@ -119,14 +119,18 @@ def covering():
         yield from selection.cover(mine, lambda pair: selection.traits(*pair), lambda pair: work(pair[1]))
 
 
-@named(ACCEPTED, covering())
+CHOSEN = list(covering())
+#: Of each algorithm the layer that is most work: it too is played in every order of threads.
+MOST_WORK = {algorithm.stem: case.name for algorithm, case in sorted(CHOSEN, key=lambda pair: work(pair[1]))}
+
+
+@named(ACCEPTED, CHOSEN)
 def test_right_on_emulator(algorithm, case):
     # two kinds of data where the layer is thorough; elsewhere by turns, for indices are at stake, and not sums
     turn = len(case.name) % len(cases.KINDS)
     proof.check(algorithm, case.problem, kinds=cases.KINDS[turn : turn + 1])
-    if case.thorough:  # no other data have other races
-        other = partial(emulator.run_plan, orders=emulator.ORDERS[-1:])
-        proof.check(algorithm, case.problem, run=other, kinds=cases.KINDS[1 - turn : 2 - turn])
+    if case.thorough or case.name == MOST_WORK[algorithm.stem]:  # no other data have other races
+        proof.check(algorithm, case.problem, run=proof.run_in_another_order, kinds=cases.KINDS[1 - turn : 2 - turn])
 
 
 @pytest.mark.parametrize(("algorithm", "problem", "config"), extremes())

@@ -14,7 +14,9 @@ import pytest
 
 from leanconv.bench.suites import LAYOUTS
 from leanconv.images.borders import BORDERS
+from leanconv.kernels.common.layers import activation_type
 from leanconv.kernels.winograd_matrices import WIDTHS
+from leanconv.options import ACTIVATIONS
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError, compile_launch, compile_source, source
 from tests import proof, selection
@@ -380,6 +382,15 @@ def extremes():
 def test_extreme_configs_compile(algorithm, problem, target):
     for config in proof.extreme_configs(algorithm, problem, target):
         compile_plan(algorithm, problem, config, target)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
+def test_every_activation_compiles_without_spills(target):
+    types = [activation_type(each) for each in (*ACTIVATIONS, "leaky_relu:-0.3")]
+    calls = " ".join(f"x[{i}] = {each}::of(x[{i}]);" for i, each in enumerate(types))
+    text = f'#include <device/activation.cuh>\nextern "C" __global__ void every(float* x) {{ {calls} }}\n'
+    compiled = compile_source(text, "every", target.arch)
+    assert compiled.spill_bytes == compiled.stack_bytes == 0 and compiled.registers <= 64
 
 
 def test_figures_are_the_compilers_own():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from leanconv.kernels import ALGORITHMS
-from tests import selection
+from tests import emulator, proof, selection
 from tests.cases import TARGETS
-from tests.kernels.test_algorithms import ACCEPTED, covering, extremes
+from tests.kernels.test_algorithms import ACCEPTED, CHOSEN, MOST_WORK, covering, extremes
 from tests.variants import VARIANTS
 
 
@@ -37,6 +39,23 @@ def test_every_kernel_is_executed():
         return {(a.stem, trait) for a, case in pairs for trait in selection.traits(a, case)}
 
     assert met(chosen) == met(ACCEPTED)
+
+
+def test_plans_are_played_in_two_orders_by_turns(monkeypatch: pytest.MonkeyPatch):
+    """Over all layers each order is played about as often; an algorithm's layer of most work in all of them."""
+    assert set(MOST_WORK) == {algorithm.stem for algorithm in VARIANTS}
+    plans = [a.plan(c.problem, next(iter(a.configs(c.problem, TARGETS[0]))), TARGETS[0]) for a, c in CHOSEN]
+    monkeypatch.setattr(proof, "every_order", False)
+    played = [order for plan in plans for order in proof.orders_of(plan)]
+    assert len(played) == 2 * len(plans)
+    assert min(played.count(order) for order in emulator.ORDERS) > 0.6 * len(plans)
+    met: list[str] = []
+    monkeypatch.setattr(emulator, "run_plan", lambda plan, values, orders: met.extend(orders))
+    proof.run_on_emulator(plans[0], {})
+    proof.run_in_another_order(plans[0], {})
+    assert sorted(met) == sorted(emulator.ORDERS)
+    monkeypatch.setattr(proof, "every_order", True)
+    assert proof.orders_of(plans[0]) == emulator.ORDERS
 
 
 def test_the_number_of_emulated_layers_stays_bounded():

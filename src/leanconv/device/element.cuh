@@ -58,10 +58,6 @@ template <> __device__ __forceinline__ float from_float<float>(float value) { re
 template <> __device__ __forceinline__ float16 from_float<float16>(float value) { return {cvt_rn_f16_f32(value)}; }
 template <> __device__ __forceinline__ bfloat16 from_float<bfloat16>(float value) { return {cvt_rn_bf16_f32(value)}; }
 
-// Two neighbours, rounded, as they lie in memory.
-__device__ __forceinline__ unsigned rounded_pair(float16, const float (&v)[2]) { return cvt_rn_f16x2_f32(v[0], v[1]); }
-__device__ __forceinline__ unsigned rounded_pair(bfloat16, const float (&v)[2]) { return cvt_rn_bf16x2_f32(v[0], v[1]); }
-
 template <class T, class Sum>
 __device__ __forceinline__ T from_sum(Sum value) {
     if constexpr (integer<T>) return value;

@@ -406,10 +406,12 @@ def known(problem: Problem, target: Target) -> Iterator[tuple[str, Entry]]:
     # what wins with one batch says nothing of a choice for all of them
     if not target.model or env.tuning_mode() == "off" or problem.batch_invariant:
         return
-    key = words.format_problem(as_timed(problem))
+    keys = {words.format_problem(as_timed(problem)): None}
+    if problem.kind == "conv2d" and problem.op == "fprop" and (problem.bias or problem.activation):
+        keys[words.format_problem(problem.plain)] = None  # which has the same sums
     for source, folder in folders():
         table = table_of(folder, target)
-        entry = None if table is None else table.get(key)
+        entry = None if table is None else next((found for key in keys if (found := table.get(key))), None)
         if entry is not None:
             yield source, entry
 

@@ -2,6 +2,8 @@
 
 from leanconv.torch.causal import CausalConv3d
 from leanconv.torch.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from leanconv.torch.fused_backend import fused
+from leanconv.torch.fusing import FuseReport, fuse
 from leanconv.torch.images import filter2d
 from leanconv.torch.modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from leanconv.torch.patch import Patch
@@ -17,6 +19,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "FuseReport",
     "Patch",
     "Report",
     "conv1d",
@@ -28,6 +31,8 @@ __all__ = [
     "disable",
     "enable",
     "filter2d",
+    "fuse",
+    "fused",
     "report",
     "warm_up",
 ]

@@ -31,7 +31,7 @@ class CausalConv3d(Conv3d):
         time_padding: what stands before the first frame: ``"zeros"``, or ``"replicate"``, the first frame again.
         streaming: whether each call goes on where the last one ended: a video may come in parts of any number of
             frames, and their results, one behind the other, are the result of the whole. May be set at any time.
-        precision, batch_invariant: as of `Conv2d`.
+        precision, batch_invariant, activation: as of `Conv2d`.
 
     Raises:
         ValueError: a stride along time that is greater than what a filter reaches, so that frames would be read by
@@ -96,7 +96,7 @@ class CausalConv3d(Conv3d):
         """Forget the frames of the last call: the next part is the beginning of another video."""
         self._frames = None
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer's result for a video (n, c, d, h, w), or (c, d, h, w), or for the next part of one; of a part that
         is too short for a further output it has no frames."""
         if input.dim() == 4:
@@ -142,13 +142,13 @@ class CausalConv3d(Conv3d):
                 conv3d(
                     frames, self.weight.detach(), None if self.bias is None else self.bias.detach(), self.stride,
                     (0, 0, *self._around), self.dilation, self.groups, precision=self.precision,
-                    batch_invariant=self.batch_invariant, out=place,
+                    batch_invariant=self.batch_invariant, activation=self.activation, out=place,
                 )  # fmt: skip
             return y
         if not outputs:
             return operators.like(operators.as_autocast([x])[0], self._shape(x, 0))
         given = self.stride, (0, 0, *self._around), self.dilation, self.groups
-        return self._compute(_joined(before, x), self.weight, self.bias, *given)
+        return self._compute(_joined(before, x), self.weight, self.bias, *given, activation=self.activation)
 
     def _lies_as_needed(self, x: torch.Tensor, kept: int) -> bool:
         """Whether frames behind others are an array that kernels read in place, and results one that they write; and

@@ -14,10 +14,12 @@ from leanconv.call import lookup
 from leanconv.call.resolve import check_axes, layer_problem
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DTYPES
-from leanconv.options import Precision, padding_word, sides_for
-from leanconv.torch import operators
+from leanconv.options import Activation, Precision, padding_word, sides_for
+from leanconv.torch import epilogue, operators
 
 Numbers = int | Sequence[int]
+#: what functions take by name alone
+_NAMED = "precision", "batch_invariant", "activation", "scale", "add"
 _any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _tracing: Callable[[], Any] = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
@@ -34,6 +36,9 @@ def conv2d(
     *,
     precision: Precision = "fp32",
     batch_invariant: bool = False,
+    activation: Activation = None,
+    scale: torch.Tensor | None = None,
+    add: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolve images with filters, as ``torch.nn.functional.conv2d`` does; differentiable, to any order.
 
@@ -51,6 +56,10 @@ def conv2d(
             have no influence.
         batch_invariant: an image has the same bits in the result of any batch, and so has its gradient; that of the
             filters is a sum over the images. See `leanconv.conv2d`.
+        activation, scale, add: what follows the sum, as in `leanconv.conv2d`:
+            ``y = activation(scale[k] * sum + bias[k] + add)``. Without gradients one kernel computes it, and 16 bits
+            are rounded once. Where a gradient is recorded, with respect to any of the tensors and to any order, the
+            convolution is followed by PyTorch's own functions, which round each by itself; so it is inside torch.func.
 
     Returns:
         y of shape (n, k, p, q), or (k, p, q), on the current stream.
@@ -69,9 +78,10 @@ def conv2d(
     >>> w.grad[0, 0].tolist()
     [[9.0, 12.0, 9.0], [12.0, 16.0, 12.0], [9.0, 12.0, 9.0]]
     """
-    if has_torch_function_variadic(input, weight, bias):
+    if has_torch_function_variadic(input, weight, bias, scale, add):
         handed = input, weight, bias, stride, padding, dilation, groups
-        return _handed_on(conv2d, *handed, precision=precision, batch_invariant=batch_invariant)
+        named = precision, batch_invariant, activation, scale, add
+        return _handed_on(conv2d, *handed, **dict(zip(_NAMED, named, strict=True)))
     _check_arrays(2, input, weight, bias, (torch.Tensor, PreparedWeights))
     stride, dilation = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     sides: tuple[int, ...]
@@ -79,10 +89,12 @@ def conv2d(
         sides = _word_sides(padding, weight.shape[-2:], stride, dilation)
     else:
         sides = _sides(padding, 2)
-    rest = precision, batch_invariant
+    rest = stride, sides, dilation, groups, precision, batch_invariant
+    if activation is not None or scale is not None or add is not None:
+        return _fused(2, input, weight, bias, scale, add, activation, *rest)
     if input.dim() == 3:
-        return _conv2d(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, *rest).squeeze(0)
-    return _conv2d(input, weight, bias, stride, sides, dilation, groups, *rest)
+        return _conv2d(input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+    return _conv2d(input, weight, bias, *rest)
 
 
 def conv1d(
@@ -96,6 +108,9 @@ def conv1d(
     *,
     precision: Precision = "fp32",
     batch_invariant: bool = False,
+    activation: Activation = None,
+    scale: torch.Tensor | None = None,
+    add: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolve signals with filters, as ``torch.nn.functional.conv1d`` does; differentiable, to any order.
 
@@ -108,9 +123,10 @@ def conv1d(
     Returns:
         y of shape (n, k, q), or (k, q).
     """
-    if has_torch_function_variadic(input, weight, bias):
+    if has_torch_function_variadic(input, weight, bias, scale, add):
         handed = input, weight, bias, stride, padding, dilation, groups
-        return _handed_on(conv1d, *handed, precision=precision, batch_invariant=batch_invariant)
+        named = precision, batch_invariant, activation, scale, add
+        return _handed_on(conv1d, *handed, **dict(zip(_NAMED, named, strict=True)))
     _check_arrays(1, input, weight, bias)
     stride, dilation = _single("stride", stride, 1, 1), _single("dilation", dilation, 1, 1)
     sides: tuple[int, ...]
@@ -118,8 +134,10 @@ def conv1d(
         sides = _word_sides(padding, (1, weight.shape[-1]), stride, dilation)
     else:
         sides = _single("padding", padding, 0, 0)
-    x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     given = stride, sides, dilation, groups, precision, batch_invariant
+    if activation is not None or scale is not None or add is not None:
+        return _fused(1, input, weight, bias, scale, add, activation, *given)
+    x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     if _is_compiling():
         y = _conv2d(x, weight.unsqueeze(-2), bias, *given).squeeze(-2)
         return y if input.dim() == 3 else y.squeeze(0)
@@ -212,6 +230,9 @@ def conv3d(
     *,
     precision: Precision = "fp32",
     batch_invariant: bool = False,
+    activation: Activation = None,
+    scale: torch.Tensor | None = None,
+    add: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolve volumes with filters, as ``torch.nn.functional.conv3d`` does; differentiable, to any order.
 
@@ -229,9 +250,10 @@ def conv3d(
     >>> conv3d(torch.ones(1, 1, 3, 1, 1), torch.ones(1, 1, 3, 1, 1), padding=(2, 0, 0, 0, 0, 0)).flatten().tolist()
     [1.0, 2.0, 3.0]
     """
-    if has_torch_function_variadic(input, weight, bias):
+    if has_torch_function_variadic(input, weight, bias, scale, add):
         handed = input, weight, bias, stride, padding, dilation, groups
-        return _handed_on(conv3d, *handed, precision=precision, batch_invariant=batch_invariant)
+        named = precision, batch_invariant, activation, scale, add
+        return _handed_on(conv3d, *handed, **dict(zip(_NAMED, named, strict=True)))
     _check_arrays(3, input, weight, bias, (torch.Tensor, PreparedWeights))
     stride, dilation = _three("stride", stride, 1), _three("dilation", dilation, 1)
     sides: tuple[int, ...]
@@ -239,6 +261,9 @@ def conv3d(
         sides = _word_sides(padding, weight.shape[-3:], stride, dilation)
     else:
         sides = _sides(padding, 3)
+    if activation is not None or scale is not None or add is not None:
+        rest = stride, sides, dilation, groups, precision, batch_invariant
+        return _fused(3, input, weight, bias, scale, add, activation, *rest)
     given = weight, bias, stride, sides, dilation, groups, precision, batch_invariant
     way: Callable[..., Any] = _prepared if isinstance(weight, PreparedWeights) else operators.conv3d
     return way(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else way(input, *given)
@@ -278,7 +303,8 @@ def conv_transpose3d(
 
 def _handed_on(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """A call that classes of its arguments, such as the proxies of torch.fx, or a function mode look at first."""
-    return handle_torch_function(function, given[:3], *given, **named)
+    tensors = *given[:3], named.get("scale"), named.get("add")
+    return handle_torch_function(function, tensors, *given, **named)
 
 
 def _check_arrays(axes: int, input: Any, weight: Any, bias: Any, kinds: Any = torch.Tensor) -> None:
@@ -316,6 +342,10 @@ def _conv2d(x: Any, w: Any, bias: Any, *options: Any) -> torch.Tensor:
             x, sides = torch.nn.functional.pad(x, around), 0
         return getattr(torch.nn.functional, f"conv{len(stride)}d")(x, w, bias, stride, sides, *rest)
     return (_prepared if isinstance(w, PreparedWeights) else operators.conv2d)(x, w, bias, *options)
+
+
+def _fused(*given: Any) -> torch.Tensor:
+    return epilogue.of_axes(_conv2d if _becomes_onnx() else None, *given)
 
 
 def _prepared(x: Any, w: PreparedWeights, bias: Any, *options: Any) -> torch.Tensor:

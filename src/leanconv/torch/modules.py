@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from leanconv.options import PRECISIONS, Precision, one_of, yes_or_no
+from leanconv.options import PRECISIONS, Activation, Precision, activation_of, one_of, yes_or_no
 from leanconv.torch import functional
 
 
@@ -28,8 +28,8 @@ class _Module(torch.nn.Module):
         self.precision = one_of("precision", precision, PRECISIONS)
         self.batch_invariant = yes_or_no("batch_invariant", batch_invariant)
 
-    def _compute(self, *given: Any) -> torch.Tensor:
-        return type(self)._function(*given, precision=self.precision, batch_invariant=self.batch_invariant)
+    def _compute(self, *given: Any, **beside: Any) -> torch.Tensor:
+        return type(self)._function(*given, precision=self.precision, batch_invariant=self.batch_invariant, **beside)
 
     def extra_repr(self) -> str:
         """That of PyTorch's module, and what of precision and batch_invariant is not the default."""
@@ -38,12 +38,29 @@ class _Module(torch.nn.Module):
 
 
 class _Forward(_Module):
-    def _conv_forward(self: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    activation: str | None = None
+
+    def __init__(self, *arguments: Any, activation: Activation = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.activation = activation_of(activation)
+
+    def forward(self: Any, input: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
+        """The convolution; ``add`` is a residual of the shape of its result, added before the activation."""
+        return self._conv_forward(input, self.weight, self.bias, add)
+
+    def extra_repr(self) -> str:
+        """That of PyTorch's module, and what is not the default."""
+        return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
+
+    def _conv_forward(
+        self: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, add: torch.Tensor | None = None
+    ) -> torch.Tensor:
         padding = self.padding
         if self.padding_mode != "zeros":  # that border is put around the input before
             border = self._reversed_padding_repeated_twice
             input, padding = torch.nn.functional.pad(input, border, mode=self.padding_mode), 0
-        return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        given = input, weight, bias, self.stride, padding, self.dilation, self.groups
+        return self._compute(*given, activation=self.activation, add=add)
 
 
 class _Transposed(_Module):
@@ -57,19 +74,28 @@ class _Transposed(_Module):
 
 
 class Conv1d(_Forward, torch.nn.Conv1d):
-    """``torch.nn.Conv1d`` by `leanconv.torch.conv1d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
+    """``torch.nn.Conv1d`` by `leanconv.torch.conv1d`.
+
+    Besides its arguments: ``precision=``, ``batch_invariant=`` and ``activation=``; ``layer(x, add=residual)`` adds.
+    """
 
     _function = functional.conv1d
 
 
 class Conv2d(_Forward, torch.nn.Conv2d):
-    """``torch.nn.Conv2d`` by `leanconv.torch.conv2d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
+    """``torch.nn.Conv2d`` by `leanconv.torch.conv2d`.
+
+    Besides its arguments: ``precision=``, ``batch_invariant=`` and ``activation=``; ``layer(x, add=residual)`` adds.
+    """
 
     _function = functional.conv2d
 
 
 class Conv3d(_Forward, torch.nn.Conv3d):
-    """``torch.nn.Conv3d`` by `leanconv.torch.conv3d`; ``precision=`` and ``batch_invariant=`` besides its arguments."""
+    """``torch.nn.Conv3d`` by `leanconv.torch.conv3d`.
+
+    Besides its arguments: ``precision=``, ``batch_invariant=`` and ``activation=``; ``layer(x, add=residual)`` adds.
+    """
 
     _function = functional.conv3d
 

@@ -8,7 +8,6 @@ one that is found without us, would do. `functions` decides before the dispatche
 
 from __future__ import annotations
 
-import math
 import warnings
 from dataclasses import replace
 from marshal import dumps
@@ -23,24 +22,15 @@ from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.gpu_call import GpuCall
 from leanconv.call.resolve import layer_problem, of_problem
 from leanconv.dtypes import DTYPES
-from leanconv.kernels import cost
 from leanconv.options import PRECISIONS, Precision, layer_options, limit_of, one_of, yes_or_no
-from leanconv.perf import tables
 from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import functions, registration, switches
+from leanconv.torch.comparing import compared
 from leanconv.torch.deciding import Choice, Decision
-from leanconv.torch.expected_time import (
-    CYCLES_PER_US,
-    LAUNCH,
-    engine,
-    most_share,
-    pytorch_cycles,
-    waits_for_host,
-    worth_recording,
-)
+from leanconv.torch.expected_time import CYCLES_PER_US, pytorch_cycles, waits_for_host, worth_recording
 from leanconv.torch.layers import (
     FUNCTION_OF,
     Operation,
@@ -326,24 +316,7 @@ class Patch:
         name, tf32 = loaded.choice.algorithm.name, tf32_allowed() and problem.dtype == "float32"
         if problem.batch_invariant:  # what PyTorch runs, and whether it were faster, depends on the batch
             return Decision(name, "batch_invariant=True: it is taken in every batch")
-        # as PyTorch runs now; or else at its best
-        searched = {bool(torch.backends.cudnn.benchmark), True}
-        times = [tables.peer_us(problem, loaded.device.target, engine(problem, tf32, way)) for way in sorted(searched)]
-        measured = next((us for us in times if us is not None), None)
-        target = loaded.device.target
-        if measured is not None and loaded.choice.us is not None:
-            ours, pytorch, most = loaded.choice.us * CYCLES_PER_US, measured * CYCLES_PER_US, 1.0
-            why = (
-                f"{name} took {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
-            )
-        else:
-            launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
-            ours, pytorch = loaded.choice.cost + launch, pytorch_cycles(problem, target, tf32)
-            why = f"{name} is expected to take {ours / pytorch:.2f} of the time of PyTorch" + " in TF32" * tf32
-            if math.isinf(ours):
-                why = f"nobody knows how long {name} takes"
-            most = most_share(problem, tf32)
-        return Decision(name if ours / pytorch < most else "", why, ours, pytorch)
+        return compared(loaded, problem, tf32, pytorch_cycles(problem, loaded.device.target, tf32))
 
     def _why_not_wanted(self, weight: Any, problem: ConvProblem) -> str:
         identity = self._identity(weight)

@@ -56,14 +56,6 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned (&to)[4], const void* ro
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(row)) : "memory");
 }
 
-// movmatrix.trans: a matrix of 8 x 8 elements of 16 bits, of which a lane has the elements 2 t and 2 t + 1 of row g; it gets those
-// of column g.
-__device__ __forceinline__ unsigned movmatrix_trans(unsigned row) {
-    unsigned column;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(column) : "r"(row));
-    return column;
-}
-
 // A warpgroup at a time, while the threads go on: wgmma, on sm_90a alone.
 //
 // A warpgroup is four neighbouring warps. One instruction adds to 64 rows of n sums the products of A, 64 x 16, and B,

@@ -1,4 +1,5 @@
-// Accumulators of wgmma: 16-bit products added to them by element type, and their sum over a cluster.
+// Accumulators of wgmma: 16-bit products added to them by element type, and the rounding of a
+// pair of neighbouring filters, as a thread holds them.
 #pragma once
 
 #include <device/element.cuh>
@@ -17,6 +18,10 @@ template <int count, class A, int transposed>
 __device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], const A& a, Descriptor<transposed> b, bool add) {
     wgmma_bf16(sums, a, b, add);
 }
+
+// Two neighbours, rounded, as they lie in memory.
+__device__ __forceinline__ unsigned rounded_pair(float16, const float (&v)[2]) { return cvt_rn_f16x2_f32(v[0], v[1]); }
+__device__ __forceinline__ unsigned rounded_pair(bfloat16, const float (&v)[2]) { return cvt_rn_bf16x2_f32(v[0], v[1]); }
 
 // This CTA's share of a thread's sums, those of neighbouring filters, added over the CTAs of a cluster in the order of their
 // ranks. `own` holds the sums of this CTA, those of one thread next to the other's; between two barriers of the cluster.

@@ -17,7 +17,8 @@
 //            zeros.
 // Roles      all threads copy. A warp has `blocks` times eight filters, and every `warps_m`-th 16 outputs; its fragments of
 //            filters are in registers as long as the CTA lives.
-// Pipelines  `stages` tiles of pixels, cp.async groups and two __syncthreads a tile; several CTAs a multiprocessor.
+// Pipelines  two tiles of pixels: the next is copied (cp.async) while this one is computed; two __syncthreads a tile; several
+//            CTAs a multiprocessor.
 // Registers  2 * blocks * steps of filters, 4 * blocks sums, 4 of pixels.
 // Work       an mma of 4096 flops for each ldmatrix, or `blocks` where these share a group. ldmatrix takes 4 cycles of shared
 //            memory: 16 pixels x 8 filters of groups of 4 and 8 with 3 x 3 taps take 20, their copies and stores some 6; memory
@@ -29,140 +30,190 @@
 #include <device/ptx/arithmetic.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
+#include <device/ptx/movmatrix.cuh>
+#include <device/ptx/sync.cuh>
 #include <kernels/mma_sync/group_pixels.cuh>
 
 namespace leanconv {
 
-// One weight, and two of neighbouring channels as a register of operand B holds them. `c` counts in the group. The filters of
-// the input's gradient are those of the layer with their channels and filters exchanged and their taps reversed: they are read
-// where they lie.
+// One weight, and two of neighbouring channels as a register of operand B holds them. k and c are those of what is written and
+// read, c counts in the group. Filters are read where they lie, those of a gradient with channels and filters exchanged.
 template <class Problem>
 struct GroupFilters {
     using T = typename Problem::element;
+    using W = GroupWindows<Problem>;
     const T* w;
 
     __device__ __forceinline__ T weight(int k, int tap, int c) const {
-        if constexpr (Problem::mirrored) {
-            const int group = k / Problem::group_k, row = Problem::last_row - tap / Problem::s * Problem::apart_h;
-            const int column = Problem::last_column - tap % Problem::s * Problem::apart_w;
-            return w[at<Problem::layer_r * Problem::layer_s, Problem::group_k>(
-                group * Problem::group_c + c, row * Problem::layer_s + column, k - group * Problem::group_k)];
+        if constexpr (W::gradient) {
+            const int group = k / W::group_k;
+            return w[at(group * W::group_c + c, tap, k - group * W::group_k)];
         } else {
-            return w[at<Problem::r * Problem::s, Problem::group_c>(k, tap, c)];
+            return w[at(k, tap, c)];
         }
     }
     __device__ __forceinline__ unsigned pair(int k, int tap, int c) const {
-        if constexpr (Problem::mirrored || !Problem::nhwc)
+        if constexpr (W::gradient || !Problem::nhwc)
             return weight(k, tap, c).bits | static_cast<unsigned>(weight(k, tap, c + 1).bits) << 16;
-        else return *reinterpret_cast<const unsigned*>(w + at<Problem::r * Problem::s, Problem::group_c>(k, tap, c));
+        else return *reinterpret_cast<const unsigned*>(w + at(k, tap, c));
     }
-    // Where a weight lies, among filters of so many taps and channels.
-    template <int taps, int channels>
-    static __device__ __forceinline__ int64 at(int k, int tap, int c) {
-        return static_cast<int64>(k) * (taps * channels) + (Problem::nhwc ? tap * channels + c : c * taps + tap);
+    static __device__ __forceinline__ int64 at(int filter, int tap, int c) {
+        constexpr int taps = Problem::r * Problem::s, channels = Problem::group_c;
+        return static_cast<int64>(filter) * (taps * channels) + (Problem::nhwc ? tap * channels + c : c * taps + tap);
     }
 };
 
-// One warp: its filters, and the products of 16 outputs at a time.
+// The reduction of a phase. Its fragments come behind those of the phases before.
+template <class Problem, class Tuning, int number>
+struct GroupPhase {
+    using W = GroupWindows<Problem>;
+    using Rows = typename W::Rows;
+    using Columns = typename W::Columns;
+    static constexpr int units = GroupUnits<Problem, Tuning>::units;
+    static constexpr int row = number / Columns::phases, column = number % Columns::phases;
+    static constexpr int count = Rows::count(row) * Columns::count(column) * units, steps = (count + 1) / 2;
+    static constexpr int first_step = GroupPhase<Problem, Tuning, number - 1>::end, end = first_step + steps;
+
+    // Of the i-th unit: where it lies from a window's place, and which tap of the filter it meets.
+    static __host__ __device__ constexpr int place(int i) {
+        return GroupPixels<Problem, Tuning>::tap(row, column, i / units) + i % units * 16;
+    }
+    static __host__ __device__ constexpr int tap(int i) {
+        const int of_row = Columns::count(column), at = i / units;
+        return Rows::tap(row, at / of_row) * Problem::s + Columns::tap(column, at % of_row);
+    }
+};
+template <class Problem, class Tuning>
+struct GroupPhase<Problem, Tuning, -1> {
+    static constexpr int end = 0;
+};
+
+// One warp: its filters, and the products of 16 windows at a time.
 template <class Problem, class Tuning>
 struct GroupWarp {
     using T = typename Problem::element;
+    using W = GroupWindows<Problem>;
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;
-    using Reduction = GroupReduction<Problem, Tuning>;
+    using Units = GroupUnits<Problem, Tuning>;
+    template <int phase> using Phase = GroupPhase<Problem, Tuning, phase>;
     static constexpr int blocks = Tuning::blocks, warps_k = Tile::blocks / blocks, warps_m = Tuning::threads / 32 / warps_k;
     static_assert(Tile::blocks % blocks == 0 && warps_m * warps_k * 32 == Tuning::threads, "each warp has a share");
-    static constexpr int tiles_m = ceil_div(Tile::outputs, 16);
 
     int lane, warp_m, block, first_k, first_c;
-    unsigned filters[blocks][Reduction::steps][2];
+    unsigned filters[blocks][Phase<W::phases - 1>::end][2];
     Term<Problem> terms[blocks][2];
 
     __device__ __forceinline__ GroupWarp(const T* w, Bias<Problem> bias, int first_filter)
-        : lane(threadIdx.x % 32), warp_m(threadIdx.x / 32 / warps_k), block(threadIdx.x / 32 % warps_k * blocks),
-          first_k(first_filter + block * 8), first_c(Tile::first_channel(first_filter)) {
-        const GroupFilters<Problem> from{w};
+        // NOTE: the zero keeps the compiler from asking for the thread's number again for each sixteen.
+        : lane(threadIdx.x % 32 + zero_after(threadIdx.x)), warp_m(threadIdx.x / 32 / warps_k),
+          block(threadIdx.x / 32 % warps_k * blocks), first_k(first_filter + block * 8),
+          first_c(Tile::first_channel(first_filter)) {
+        load_filters<0>(GroupFilters<Problem>{w});
 #pragma unroll
-        for (int j = 0; j < blocks; ++j) {
-            const int k = first_k + 8 * j + lane / 4, group = k / Problem::group_k;
-            const int channel = first_c + Reduction::first_unit(block + j) * unit_channels - group * Problem::group_c;
-#pragma unroll
-            for (int i = 0; i < 2 * Reduction::steps; ++i) {
-                const int c = channel + i % Reduction::units * unit_channels + lane % 4 * 2;
-                bool exists = i < Reduction::count && k < Problem::k;
-                if constexpr (Reduction::mixed) exists = exists && c >= 0 && c < Problem::group_c;
-                filters[j][i / 2][i % 2] = exists ? from.pair(k, i / Reduction::units, c) : 0;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int filter = first_k + 8 * j + lane % 4 * 2 + i;
-                terms[j][i] = term_of<Problem>(bias, filter, filter < Problem::k);
-            }
+        for (int i = 0; i < 2 * blocks; ++i) {
+            const int k = first_k + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            terms[i / 2][i % 2] = term_of<Problem>(bias, k, k < W::k);
         }
     }
 
-    // Sums of 16 outputs, of which this lane's row of ldmatrix is the one at `pixel`.
+    template <int phase>
+    __device__ __forceinline__ void load_filters(const GroupFilters<Problem>& from) {
+#pragma unroll
+        for (int j = 0; j < blocks; ++j) {
+            const int k = first_k + 8 * j + lane / 4;
+            const int channel = first_c + Units::first_unit(block + j) * unit_channels - k / W::group_k * W::group_c;
+#pragma unroll
+            for (int i = 0; i < 2 * Phase<phase>::steps; ++i) {
+                const int c = channel + i % Units::units * unit_channels + lane % 4 * 2;
+                bool exists = i < Phase<phase>::count && k < W::k;
+                if constexpr (Units::mixed) exists = exists && c >= 0 && c < W::group_c;
+                filters[j][Phase<phase>::first_step + i / 2][i % 2] = exists ? from.pair(k, Phase<phase>::tap(i), c) : 0;
+            }
+        }
+        if constexpr (phase + 1 < W::phases) load_filters<phase + 1>(from);
+    }
+
+    // Sums of 16 windows, of which this lane's row of ldmatrix is the one at `pixel`.
+    template <int phase>
     __device__ __forceinline__ void sum(float (&sums)[blocks][4], const unsigned char* pixel) const {
+        using P = Phase<phase>;
 #pragma unroll
-        for (int i = 0; i < Reduction::steps; ++i) {
-            const int first = Pixels::tap(2 * i / Reduction::units) + 2 * i % Reduction::units * 16;
-            const int number = 2 * i + 1, second = Pixels::tap(number / Reduction::units) + number % Reduction::units * 16;
-            unsigned a[Reduction::reads][4];
+        for (int i = 0; i < P::steps; ++i) {
+            unsigned a[Units::reads][4];
 #pragma unroll
-            for (int j = 0; j < Reduction::reads; ++j) {
-                const unsigned char* const from = pixel + Reduction::first_unit(block + j) * 16;
-                if (number < Reduction::count) {
-                    ldmatrix(a[j], from + first + lane / 16 * (second - first));
+            for (int j = 0; j < Units::reads; ++j) {
+                const unsigned char* const from = pixel + Units::first_unit(block + j) * 16 + P::place(2 * i);
+                if (2 * i + 1 < P::count) {
+                    ldmatrix(a[j], from + lane / 16 * (P::place(2 * i + 1) - P::place(2 * i)));
                 } else {
                     unsigned half[2];
-                    ldmatrix(half, from + first);
+                    ldmatrix(half, from);
                     a[j][0] = half[0], a[j][1] = half[1], a[j][2] = 0, a[j][3] = 0;
                 }
             }
 #pragma unroll
-            for (int j = 0; j < blocks; ++j) multiply(T{}, sums[j], a[Reduction::shared ? 0 : j], filters[j][i]);
+            for (int j = 0; j < blocks; ++j)
+                multiply(T{}, sums[j], a[Units::shared ? 0 : j], filters[j][P::first_step + i]);
         }
     }
 
     // A sum of the group's own products, without the zeros that the tensor cores multiplied with.
-    __device__ __forceinline__ float own_sum(const unsigned char* pixel, const T* w, int k) const {
+    template <int phase>
+    __device__ __forceinline__ float own_sum(const unsigned char* pixel, const GroupFilters<Problem>& filters, int k) const {
         float sum = 0;
-        if (k >= Problem::k) return sum;
-        const T* const from = reinterpret_cast<const T*>(pixel) + k / Problem::group_k * Problem::group_c - first_c;
-        for (int tap = 0; tap < Problem::r * Problem::s; ++tap)
-            for (int c = 0; c < Problem::group_c; ++c)
-                sum = fmaf(to_float(from[Pixels::tap(tap) / 2 + c]), to_float(GroupFilters<Problem>{w}.weight(k, tap, c)), sum);
+        if (k >= W::k) return sum;
+        const T* const from = reinterpret_cast<const T*>(pixel) + k / W::group_k * W::group_c - first_c;
+#pragma unroll 1
+        for (int i = 0; i < Phase<phase>::count; i += Units::units)
+#pragma unroll 1
+            for (int c = 0; c < W::group_c; ++c)
+                sum = fmaf(to_float(from[Phase<phase>::place(i) / 2 + c]), to_float(filters.weight(k, Phase<phase>::tap(i), c)),
+                           sum);
         return sum;
     }
+    template <int phase>
+    __device__ __forceinline__ void sum_again(float (&sums)[blocks][4], const unsigned char* shared, const T* w, int sixteen) const {
+#pragma unroll
+        for (int i = 0; i < 4 * blocks; ++i) {
+            const unsigned char* const pixel = shared + Pixels::place(sixteen, i / 2 % 2 * 8 + lane / 4);
+            const int k = first_k + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            sums[i / 4][i % 4] = own_sum<phase>(pixel, GroupFilters<Problem>{w}, k);
+        }
+    }
 
-    // An output of a tile: whether it exists, and where it lies in the first filter of NCHW, or which pixel it is of NHWC.
+    // A result: whether it exists, and which pixel of the image it is.
+    template <int phase>
     struct Output {
         bool exists;
-        Offset<Problem> at;
-        __device__ __forceinline__ Output(const Tile& tile, int number) {
-            const int p = tile.p + number / Tile::columns, q = tile.q + number % Tile::columns;
-            exists = number < Tile::outputs && p < Problem::p && q < Problem::q;
-            const int row = Problem::first_p + p * Problem::step_p, column = Problem::first_q + q * Problem::step_q;
-            at = static_cast<Offset<Problem>>(row) * Problem::out_w + column;
+        Offset<Problem> pixel;
+        __device__ __forceinline__ Output(const Tile& tile, int sixteen, int number) {
+            using Rows = typename W::Rows;
+            using Columns = typename W::Columns;
+            const int p = tile.p + Tile::row(sixteen, number), q = tile.q + Tile::column(sixteen, number);
+            const int row = Rows::place(Phase<phase>::row) + p * Rows::written_step;
+            const int column = Columns::place(Phase<phase>::column) + q * Columns::written_step;
+            exists = row < Rows::written && column < Columns::written;
+            pixel = static_cast<Offset<Problem>>(row) * Columns::written + column;
         }
     };
+    static constexpr int pixels = W::Rows::written * W::Columns::written;
 
     // The results of two neighbouring filters of each block, rounded, of the output `half` 8 further.
     __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half,
-                                             Bias<Problem> bias, const T* image, const Output& output) const {
-        constexpr int apart = Problem::nhwc ? 1 : Problem::out_h * Problem::out_w;
-        const T* const at = image + output.at * (Problem::nhwc ? Problem::k : 1);
+                                             Bias<Problem> bias, const T* image, bool exists, Offset<Problem> pixel) const {
+        constexpr int apart = Problem::nhwc ? 1 : pixels;
+        const T* const at = image + pixel * (Problem::nhwc ? W::k : 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
             const int first = first_k + 8 * j + lane % 4 * 2;
-            const HeldOutputs<Problem, Problem::nhwc && Problem::k % 2 == 0, 2, T> both(
-                bias, at + static_cast<Offset<Problem>>(first) * apart, output.exists && first < Problem::k);
+            const HeldOutputs<Problem, Problem::nhwc && W::k % 2 == 0, 2, T> both(
+                bias, at + static_cast<Offset<Problem>>(first) * apart, exists && first < W::k);
             float v[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int k = first + i;
-                const T* const place = at + static_cast<Offset<Problem>>(k) * apart;
-                const float held = both.value(i, place, output.exists && k < Problem::k);
+                const float held = both.value(i, at + static_cast<Offset<Problem>>(k) * apart, exists && k < W::k);
                 v[i] = finish<Problem>(sums[j][2 * half + i], terms[j][i], held);
             }
             words[j] = rounded_pair(T{}, v);
@@ -179,82 +230,73 @@ struct GroupWarp {
             const int k = (j + t % 2) * 8 + t / 2 * 4;
             // NOTE: an instruction of its own, because the compiler split an ordinary store into two branches of two.
             const unsigned low = odd ? other : words[j], high = odd ? words[j + 1] : other;
-            if (exists && first_k + k < Problem::k)
+            if (exists && first_k + k < W::k)
                 st_global_v2(reinterpret_cast<float*>(to + k), __uint_as_float(low), __uint_as_float(high));
         }
         if constexpr (blocks % 2 == 1) {
             const int k = (blocks - 1) * 8 + 2 * t;
-            if (exists && first_k + k < Problem::k) *reinterpret_cast<unsigned*>(to + k) = words[blocks - 1];
+            if (exists && first_k + k < W::k) *reinterpret_cast<unsigned*>(to + k) = words[blocks - 1];
         }
     }
 
     // NCHW: the lane gets two neighbouring outputs of one filter of each block instead.
-    __device__ __forceinline__ void store_outputs(const unsigned (&words)[blocks], T* image, const Tile& tile, int number) const {
-        constexpr int pixels = Problem::out_h * Problem::out_w;
-        constexpr bool pairs = Problem::step_q == 1 && (Problem::first_q | Problem::out_w | Problem::q | Tile::columns) % 2 == 0;
-        const Output first(tile, number + lane % 4 * 2), second(tile, number + lane % 4 * 2 + 1);
+    template <int phase>
+    __device__ __forceinline__ void store_outputs(const unsigned (&words)[blocks], T* image, const Tile& tile, int sixteen,
+                                                  int half) const {
+        constexpr bool pairs = W::phases == 1 && W::Columns::written_step == 1 && (W::Columns::written | Tile::across) % 2 == 0;
+        const int number = half * 8 + lane % 4 * 2;
+        const Output<phase> first(tile, sixteen, number), second(tile, sixteen, number + 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
             const unsigned word = movmatrix_trans(words[j]);
             const int k = first_k + 8 * j + lane / 4;
-            if (k >= Problem::k) continue;
+            if (k >= W::k) continue;
             T* const to = image + static_cast<Offset<Problem>>(k) * pixels;
             if constexpr (pairs) {
-                if (first.exists) *reinterpret_cast<unsigned*>(to + first.at) = word;
+                if (first.exists) *reinterpret_cast<unsigned*>(to + first.pixel) = word;
             } else {
-                if (first.exists) to[first.at] = T{static_cast<unsigned short>(word)};
-                if (second.exists) to[second.at] = T{static_cast<unsigned short>(word >> 16)};
+                if (first.exists) to[first.pixel] = T{static_cast<unsigned short>(word)};
+                if (second.exists) to[second.pixel] = T{static_cast<unsigned short>(word >> 16)};
             }
         }
     }
 
-    // 16 outputs from `number` on.
-    __device__ __forceinline__ void store(const float (&sums)[blocks][4], Bias<Problem> bias, T* y, const Tile& tile,
-                                          int number) const {
-        T* const image = y + static_cast<int64>(tile.n) * (static_cast<int64>(Problem::out_h) * Problem::out_w * Problem::k);
+    // The results of 16 windows, of one phase after the other. `pixel`: this lane's row of ldmatrix.
+    template <int phase>
+    __device__ __forceinline__ void compute(const unsigned char* pixel, const unsigned char* shared, const T* w,
+                                            Bias<Problem> bias, T* image, const Tile& tile, int sixteen) const {
+        float sums[blocks][4] = {};
+        sum<phase>(sums, pixel);
+        if constexpr (Units::mixed) {
+            float zero = 0;
+#pragma unroll
+            for (int i = 0; i < 4 * blocks; ++i) zero = fmaf(0.0f, sums[i / 4][i % 4], zero);
+            if (zero != 0.0f) sum_again<phase>(sums, shared, w, sixteen);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Output output(tile, number + half * 8 + lane / 4);
+            const Output<phase> output(tile, sixteen, half * 8 + lane / 4);
             unsigned words[blocks];
-            finished(words, sums, half, bias, image, output);
-            if constexpr (Problem::nhwc) store_filters(words, image + output.at * Problem::k + first_k, output.exists);
-            else store_outputs(words, image, tile, number + half * 8);
+            finished(words, sums, half, bias, image, output.exists, output.pixel);
+            if constexpr (Problem::nhwc) store_filters(words, image + output.pixel * W::k + first_k, output.exists);
+            else store_outputs<phase>(words, image, tile, sixteen, half);
         }
+        if constexpr (phase + 1 < W::phases) compute<phase + 1>(pixel, shared, w, bias, image, tile, sixteen);
     }
 
-    // All of the warp's outputs of a tile, whose pixels lie at `shared`.
-    __device__ __forceinline__ void compute(const unsigned char* shared, const T* w, Bias<Problem> bias, T* y,
-                                            const Tile& tile) const {
-        for (int m = warp_m; m < tiles_m; m += warps_m) {
-            float sums[blocks][4] = {};
-            // NOTE: past the end outputs repeat the last one, and are not stored.
-            sum(sums, shared + Pixels::place(min(m * 16 + lane % 16, Tile::outputs - 1)));
-            if constexpr (Reduction::mixed) {
-                float zero = 0;
-#pragma unroll
-                for (int i = 0; i < 4 * blocks; ++i) zero = fmaf(0.0f, sums[i / 4][i % 4], zero);
-                if (zero != 0.0f) {
-#pragma unroll 1
-                    for (int half = 0; half < 2; ++half) {
-                        const unsigned char* const pixel =
-                            shared + Pixels::place(min(m * 16 + half * 8 + lane / 4, Tile::outputs - 1));
-#pragma unroll
-                        for (int i = 0; i < 2 * blocks; ++i) {
-                            const float again = own_sum(pixel, w, first_k + i / 2 * 8 + lane % 4 * 2 + i % 2);
-                            (half ? sums[i / 2][2 + i % 2] : sums[i / 2][i % 2]) = again;
-                        }
-                    }
-                }
-            }
-            store(sums, bias, y, tile, m * 16);
-        }
+    // All of the warp's results of a tile, whose pixels lie at `shared`.
+    __device__ __forceinline__ void compute_tile(const unsigned char* shared, const T* w, Bias<Problem> bias, T* y,
+                                                 const Tile& tile) const {
+        T* const image = y + static_cast<int64>(tile.n) * (static_cast<int64>(pixels) * W::k);
+        for (int sixteen = warp_m; sixteen < Tile::sixteens; sixteen += warps_m)
+            compute<0>(shared + Pixels::place(sixteen, lane % 16), shared, w, bias, image, tile, sixteen);
     }
 };
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_groups(const typename Problem::element* __restrict__ x,
                                                    const typename Problem::element* __restrict__ w,
-                                                   BiasIn<Problem> bias,
+                                                   Bias<Problem> bias,
                                                    typename Problem::result* __restrict__ y, long long batch) {
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;
@@ -266,24 +308,14 @@ __device__ __forceinline__ void native_gemm_groups(const typename Problem::eleme
     Pixels::copy(shared, x, Tile(number), first_channel);
     cp_async_commit_group();
     const GroupWarp<Problem, Tuning> warp(w, bias, first_filter);
-    int stage = 0;
-    for (; number < count; number += step) {
-        const bool more = number + step < count;
-        if constexpr (Tuning::stages == 2) {
-            if (more) Pixels::copy(shared + (stage ^ 1) * Pixels::bytes, x, Tile(number + step), first_channel);
-            cp_async_commit_group();
-        }
-        cp_async_wait_group<Tuning::stages - 1>();
+    for (int stage = 0; number < count; number += step, stage ^= 1) {
+        if (number + step < count)
+            Pixels::copy(shared + (stage ^ 1) * Pixels::bytes, x, Tile(number + step), first_channel);
+        cp_async_commit_group();
+        cp_async_wait_group<1>();
         __syncthreads();
-        warp.compute(shared + stage * Pixels::bytes, w, bias, y, Tile(number));
-        if (!more) break;
+        warp.compute_tile(shared + stage * Pixels::bytes, w, bias, y, Tile(number));
         __syncthreads();
-        if constexpr (Tuning::stages == 1) {
-            Pixels::copy(shared, x, Tile(number + step), first_channel);
-            cp_async_commit_group();
-        } else {
-            stage ^= 1;
-        }
     }
 }
 

@@ -1,29 +1,24 @@
-"""Grouped convolution on tensor cores by mma.sync, for float16 and bfloat16 in NHWC, from sm_80 on."""
+"""Grouped convolution on tensor cores by mma.sync, for float16 and bfloat16, from sm_80 on."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import product
+from math import gcd, inf
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import (
-    PartialConvolution,
-    distinct_phases,
-    mirrored_taps,
-    single_phases,
-)
 from leanconv.kernels.common.layers import (
     FLOATS_16BIT,
     conv_arguments,
-    has_wide_tensors,
+    conv_constants,
     images_outermost,
     limits,
-    view_constants,
 )
-from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
-from leanconv.kernels.cost import Speeds, blocks_that_fit, busy_cycles, launch_cycles, overlapped
-from leanconv.plan import Launch, Plan, Target
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, blocks_that_fit, overlapped
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 #: Channels of a unit, whose 16 bytes are a row of ldmatrix, and filters of an mma.
@@ -31,17 +26,89 @@ UNIT = 8
 #: Registers of a thread that the fragments of filters may take, or the sums of their gradient; of a step's fragments;
 #: and what a thread has beside these.
 MOST_REGISTERS, OF_STEP, BESIDE = 150, 2, 52
-#: Filters of a tile at most, where groups are not wider.
-MOST_TILE = 128
-#: Outputs that a tile has about, and the widest rows of them.
-OUTPUTS, WIDEST = (64, 128, 256, 448), (16, 32, 64)
+#: Filters of a tile, about; warps of a CTA, at least.
+FILTERS, WARPS = (16, 32, 64, 128), (4, 8, 16)
+#: Tiles of pixels in shared memory.
+STAGES = 2
+#: Windows of a tile, about, and columns at most.
+POSITIONS, WIDEST = (64, 128, 256, 448), 64
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The windows along an axis: ``counts`` taps in each phase, ``step`` pixels from one to the next, which read
+    ``reach`` pixels more than the first; as kernels/mma_sync/group_pixels.cuh, TapAxis."""
+
+    counts: tuple[int, ...]
+    step: int
+    reach: int
+    positions: int
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What is read and what is written: x and y of a layer, dy and dx of its input's gradient."""
+
+    n: int
+    c: int
+    k: int
+    groups: int
+    rows: Axis
+    columns: Axis
+
+    @cached_property
+    def group_c(self) -> int:
+        return self.c // self.groups
+
+    @cached_property
+    def group_k(self) -> int:
+        return self.k // self.groups
+
+    @cached_property
+    def phases(self) -> int:
+        return len(self.rows.counts) * len(self.columns.counts)
+
+    @cached_property
+    def units(self) -> int:
+        """Units of channels that eight filters read: those of their groups."""
+        c, k = self.group_c, self.group_k
+        return max(ceil_div(((b * 8 + 7) // k + 1) * c, UNIT) - b * 8 // k * c // UNIT for b in range(k))
+
+    @cached_property
+    def steps(self) -> int:
+        """Products of 16 reduction elements that eight filters take, in all phases."""
+        return sum(ceil_div(r * s * self.units, 2) for r in self.rows.counts for s in self.columns.counts)
+
+
+def _axis(gradient: bool, extent: int, outputs: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
+    if not gradient:
+        return Axis((taps,), stride, (taps - 1) * dilation, outputs)
+    apart = stride // gcd(stride, dilation)
+    counts, offsets, positions = [], [], 0
+    for phase in range(min(apart, taps)):
+        moved, place = divmod(phase * dilation - padding, stride)
+        counts.append(ceil_div(taps - phase, apart))
+        offsets += [-moved - dilation * apart // stride * i for i in range(counts[-1])]
+        positions = max(positions, ceil_div(extent - place, stride))
+    return Axis(tuple(counts), 1, max(offsets) - min(offsets), max(0, positions))
+
+
+@lru_cache(maxsize=64)
+def windows_of(problem: ConvProblem) -> Windows:
+    """Those of a layer, which its filters' gradient reads too, or of its input's gradient."""
+    gradient = problem.op == "dgrad"
+    (sh, sw), (dh, dw), (top, _, left, _) = problem.stride, problem.dilation, problem.padding
+    rows = _axis(gradient, problem.h, problem.p, problem.r, sh, dh, top)
+    columns = _axis(gradient, problem.w, problem.q, problem.s, sw, dw, left)
+    c, k = (problem.k, problem.c) if gradient else (problem.c, problem.k)
+    return Windows(problem.n, c, k, problem.groups, rows, columns)
 
 
 @dataclass(frozen=True)
 class GroupsConfig(Config):
-    """A tile has ``rows`` x ``columns`` outputs of an image and ``filters``: whole groups, or a part of one.
+    """A tile has ``rows`` x ``columns`` windows of an image and ``filters``: whole groups, or a part of one.
 
-    Each of ``warps`` has ``blocks`` times eight of them. ``stages`` tiles of pixels are in shared memory at once.
+    Each of ``warps`` has ``blocks`` times eight of them. Two tiles of pixels are in shared memory at once.
     """
 
     filters: int
@@ -49,97 +116,120 @@ class GroupsConfig(Config):
     warps: int
     rows: int
     columns: int
-    stages: int
     min_blocks: int
 
     @property
     def threads(self) -> int:
         return 32 * self.warps
 
-    def channels(self, problem: ConvProblem) -> int:
+    def channels(self, windows: Windows) -> int:
         """Channels of the groups that a tile has filters of."""
-        return max(1, self.filters // problem.group_k) * problem.group_c
+        return max(1, self.filters // windows.group_k) * windows.group_c
 
-    def pixels(self, problem: ConvProblem) -> tuple[int, int]:
-        """Rows and columns of the input that a tile reads."""
-        (sh, sw), (dh, dw) = problem.stride, problem.dilation
-        return (self.rows - 1) * sh + (problem.r - 1) * dh + 1, (self.columns - 1) * sw + (problem.s - 1) * dw + 1
+    def pixels(self, windows: Windows) -> tuple[int, int]:
+        """Rows and columns of the pixels that a tile reads."""
+        rows, columns = windows.rows, windows.columns
+        return (self.rows - 1) * rows.step + rows.reach + 1, (self.columns - 1) * columns.step + columns.reach + 1
 
-    def shared_bytes(self, problem: ConvProblem) -> int:
+    @property
+    def across(self) -> int:
+        """Columns of sixteen windows that are multiplied at once."""
+        return min(16, self.columns & -self.columns)
+
+    def shared_bytes(self, windows: Windows) -> int:
         """As kernels/mma_sync/group_pixels.cuh lays pixels out."""
-        rows, columns = self.pixels(problem)
-        pitch = 16 * (self.channels(problem) // UNIT | 1)
-        stride = problem.stride[1]
-        return self.stages * rows * stride * ceil_div(columns, stride) * pitch
+        rows, columns = self.pixels(windows)
+        step = windows.columns.step
+        row = step * ceil_div(columns, step)
+        pad = 0 if self.across >= 8 else (self.across - row) % 8
+        return STAGES * rows * (row + pad) * 16 * (self.channels(windows) // UNIT | 1)
 
-    def tiles(self, problem: ConvProblem) -> tuple[int, int]:
-        """Tiles of filters, and of outputs."""
-        outputs = problem.n * ceil_div(problem.p, self.rows) * ceil_div(problem.q, self.columns)
-        return ceil_div(problem.k, self.filters), outputs
+    def tiles(self, windows: Windows) -> tuple[int, int]:
+        """Tiles of filters, and of windows."""
+        positions = ceil_div(windows.rows.positions, self.rows) * ceil_div(windows.columns.positions, self.columns)
+        return ceil_div(windows.k, self.filters), windows.n * positions
+
+    def workers(self, windows: Windows, target: Target) -> int:
+        """CTAs that share the tiles of windows."""
+        of_filters, of_windows = self.tiles(windows)
+        return min(of_windows, max(1, target.multiprocessors * self.min_blocks // of_filters))
 
 
 @dataclass(frozen=True)
 class GroupsSpeeds(Speeds):
-    """Cycles of a multiprocessor, and shares of the memory's speed."""
+    """Cycles of a multiprocessor, and shares of the memory's speed, of a layout.
+
+    Explored (H200, 3859a523): fitted to 207 times of 23 layers, forward and gradient, channels last, with a mean error
+    of 11 %; the choice among the measured is 3 % behind the best in the mean.
+    """
 
     #: flops of mma.sync in a cycle, at most, and the share of the tensor cores' that is assumed elsewhere
     max_flops: float
     share: float
-    #: times as long as their bytes that copies of pixels and stores of outputs take in shared memory
-    copies: float
-    stores: float
-    #: of a tile: the latency of its copies, and of the first filters
+    #: instructions of a warp for 16 windows beside its products, and for each eight filters of these
+    beside: float
+    block: float
+    #: cycles that a warp alone takes for an instruction, and those of a product from which the next one follows
+    latency: float
+    product: float
+    #: cycles of a tile beside memory and products; before the first, the launch's included
     tile: float
     start: float
     #: times the bytes of a problem that memory takes, and times the sectors that tiles read and write
     memory: float
     cached: float
-    #: share of the lesser of memory and the multiprocessors' work that adds to the greater
+    #: share of the lesser of memory and products that adds to the greater
     lesser: float
 
 
-def units_of(problem: ConvProblem) -> int:
-    """Units of channels that eight filters read: those of their groups."""
-    c, k = problem.group_c, problem.group_k
-    return max(ceil_div(((b * 8 + 7) // k + 1) * c, UNIT) - b * 8 // k * c // UNIT for b in range(k))
-
-
-def steps_of(problem: ConvProblem) -> int:
-    """Products of 16 reduction elements that eight filters take."""
-    return ceil_div(problem.taps * units_of(problem), 2)
-
-
 @lru_cache(maxsize=64)
-def output_tiles(problem: ConvProblem) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of a tile: all, or an even share of them."""
-    found = set()
-    for columns in {ceil_div(problem.q, ceil_div(problem.q, widest)) for widest in WIDEST}:
-        rows = {ceil_div(problem.p, ceil_div(problem.p, max(1, outputs // columns))) for outputs in OUTPUTS}
-        found |= {(each, columns) for each in rows}
-    return tuple(sorted(found))
-
-
-@lru_cache(maxsize=64)
-def filter_tiles(problem: ConvProblem, registers: int) -> tuple[tuple[int, int, int], ...]:
+def filter_tiles(
+    windows: Windows, registers: int, wanted: tuple[int, ...] = FILTERS
+) -> tuple[tuple[int, int, int], ...]:
     """Filters of a tile, blocks of a warp, and warps that fit a problem's groups, where a step of a block takes so many
-    ``registers``."""
-    k, c, steps = problem.group_k, problem.group_c, steps_of(problem)
-    found = []
-    for blocks in (1, 2, 3, 4):
-        shares = k % (8 * blocks) == 0
-        if registers * steps * blocks > MOST_REGISTERS or (blocks > 1 and not shares and units_of(problem) > 1):
-            continue
-        for along in range(1, MOST_TILE // (8 * blocks) + 1):
-            filters = 8 * blocks * along
-            whole = filters % k == 0 and filters // k * c % UNIT == 0
-            part = k % filters == 0 and c % UNIT == 0
-            if (whole or part) and filters < problem.k + 8 * blocks:
-                found += [(filters, blocks, along * times) for times in (1, 2, 4) if 4 <= along * times <= 8]
+    ``registers``: of each number of blocks the tiles next to the ``wanted`` numbers of filters."""
+    k, c, steps = windows.group_k, windows.group_c, windows.steps
+    shares = [blocks for blocks in (4, 3, 2, 1) if registers * steps * blocks <= MOST_REGISTERS
+              and (k % (8 * blocks) == 0 or blocks == 1 or (windows.units == 1 and blocks != 3))]  # fmt: skip
+    found: dict[tuple[int, int, int], None] = {}
+    for blocks in shares if windows.units == 1 else [*shares[:1], *shares[-1:]]:
+        whole = [
+            each for each in range(8 * blocks, max(wanted[-1], k) + 1, 8 * blocks)
+            if (each % k == 0 and each // k * c % UNIT == 0) or (k % each == 0 and c % UNIT == 0)
+        ]  # fmt: skip
+        fit = [each for each in whole if each < windows.k + 8 * blocks and each // (8 * blocks) <= WARPS[-1]]
+        for filters in {min(fit, key=lambda each: (abs(each - about), each)) for about in wanted if fit}:
+            along, room = filters // (8 * blocks), 2**16 // (32 * min(255, blocks * (registers * steps + 6) + BESIDE))
+            for least in WARPS:
+                warps = along * ceil_div(least, along)
+                if warps <= min(WARPS[-1], max(room, along)):
+                    found[filters, blocks, warps] = None
     return tuple(found)
 
 
-def group_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
-    """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``."""
+@lru_cache(maxsize=64)
+def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
+    """Rows and columns of a tile: whole sixteens, 1 x 16 to 8 x 2; of about as many windows as `POSITIONS` the one that
+    reads and computes least."""
+    height, width = windows.rows.positions, windows.columns.positions
+    best: dict[int, tuple[float, int, int]] = {}
+    for across, parts in product((2, 4, 8, 16), range(1, ceil_div(width, 14) + 1)):
+        columns = ceil_div(ceil_div(width, parts), across) * across
+        down = 16 // min(16, columns & -columns)
+        for positions in POSITIONS if columns <= WIDEST else ():
+            bands = ceil_div(height, max(down, positions // columns // down * down))
+            rows = ceil_div(ceil_div(height, bands), down) * down
+            tiles = ceil_div(height, rows) * ceil_div(width, columns)
+            read = (rows * windows.rows.step + windows.rows.reach) * (
+                columns * windows.columns.step + windows.columns.reach
+            )
+            best[positions] = min(best.get(positions, (inf, 0, 0)), (tiles * (rows * columns + read), rows, columns))
+    return tuple(dict.fromkeys((rows, columns) for _, rows, columns in best.values()))
+
+
+def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str) -> list[str]:
+    """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``, where a step of
+    eight filters takes so many ``registers``."""
     reasons = [*limits(problem, *ops, dtypes=FLOATS_16BIT), *images_outermost(problem)]
     if not target.warp_products:
         reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
@@ -152,26 +242,30 @@ def group_limits(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
             reasons.append(f"{name}={count} is no multiple of {UNIT}: channels are multiplied by eights")
         elif each % 4:
             reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
-    return reasons
-
-
-def tile_limits(problem: ConvProblem, registers: int) -> list[str]:
-    """Why no tile has whole groups, or a part of one, where a step takes so many ``registers``."""
-    if filter_tiles(problem, registers):
-        return []
-    if (taken := registers * steps_of(problem)) > MOST_REGISTERS:
-        what = f"filters of {problem.group_c} channels x {problem.window} take {taken} registers of a thread"
+    if reasons or filter_tiles(windows := windows_of(problem), registers):
+        return reasons
+    if (taken := registers * windows.steps) > MOST_REGISTERS:
+        what = f"filters of {windows.group_c} channels x {problem.window} take {taken} registers of a thread"
         return [f"{what}, and there are {MOST_REGISTERS}"]
-    return [f"groups={problem.groups} of {problem.group_k} filters make no tile of up to {MOST_TILE}"]
+    return [f"groups={problem.groups} of {windows.group_k} filters make no tile of up to {FILTERS[-1]}"]
 
 
-def sectors(channels: int) -> int:
-    """Bytes of the sectors that so many neighbouring elements of 16 bits lie in."""
-    return 32 * ceil_div(channels, 16)
+def sectors(problem: ConvProblem, channels: int, rows: int, columns: int, step: int = 1) -> int:
+    """Bytes of the sectors of 32 that so many channels of rows of pixels, ``step`` columns apart, lie in: of each
+    pixel, or of each row."""
+    if problem.layout == "NHWC":
+        return 32 * ceil_div(channels, 16) * rows * columns
+    return 32 * (ceil_div(columns * step, 16) + 1) * rows * channels
+
+
+def resident_blocks(config: GroupsConfig, shared: int, registers: int, target: Target) -> int:
+    """CTAs of a multiprocessor; each takes a KiB more than it asks for."""
+    of_registers = blocks_that_fit(min(255, registers), config.threads, target)
+    return max(1, min(of_registers, target.shared_per_multiprocessor // (shared + 1024)))
 
 
 class NativeGemmGroups(TimedAlgorithm):
-    """Direct grouped convolution and its input's gradient on tensor cores, 16-bit elements summed in float32; NHWC."""
+    """Direct grouped convolution and its input's gradient on tensor cores, 16-bit elements summed in float32."""
 
     name = "native_gemm"
     strategy = "groups"
@@ -179,84 +273,67 @@ class NativeGemmGroups(TimedAlgorithm):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = group_limits(problem, target, "fprop", "dgrad")
-        for phase in distinct_phases(problem) if not reasons else ():
-            reasons += tile_limits(phase.problem, OF_STEP)
-        return list(dict.fromkeys(reasons))
+        return group_limits(problem, target, OF_STEP, "fprop", "dgrad")
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
+    def least_cycles(self, problem: ConvProblem, target: Target) -> float:
+        return GroupsSpeeds.of(target, problem.layout).memory * problem.bytes / target.bytes_per_cycle
+
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, GroupsConfig]]:
-        phases = distinct_phases(problem)
-        if not phases:
+        windows, speeds = windows_of(problem), GroupsSpeeds.of(target, problem.layout)
+        if not windows.rows.positions * windows.columns.positions:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
-            return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1, 1))]
-        # the phase with the most taps decides
-        return by_time((self._cycles(problem, phases, config, target), config)
-                       for config in self._candidates(phases, target))  # fmt: skip
+            return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1))]
+        found = self._candidates(windows, target)
+        return by_time((cycles(problem, config, target, speeds), config) for config in found)
 
-    def _candidates(self, phases: list[PartialConvolution], target: Target) -> Iterator[GroupsConfig]:
-        first = phases[0].problem
-        for filters, blocks, warps in filter_tiles(first, OF_STEP):
-            registers = blocks * (2 * steps_of(first) + 6) + BESIDE
-            for rows, columns in output_tiles(first):
-                for stages in (1, 2):
-                    whole = GroupsConfig(filters, blocks, warps, rows, columns, stages, 1)
-                    shared = max(whole.shared_bytes(phase.problem) for phase in phases)
-                    if shared <= target.shared_per_block:
-                        fit = min(
-                            blocks_that_fit(registers, whole.threads, target),
-                            target.shared_per_multiprocessor // (shared + 1024),
-                        )
-                        yield GroupsConfig(filters, blocks, warps, rows, columns, stages, max(1, fit))
-
-    def _cycles(
-        self, problem: ConvProblem, phases: list[PartialConvolution], config: GroupsConfig, target: Target
-    ) -> float:
-        speeds = GroupsSpeeds.of(target)
-        flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
-        time = moved = 0.0
-        for phase in phases:
-            forward, steps = phase.problem, steps_of(phase.problem)
-            of_filters, of_outputs = config.tiles(forward)
-            height, width = config.pixels(forward)
-            read = 2 * height * width * config.channels(forward)
-            written = 2 * config.rows * config.columns * config.filters
-            m_tiles = ceil_div(config.rows * config.columns, 16)
-            products = m_tiles * config.filters // UNIT * steps
-            reads = products / (config.blocks if forward.group_k % (8 * config.blocks) == 0 else 1)
-            shared = 4 * reads + (speeds.copies * read + speeds.stores * written) / 128
-            each = max(shared, products * 4096 / flops)
-
-            def resident(count: int, each: float = each) -> float:
-                return count * each + speeds.tile
-
-            busy = busy_cycles(of_filters * of_outputs, config.min_blocks, target, resident)
-            # caches move whole sectors of 32 bytes; memory is read once
-            tiles = of_filters * of_outputs
-            cached = tiles * (sectors(config.channels(forward)) * height * width
-                              + sectors(config.filters) * config.rows * config.columns)  # fmt: skip
-            moved += phase.times * speeds.cached * cached
-            time += phase.times * (busy + speeds.start + launch_cycles(target))
-        memory = max(speeds.memory * problem.bytes, moved) / target.bytes_per_cycle
-        return overlapped(time, memory, speeds.lesser) + launch_cycles(target)
+    def _candidates(self, windows: Windows, target: Target) -> Iterator[GroupsConfig]:
+        for filters, blocks, warps in filter_tiles(windows, OF_STEP):
+            registers = blocks * (OF_STEP * windows.steps + 6) + BESIDE
+            for rows, columns in window_tiles(windows):
+                whole = GroupsConfig(filters, blocks, warps, rows, columns, 1)
+                shared = whole.shared_bytes(windows)
+                if shared <= target.shared_per_block:
+                    fit = resident_blocks(whole, shared, registers, target)
+                    yield variant(whole, min_blocks=fit)
 
     def order_of_sums(self, problem: ConvProblem, config: GroupsConfig) -> Hashable:
         """Nothing: an output's reduction is one chain. Where eight filters span groups, zeros lie in it elsewhere."""
         return config.filters if problem.group_c % UNIT or problem.group_k % UNIT else ()
 
     def plan(self, problem: ConvProblem, config: GroupsConfig, target: Target) -> Plan:
-        launches = [self._launch(problem, phase, config, target) for phase in single_phases(problem)]
-        return Plan((*launches, *input_gradient.zero_launches(problem)))
-
-    def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: GroupsConfig, target: Target) -> Launch:
-        constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
-        mirrored = problem.op == "dgrad"
-        constants += (("mirrored", mirrored), *(mirrored_taps(problem, phase) if mirrored else ()))
-        of_filters, of_outputs = config.tiles(phase.problem)
-        workers = max(1, target.multiprocessors * config.min_blocks // of_filters)
-        grid = of_filters * min(of_outputs, workers)
+        windows, zeros = windows_of(problem), input_gradient.zero_launches(problem)
+        if not windows.rows.positions * windows.columns.positions:
+            return Plan(zeros)
+        constants = (*conv_constants(problem), ("gradient", problem.op == "dgrad"))
+        grid = config.tiles(windows)[0] * config.workers(windows, target)
         tuning = (*config.constants(), ("threads", config.threads))
-        shared = config.shared_bytes(phase.problem)
-        return self.launch(config, constants, conv_arguments(problem), grid, shared, tuning)
+        shared = config.shared_bytes(windows)
+        return Plan((self.launch(config, constants, conv_arguments(problem), grid, shared, tuning), *zeros))
+
+
+def cycles(problem: ConvProblem, config: GroupsConfig, target: Target, speeds: GroupsSpeeds) -> float:
+    """Predicted clock cycles: of as many rounds as the busiest CTA has tiles, in each of which the CTAs of a
+    multiprocessor share memory and products."""
+    windows = windows_of(problem)
+    flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
+    of_filters, of_windows = config.tiles(windows)
+    workers = config.workers(windows, target)
+    rounds, together = ceil_div(of_windows, workers), ceil_div(of_filters * workers, target.multiprocessors)
+    m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // UNIT // config.blocks
+    reads = windows.steps * (1 if windows.group_k % (8 * config.blocks) == 0 else config.blocks)
+    products = windows.steps * config.blocks
+    issued = (reads + products) * 1.2 + windows.phases * (speeds.beside + speeds.block * config.blocks)
+    each = m_tiles * along * max(issued / 4, 4 * reads, products * 4096 / flops)
+    latency = speeds.latency * issued + speeds.product * windows.steps
+    computed = max(together * each, ceil_div(m_tiles * along, config.warps) * latency)
+    height, width = config.pixels(windows)
+    moved = sectors(problem, config.channels(windows), height, width)
+    # each phase of a strided gradient writes columns of its own
+    step = problem.stride[1] if problem.op == "dgrad" else 1
+    moved += windows.phases * sectors(problem, config.filters, config.rows, config.columns, step)
+    memory = together * speeds.cached * moved * target.multiprocessors / target.bytes_per_cycle
+    time = rounds * (overlapped(memory, computed, speeds.lesser) + speeds.tile) + speeds.start
+    return max(time, speeds.memory * problem.bytes / target.bytes_per_cycle)

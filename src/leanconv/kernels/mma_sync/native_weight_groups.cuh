@@ -14,7 +14,7 @@
 // Roles      all threads copy. A warp has `blocks` times eight filters with all their channels and taps, and every `warps_m`-th
 //            16 outputs. At the end sums are added over these warps, and over the CTAs of a cluster (`split`, in the order of
 //            ranks), in shared memory; or through a workspace (`split_k`, added by split_k.cuh).
-// Pipelines  `stages` tiles, cp.async groups and two __syncthreads a tile; several CTAs a multiprocessor.
+// Pipelines  two tiles, of which one is copied while the other is summed, as native_gemm_groups.
 // Registers  4 * blocks * steps sums.
 // Work       an mma for each ldmatrix, or `blocks` where these share a group: as native_gemm_groups.
 #pragma once
@@ -29,12 +29,12 @@
 
 namespace leanconv {
 
-// The gradient of the outputs of a tile, in shared memory: whole sixteens, with zeros past the end and outside the image.
+// The gradient of the outputs of a tile, in shared memory, with zeros outside the image.
 template <class Problem, class Tuning>
 struct GroupOutputs {
     using Tile = GroupTile<Problem, Tuning>;
     using T = typename Problem::element;
-    static constexpr int count = ceil_div(Tile::outputs, 16) * 16, units = Tile::filters / 8, pitch = 16 * (units | 1);
+    static constexpr int count = Tile::positions, units = Tile::filters / 8, pitch = 16 * (units | 1);
     static constexpr int bytes = count * pitch;
 
     static __device__ __forceinline__ void copy(unsigned char* shared, const T* dy, const Tile& tile, int first_filter) {
@@ -44,7 +44,7 @@ struct GroupOutputs {
             const UnitPlace<Problem::nhwc, units, count, 1> at(i);
             const int p = tile.p + at.column / Tile::columns, q = tile.q + at.column % Tile::columns;
             const int filter = first_filter + at.unit * 8;
-            bool exists = at.column < Tile::outputs && p < Problem::p && q < Problem::q;
+            bool exists = p < Problem::p && q < Problem::q;
             if constexpr (Problem::k % Tile::filters != 0) exists = exists && filter < Problem::k;
             copy_unit<Problem, Problem::k, Problem::p * Problem::q>(shared + at.column * pitch + at.unit * 16, image,
                                                                     p * Problem::q + q, filter, exists);
@@ -59,25 +59,28 @@ struct GroupSums {
     using Tile = GroupTile<Problem, Tuning>;
     using Pixels = GroupPixels<Problem, Tuning>;
     using Outputs = GroupOutputs<Problem, Tuning>;
-    using Reduction = GroupReduction<Problem, Tuning>;
+    using Units = GroupUnits<Problem, Tuning>;
+    static_assert(!Problem::gradient, "the windows are those of the layer");
+    static constexpr int count = Problem::r * Problem::s * Units::units, steps = (count + 1) / 2;
     static constexpr int blocks = Tuning::blocks, warps_k = Tile::blocks / blocks, warps_m = Tuning::threads / 32 / warps_k;
     static_assert(Tile::blocks % blocks == 0 && warps_m * warps_k * 32 == Tuning::threads, "each warp has a share");
     // Of all warps, in shared memory: those of one warp and register are neighbours.
-    static constexpr int of_warp = blocks * Reduction::steps * 4 * 32, of_tile = warps_k * of_warp;
+    static constexpr int of_warp = blocks * steps * 4 * 32, of_tile = warps_k * of_warp;
     static constexpr int bytes = warps_m * of_tile * 4;
 
     int lane, warp_m, block;
-    float sums[blocks][Reduction::steps][4];
+    float sums[blocks][steps][4];
 
     __device__ __forceinline__ GroupSums()
         : lane(threadIdx.x % 32), warp_m(threadIdx.x / 32 / warps_k), block(threadIdx.x / 32 % warps_k * blocks), sums{} {}
 
     __device__ __forceinline__ void add(const unsigned char* x, const unsigned char* dy) {
-        for (int m = warp_m; m < Outputs::count / 16; m += warps_m) {
+        for (int sixteen = warp_m; sixteen < Tile::sixteens; sixteen += warps_m) {
+            const int row = Tile::row(sixteen, lane % 16), column = Tile::column(sixteen, lane % 16);
             unsigned b[blocks][2];
 #pragma unroll
             for (int j = 0; j < blocks; j += 2) {
-                const unsigned char* const from = dy + (m * 16 + lane % 16) * Outputs::pitch + (block + j) * 16;
+                const unsigned char* const from = dy + (row * Tile::columns + column) * Outputs::pitch + (block + j) * 16;
                 if (j + 1 < blocks) {
                     unsigned four[4];
                     ldmatrix_trans(four, from + lane / 16 * 16);
@@ -86,20 +89,18 @@ struct GroupSums {
                     ldmatrix_trans(b[j], from);
                 }
             }
-            // NOTE: past the end outputs repeat the last one, and dy is zero.
-            const int output = min(m * 16 + lane / 16 * 8 + lane % 8, Tile::outputs - 1);
-            const unsigned char* const pixel = x + Pixels::place(output);
+            const unsigned char* const pixel = x + Pixels::place(sixteen, lane / 16 * 8 + lane % 8);
 #pragma unroll
-            for (int i = 0; i < Reduction::steps; ++i) {
-                const int first = Pixels::tap(2 * i / Reduction::units) + 2 * i % Reduction::units * 16;
-                const int number = min(2 * i + 1, Reduction::count - 1);
-                const int second = Pixels::tap(number / Reduction::units) + number % Reduction::units * 16;
-                unsigned a[Reduction::reads][4];
+            for (int i = 0; i < steps; ++i) {
+                const int number = min(2 * i + 1, count - 1);
+                const int first = Pixels::tap(0, 0, 2 * i / Units::units) + 2 * i % Units::units * 16;
+                const int second = Pixels::tap(0, 0, number / Units::units) + number % Units::units * 16;
+                unsigned a[Units::reads][4];
 #pragma unroll
-                for (int j = 0; j < Reduction::reads; ++j)
-                    ldmatrix_trans(a[j], pixel + Reduction::first_unit(block + j) * 16 + first + lane / 8 % 2 * (second - first));
+                for (int j = 0; j < Units::reads; ++j)
+                    ldmatrix_trans(a[j], pixel + Units::first_unit(block + j) * 16 + first + lane / 8 % 2 * (second - first));
 #pragma unroll
-                for (int j = 0; j < blocks; ++j) multiply(T{}, sums[j][i], a[Reduction::shared ? 0 : j], b[j]);
+                for (int j = 0; j < blocks; ++j) multiply(T{}, sums[j][i], a[Units::shared ? 0 : j], b[j]);
             }
         }
     }
@@ -107,8 +108,8 @@ struct GroupSums {
     __device__ __forceinline__ void keep(float* shared) const {
         float* const to = shared + warp_m * of_tile + block / blocks * of_warp + lane;
 #pragma unroll
-        for (int i = 0; i < blocks * Reduction::steps * 4; ++i)
-            to[i * 32] = sums[i / (Reduction::steps * 4)][i / 4 % Reduction::steps][i % 4];
+        for (int i = 0; i < blocks * steps * 4; ++i)
+            to[i * 32] = sums[i / (steps * 4)][i / 4 % steps][i % 4];
     }
 };
 
@@ -117,17 +118,17 @@ struct GroupSums {
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void store_sums(Result* dw, const float* shared, int first_filter) {
     using Sums = GroupSums<Problem, Tuning>;
-    using Reduction = GroupReduction<Problem, Tuning>;
+    using Units = GroupUnits<Problem, Tuning>;
     constexpr int taps = Problem::r * Problem::s, split = Tuning::split, share = ceil_div(Sums::of_tile / 32, split) * 32;
     const int first_channel = GroupTile<Problem, Tuning>::first_channel(first_filter);
     const int first = split > 1 ? static_cast<int>(cluster_rank()) * share : 0, end = min(first + share, Sums::of_tile);
     for (int i = first + threadIdx.x; i < end; i += Tuning::threads) {
-        const int g = i % 8, t = i / 8 % 4, number = i / 32, half = number / 2 % 2, step = number / 4 % Reduction::steps;
-        const int block = number / (4 * Reduction::steps), unit = 2 * step + half, k = first_filter + block * 8 + 2 * t + number % 2;
+        const int g = i % 8, t = i / 8 % 4, number = i / 32, half = number / 2 % 2, step = number / 4 % Sums::steps;
+        const int block = number / (4 * Sums::steps), unit = 2 * step + half, k = first_filter + block * 8 + 2 * t + number % 2;
         const int group = k / Problem::group_k;
-        const int c = first_channel + (Reduction::first_unit(block) + unit % Reduction::units) * unit_channels + g -
+        const int c = first_channel + (Units::first_unit(block) + unit % Units::units) * unit_channels + g -
                       group * Problem::group_c;
-        if (unit >= Reduction::count || k >= Problem::k || c < 0 || c >= Problem::group_c) continue;
+        if (unit >= Sums::count || k >= Problem::k || c < 0 || c >= Problem::group_c) continue;
         const float* const from = shared + number * 32 + 4 * g + t;
         float total = 0;
 #pragma unroll
@@ -136,7 +137,7 @@ __device__ __forceinline__ void store_sums(Result* dw, const float* shared, int 
             if constexpr (split > 1) total += cluster_sum<split>(at);
             else total += *at;
         }
-        const int tap = unit / Reduction::units, place = Problem::nhwc ? tap * Problem::group_c + c : c * taps + tap;
+        const int tap = unit / Units::units, place = Problem::nhwc ? tap * Problem::group_c + c : c * taps + tap;
         Result* const to = dw + static_cast<int64>(k) * (taps * Problem::group_c) + place;
         if constexpr (Tuning::split_k > 1) *to = total;
         else *to = from_float<Result>(finish<Problem>(total, 0.0f, held_by<Problem>(to, true)));
@@ -169,15 +170,12 @@ __device__ __forceinline__ void native_weight_groups(const typename Problem::ele
     };
     GroupSums<Problem, Tuning> sums;
     copy(tile, 0);
-    int stage = 0;
-    for (; tile < end; ++tile) {
-        if constexpr (Tuning::stages == 2) copy(tile + 1, stage ^ 1);
-        cp_async_wait_group<Tuning::stages - 1>();
+    for (int stage = 0; tile < end; ++tile, stage ^= 1) {
+        copy(tile + 1, stage ^ 1);
+        cp_async_wait_group<1>();
         __syncthreads();
         sums.add(shared + stage * bytes, shared + stage * bytes + Pixels::bytes);
         __syncthreads();
-        if constexpr (Tuning::stages == 2) stage ^= 1;
-        else copy(tile + 1, 0);
     }
     cp_async_wait_group<0>();
     sums.keep(reinterpret_cast<float*>(shared));

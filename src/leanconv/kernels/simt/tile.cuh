@@ -158,8 +158,8 @@ __device__ __forceinline__ void store_tile(const typename Problem::sum (&acc)[ro
                 for (int i = 0; i < 4; ++i) {
                     const bool exists = k + i * step < Problem::group_k;
                     const Term<Problem> term = term_of<Problem>(bias, group * Problem::group_k + k + i * step, exists);
-                    const Sum held = held_by<Problem>(bias, to + k + i * step, exists);
-                    v[i] = from_sum<T>(finish<Problem>(acc[4 * f + i][j], term, held));
+                    v[i] = from_sum<T>(
+                        finish<Problem>(acc[4 * f + i][j], term, held_by<Problem>(bias, to + k + i * step, exists)));
                 }
                 store_four(to + k, v, step, Problem::group_k - k, vector);
             }

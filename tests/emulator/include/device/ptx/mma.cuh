@@ -23,12 +23,6 @@ inline void ldmatrix_trans(unsigned (&to)[count], const void* row, EMULATOR_SITE
     emulator::ldmatrix(to, count, row, true, site);
 }
 
-inline unsigned movmatrix_trans(unsigned row, EMULATOR_SITE) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, from = lane % 4 * 8 + lane / 8, shift = lane / 4 % 2 * 16;
-    const unsigned first = __shfl_sync(~0u, row, from, 32, site), second = __shfl_sync(~0u, row, from + 4, 32, site);
-    return (first >> shift & 0xffff) | (second >> shift & 0xffff) << 16;
-}
-
 template <int transposed>
 struct Descriptor {
     unsigned long long bits;

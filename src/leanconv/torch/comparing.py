@@ -1,0 +1,84 @@
+"""Who is quicker: a kernel of leanconv, by measured or predicted time, or PyTorch's convolution."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from leanconv.call.gpu_call import Loaded
+from leanconv.dtypes import item_bytes
+from leanconv.kernels import cost
+from leanconv.perf import tables
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem
+from leanconv.torch import expected_time
+from leanconv.torch.deciding import Decision
+from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
+
+#: Of the memory's speed, what a pass over a result reaches at most; and clock cycles that each takes besides. On the
+#: low side of what was measured, so that a layer is taken only where that pays.
+_PASS_MEMORY, _PASS_LAUNCH = 1.0, LAUNCH / 2
+
+
+def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, passes: float = 0.0) -> Decision:
+    """Whether what was chosen for a problem is quicker than PyTorch's convolution in ``pytorch`` clock cycles, where no
+    table has a time of it, and in ``passes`` clock cycles of what follows it there."""
+    name, target = loaded.choice.algorithm.name, loaded.device.target
+    # as PyTorch runs now; or else at its best
+    searched = {bool(torch.backends.cudnn.benchmark), True}
+    times = [tables.peer_us(problem, target, engine(problem, tf32, way)) for way in sorted(searched)]
+    measured = next((us for us in times if us is not None), None)
+    if measured is not None and loaded.choice.us is not None:
+        ours, theirs, most = loaded.choice.us * CYCLES_PER_US, measured * CYCLES_PER_US, 1.0
+        why = f"{name} took {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
+    else:
+        launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
+        ours, theirs = loaded.choice.cost + launch, pytorch
+        why = f"{name} is expected to take {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32
+        if math.isinf(ours):
+            why = f"nobody knows how long {name} takes"
+        most = most_share(problem, tf32)
+    if passes:
+        why += f", which needs {passes / CYCLES_PER_US:.0f} µs more for what follows"
+    return Decision(name if ours < most * theirs + passes else "", why, ours, theirs + passes)
+
+
+def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, passes: float) -> Decision:
+    """The same for a layer with its epilogue, which takes so many clock cycles behind PyTorch's convolution."""
+    plain = replace(problem, bias=False, scale=False, add=False, activation=None)
+    return compared(loaded, plain, tf32, expected_time.pytorch_cycles(plain, loaded.device.target, tf32), passes)
+
+
+def passes_cycles(problem: ConvProblem, target: Target, compiled: bool = False) -> float:
+    """Clock cycles of what PyTorch computes behind a layer's sums: a pass over the result for a bias, one for a
+    residual, which is read, and one for an activation; or one ``compiled`` for all of them."""
+    count = min(parts(problem), 1) if compiled else parts(problem)
+    return count * _PASS_LAUNCH + (2 * count + problem.add) * _result_cycles(problem, target)
+
+
+def parts(problem: ConvProblem) -> int:
+    """Of how many functions of PyTorch the epilogue of a layer is made."""
+    return problem.bias + problem.add + (problem.activation is not None)
+
+
+def _result_cycles(problem: ConvProblem, target: Target) -> float:
+    """To read the result of a layer once, or to write it."""
+    size = math.prod(problem.y_shape) * item_bytes(problem.dtype)
+    return size / (_PASS_MEMORY * target.bytes_per_cycle)
+
+
+def one_pass(problem: ConvProblem) -> ConvProblem:
+    """A layer's epilogue as a layer by itself: filters of one tap, each for one channel, all of them 1."""
+    return ConvProblem(
+        problem.n, problem.k, problem.p, problem.q, problem.k, 1, 1, groups=problem.k, d=problem.z,
+        dtype=problem.dtype, layout=problem.layout, bias=problem.bias, activation=problem.activation, add=problem.add,
+    )  # fmt: skip
+
+
+def one_pass_cycles(loaded: Loaded, problem: ConvProblem) -> float:
+    """Clock cycles of `one_pass`: its kernel's prediction leaves out the residual."""
+    target = loaded.device.target
+    launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
+    return loaded.choice.cost + launch + problem.add * _result_cycles(problem, target)

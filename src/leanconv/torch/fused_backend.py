@@ -1,0 +1,274 @@
+"""The same for torch.compile: convolutions of the graph that Dynamo gives, with what follows them, as one operator."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from leanconv.arrays import arrays_of
+from leanconv.call import bind
+from leanconv.call.choose import NoAlgorithmError
+from leanconv.call.precompile import precompile
+from leanconv.call.resolve import layer_problem
+from leanconv.dtypes import DTYPES
+from leanconv.options import PRECISIONS, Layout, Precision, layer_options, one_of, padding_word, sides_for
+from leanconv.problem import ConvProblem
+from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.torch import comparing, epilogue, operators, patterns
+from leanconv.torch.layers import stricter, tf32_allowed
+from leanconv.torch.patterns import Chain
+
+F = torch.nn.functional
+_CONVS = {torch.conv2d: 2, torch.conv3d: 3}
+_NAMES = "input", "weight", "bias", "stride", "padding", "dilation", "groups"
+_NORM = "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
+_DTYPES = torch.float32, torch.float16, torch.bfloat16
+
+
+def fused(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, compiler: Callable[..., Any] | str | None = None,
+    precision: Precision = "fp32", mode: str | None = None, options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """A backend of torch.compile for inference, ``torch.compile(model, backend=leanconv.torch.fused)``.
+
+    Each convolution of images or volumes, with the batch normalisation in evaluation, the residual and the activation
+    that follow it, becomes one call of an operator whose kernel computes all of it, where leanconv is expected to be
+    quicker than PyTorch's convolution and one pass over the result. The normalisation is ``scale`` and ``bias`` of that
+    call, computed in the graph, so changed parameters are followed. All else is inductor's. Graphs in which a gradient
+    is recorded are not changed.
+
+    Args:
+        graph, example_inputs: what Dynamo gives.
+        compiler: what compiles the rest: the name of another backend, such as ``"aot_eager"``, or a function like this
+            one; None: inductor.
+        precision: the least precise arithmetic that is allowed where PyTorch allows TF32, as in `enable`.
+        mode, options: those of torch.compile, for inductor.
+
+    Returns:
+        What Dynamo calls in the graph's place.
+
+    Where leanconv is installed, ``backend="leanconv"`` is this function with its defaults.
+
+    >>> import torch
+    >>> import leanconv.torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+    >>> compiled = torch.compile(model, backend=leanconv.torch.fused)  # on the CPU all of it is inductor's
+    """
+    precision = one_of("precision", precision, PRECISIONS)
+    recorded = torch.is_grad_enabled() and any(
+        isinstance(each, torch.Tensor) and each.requires_grad for each in (*example_inputs, *graph.parameters())
+    )
+    if not recorded:
+        rewrite(graph, precision)
+    if callable(compiler):
+        return compiler(graph, example_inputs)
+    from torch._dynamo import lookup_backend
+
+    if compiler is not None:
+        return lookup_backend(compiler)(graph, example_inputs)
+    from torch._inductor import compile_fx, list_mode_options
+
+    patches = {**(list_mode_options(mode) if mode else {}), **(options or {})}
+    return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)
+
+
+def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
+    """Put the operator in place of what it computes; returns how often."""
+    modules = dict(graph.named_modules())
+    nodes = list(graph.graph.nodes)
+    taken: set[fx.Node] = set()
+    calls: dict[fx.Node | None, fx.Node] = {}
+    chains: list[Chain] = []
+    problems: dict[int, dict[ConvProblem, None]] = {}
+    for node in reversed(nodes):
+        if node.op == "call_function" and node.target in _CONVS and _value(node) is not None:
+            chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
+            if patterns.movable(chain, nodes, modules) or not _adds(chain):
+                continue
+            if chain.norm is not None and not _is_parameters(chain):
+                continue
+            quicker = _quicker(chain, precision)
+            if quicker is not None:
+                problem, index = quicker
+                problems.setdefault(index, {})[problem] = None
+                taken.update(chain.nodes)
+                chains.append(chain)
+    for index, each in problems.items():
+        precompile(each, device=f"cuda:{index}", progress=False)
+    scaled = _scaled(graph.graph, chains)
+    for chain in reversed(chains):
+        _replace(graph.graph, chain, calls, scaled[chain], precision)
+    if chains:
+        graph.graph.lint()
+        graph.recompile()
+    return len(chains)
+
+
+def _value(node: Any) -> Any:
+    """What stands for a node's tensor while Dynamo traces; None for anything else."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _given(node: fx.Node, names: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names."""
+    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def _of_conv(node: fx.Node) -> dict[str, Any]:
+    return _given(node, _NAMES, {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1})
+
+
+def _of_norm(node: fx.Node) -> dict[str, Any]:
+    return _given(node, _NORM, {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5})
+
+
+def _is_norm(node: fx.Node) -> bool:
+    if node.op != "call_function" or node.target is not F.batch_norm:
+        return False
+    given = _of_norm(node)
+    known = all(_value(given[name]) is not None for name in ("running_mean", "running_var"))
+    return known and given["training"] is False and type(given["eps"]) is float
+
+
+def _is_parameters(chain: Chain) -> bool:
+    """Whether all that the scale and the bias are computed from is an input of the graph, as parameters are."""
+    assert chain.norm is not None
+    norm = _of_norm(chain.norm)
+    given = *(norm[name] for name in ("running_mean", "running_var", "weight", "bias")), _of_conv(chain.conv)["bias"]
+    return all(each is None or (_value(each) is not None and each.op == "placeholder") for each in given)
+
+
+def _adds(chain: Chain) -> bool:
+    """Whether a residual, if there is one, is like the result."""
+    if chain.add is None:
+        return True
+    y, add = _value(chain.conv), _value(chain.add)
+    return add is not None and (add.shape, add.dtype, add.device) == (y.shape, y.dtype, y.device)
+
+
+def _numbers(given: dict[str, Any], axes: int) -> tuple[tuple[int, ...], ...] | None:
+    """Stride, padding and dilation, a number for each axis, of padding also two; None for anything else."""
+    found: list[Any] = []
+    for name in ("stride", "padding", "dilation"):
+        value = given[name]
+        value = (value,) if type(value) is int else value
+        if isinstance(value, str):
+            found.append(value)
+            continue
+        if not all(type(each) is int for each in value):
+            return None
+        found.append(tuple(value) * axes if len(value) == 1 else tuple(value))
+    stride, padding, dilation = found
+    if isinstance(padding, str):
+        window = tuple(map(int, _value(given["weight"]).shape[2:]))
+        padding = sides_for(padding_word(padding), window, stride, dilation)
+    return stride, padding, dilation
+
+
+def _hints(shape: Any) -> tuple[int, ...]:
+    """Sizes, those that may change as they are now."""
+    return tuple(each if type(each) is int else int(each.node.hint) for each in shape)
+
+
+def _precision(dtype: Any, precision: Precision) -> Precision:
+    return precision if dtype is torch.float32 and tf32_allowed() else stricter(precision, "fp32")
+
+
+def _quicker(chain: Chain, precision: Precision) -> tuple[ConvProblem, int] | None:
+    """What a chain computes and on which GPU, if leanconv is expected to be quicker."""
+    given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
+    x, w, numbers = _value(given["input"]), _value(given["weight"]), _numbers(given, axes)
+    if x is None or w is None or numbers is None or type(given["groups"]) is not int or x.dim() != axes + 2:
+        return None
+    arrays = arrays_of(x)
+    index = None if arrays is None or x.device.type not in ("cpu", "cuda") else arrays.device(x)
+    if index is None or x.dtype not in _DTYPES or w.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        return None
+    layout: Layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
+    stride, padding, dilation = numbers
+    requested = layer_options(
+        f"conv{axes}d", stride, padding, dilation, given["groups"], precision=_precision(x.dtype, precision),
+        activation=chain.activation,
+    )  # fmt: skip
+    biased = given["bias"] is not None or chain.norm is not None
+    bias = (int(w.shape[0]),) if biased else None
+    try:
+        dtype = DTYPES[str(x.dtype).removeprefix("torch.")].name
+        problem = layer_problem(requested, _hints(x.shape), _hints(w.shape), bias, dtype, layout)
+        problem = replace(problem, scale=chain.norm is not None, add=chain.add is not None)
+        loaded = bind.load(problem, index, "auto", requested.workspace_limit)
+    except (NoAlgorithmError, CudaUnavailableError, ValueError, TypeError):
+        return None
+    tf32 = tf32_allowed() and problem.dtype == "float32"
+    passes = comparing.passes_cycles(problem, loaded.device.target, compiled=True)
+    return (problem, index) if comparing.fused(loaded, problem, tf32, passes).name else None
+
+
+def _replace(
+    graph: fx.Graph, chain: Chain, calls: dict[fx.Node | None, fx.Node], scaled: tuple[Any, Any], precision: Precision
+) -> None:
+    given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
+    numbers = _numbers(given, axes)
+    assert numbers is not None
+    dtype = _value(chain.conv).dtype
+    scale, bias = scaled
+    with graph.inserting_before(chain.last):
+        options = *map(list, numbers), given["groups"], _precision(dtype, precision), False
+        tensors = given["input"], given["weight"], bias, scale, calls.get(chain.add, chain.add)
+        call = graph.call_function(epilogue.OPERATORS[axes], (*tensors, chain.activation, *options))
+    call.meta["example_value"] = _value(chain.last)
+    calls[chain.last] = call
+    chain.last.replace_all_uses_with(call)
+    for node in reversed(chain.nodes):
+        graph.erase_node(node)
+
+
+def _scaled(graph: fx.Graph, chains: Sequence[Chain]) -> dict[Chain, tuple[Any, Any]]:
+    """Scale and bias of each chain's call: a batch normalisation as a scale in float32, and a bias in the result's
+    type. Those of all normalisations of a kind are computed together, by functions of lists: a launch for each of them
+    takes as long as that of a short layer."""
+    found: dict[Chain, tuple[Any, Any]] = {}
+    alike: dict[Any, list[Chain]] = {}
+    for chain in chains:
+        if chain.norm is None:
+            found[chain] = None, _of_conv(chain.conv)["bias"]
+            continue
+        norm, bias = _of_norm(chain.norm), _of_conv(chain.conv)["bias"]
+        kind = norm["eps"], norm["weight"] is None, norm["bias"] is None, bias is None
+        alike.setdefault((kind, _value(chain.conv).device), []).append(chain)
+
+    def each(function: Any, *given: Any) -> list[fx.Node]:
+        made = graph.call_function(function, given)
+        return [graph.call_function(operator.getitem, (made, at)) for at in range(len(given[0]))]
+
+    for together in alike.values():
+        norms = [_of_norm(chain.norm) for chain in together if chain.norm is not None]
+
+        def wide(name: str, norms: Sequence[dict[str, Any]] = norms) -> list[Any]:
+            return [_as(graph, norm[name], torch.float32) for norm in norms]
+
+        with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+            scales = each(torch._foreach_rsqrt, each(torch._foreach_add, wide("running_var"), norms[0]["eps"]))
+            if norms[0]["weight"] is not None:
+                scales = each(torch._foreach_mul, scales, wide("weight"))
+            middles = wide("running_mean")
+            biases = [_of_conv(chain.conv)["bias"] for chain in together]
+            if biases[0] is not None:
+                middles = each(torch._foreach_sub, middles, [_as(graph, bias, torch.float32) for bias in biases])
+            shifts = each(torch._foreach_neg, each(torch._foreach_mul, middles, scales))
+            if norms[0]["bias"] is not None:
+                shifts = each(torch._foreach_add, shifts, wide("bias"))
+            for chain, scale, shift in zip(together, scales, shifts, strict=True):
+                dtype = _value(chain.conv).dtype
+                found[chain] = scale, shift if dtype is torch.float32 else graph.call_method("to", (shift, dtype))
+    return found
+
+
+def _as(graph: fx.Graph, tensor: Any, dtype: Any) -> Any:
+    return tensor if _value(tensor).dtype is dtype else graph.call_method("to", (tensor, dtype))

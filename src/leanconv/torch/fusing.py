@@ -1,0 +1,368 @@
+"""`fuse`: batch normalisations folded into the convolutions of a model, residuals and activations in their kernels."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from leanconv.call.precompile import precompile
+from leanconv.options import PRECISIONS, Precision, one_of
+from leanconv.torch import patterns
+from leanconv.torch.fused_layer import FusedConv
+from leanconv.torch.modules import _Module as OurModule
+from leanconv.torch.patterns import Chain
+
+_CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+#: left, and said so
+_OTHERS = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+
+
+@dataclass(frozen=True)
+class FuseReport:
+    """What `fuse` has made of a model; ``str`` of it is a table."""
+
+    #: name of the convolution, what was fused with it, and how it has run so far on a GPU
+    layers: tuple[tuple[str, str, tuple[str, ...]], ...]
+    #: what was left as it is, and why
+    left: tuple[tuple[str, str], ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many layers were fused, by their parts, such as "conv+bn+add+relu"."""
+        return dict(Counter(what for _, what, _ in self.layers).most_common())
+
+    def __str__(self) -> str:
+        lines = [f"{count} {what}" for what, count in self.counts.items()] or ["nothing was fused"]
+        ran = [(name, what, way) for name, what, ways in self.layers for way in ways]
+        lines += [f"{name}: {what}: {way}" for name, what, way in ran]
+        return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left)))
+
+
+class Fused(fx.GraphModule):  # type: ignore[misc]
+    """A fused model: what `fuse` returns."""
+
+    _left: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def report(self) -> FuseReport:
+        """What was fused and what was left; after calls on a GPU, also who computed each layer."""
+        layers = [each for each in self.modules() if isinstance(each, FusedConv)]
+        rows = ((each.name, each.what, tuple(f"{w.runs}, {w.problem}: {w.why}" for w in each.ways)) for each in layers)
+        return FuseReport(tuple(rows), self._left)
+
+    def train(self, mode: bool = True) -> Fused:
+        """Only ``train(False)``: batch normalisations have been folded."""
+        if mode:
+            raise ValueError("a fused model is for inference: its batch normalisations are folded into its filters")
+        super().train(False)
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made = super().__deepcopy__(memo)
+        made._left = self._left
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (super().__reduce__()[:2], self._left)
+
+
+def _restored(reduced: Any, left: Any) -> Fused:
+    function, given = reduced
+    plain = function(*given)
+    return _fused(plain, plain.graph, left)
+
+
+def _fused(root: nn.Module, graph: fx.Graph, left: Any) -> Fused:
+    made = Fused(root, graph)
+    made._left = tuple(left)
+    made.training = False
+    return made
+
+
+def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32") -> Fused:
+    """A copy of a model for inference whose convolutions compute what follows them in the same kernel.
+
+    Batch normalisations behind convolutions are folded into their filters and biases, in float64, rounded once to the
+    type of the filters. Activations (relu, relu6, leaky_relu, elu, gelu, silu, hardswish, sigmoid and tanh, as modules,
+    functions or methods) and the additions of residuals are computed by the kernel of the convolution before them:
+    ``y = activation(conv(x) + bias + residual)``. Filters stay packed as the kernel reads them.
+
+    Args:
+        model: in evaluation mode (``model.eval()``). It is not changed, and shares no memory with the result.
+        example: what it is called with, a tensor or a tuple of arguments: the fused model then runs once, so that its
+            kernels are compiled, its filters packed, and its report says who computes which layer. Every shape may be
+            called without.
+        precision: the least precise arithmetic that is allowed where PyTorch allows TF32, as in `enable`.
+
+    Returns:
+        A ``torch.fx.GraphModule`` of `leanconv.torch` modules, with a `FuseReport` in its ``report``. Parameters are
+        called ``weight`` and ``bias`` as in the model's convolutions; copies, pickles and ``.to()`` work as of any.
+
+    Raises:
+        ValueError: the model, or a normalisation in it, is in training mode. TypeError: it is no torch.nn.Module.
+
+    The model is traced by torch.fx. Modules whose code it cannot follow stay as they are, and their parts are fused by
+    themselves. Left are transposed convolutions, borders other than zeros, modules with hooks, results that somebody
+    else reads before what follows; the report names them. A residual whose shape or type is not that of the result is
+    added by PyTorch.
+
+    On a GPU each layer asks, as `enable` does, whether leanconv is expected to be quicker than PyTorch's convolution
+    and what follows it; if not, PyTorch convolves with the folded filters, and what follows is one pass over its
+    result, or PyTorch's functions in place.
+    On the CPU PyTorch does always. Where a gradient of the input is recorded it is PyTorch's; under torch.compile,
+    torch.export and torch.jit.trace the model is PyTorch's functions.
+
+    >>> import torch
+    >>> import leanconv.torch
+    >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+    >>> fused = leanconv.torch.fuse(model)
+    >>> print(fused.report)
+    1 conv+bn+relu
+    >>> x = torch.randn(1, 3, 9, 9)
+    >>> bool((fused(x) - model(x)).abs().max() < 1e-5)
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+    one_of("precision", precision, PRECISIONS)
+    training = [name for name, each in model.named_modules() if each.training and (not name or _has_modes(each))]
+    if training:
+        where = f"its {training[0]}" if training[0] else "it"
+        raise ValueError(f"model is in training mode ({where}); fuse is for inference: call model.eval() before")
+    work = _Work(precision)
+    made = work.whole(copy.deepcopy(model))
+    if example is not None:
+        given = example if isinstance(example, tuple) else (example,)
+        _compile(made, given)
+        with torch.no_grad():
+            made(*given)
+    return made
+
+
+def _compile(made: Fused, given: tuple[Any, ...]) -> None:
+    """Compile the kernels of a model that is called so, side by side: it runs on tensors without values."""
+    found: dict[int, dict[Any, None]] = {}
+
+    def look(layer: Any, arguments: Any) -> None:
+        way = layer.decide(*arguments)
+        if way.requested is not None:
+            found.setdefault(way.device, {})[way.kernel] = None
+
+    layers = [each for each in made.modules() if isinstance(each, FusedConv)]
+    hooks = [each.register_forward_pre_hook(look) for each in layers]
+    try:
+        # what cannot run so is compiled by the first call
+        with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            made(*(fake.from_tensor(each.detach()) if isinstance(each, torch.Tensor) else each for each in given))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for index, problems in found.items():
+        precompile(problems, device=f"cuda:{index}", progress=False)
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Whether what a module computes depends on its mode."""
+    return isinstance(module, (*_CONVS, *patterns.NORMS, nn.modules.dropout._DropoutNd))
+
+
+class _Tracer(fx.Tracer):  # type: ignore[misc]
+    """One that keeps modules whole that it could not follow before, and remembers the innermost that fails."""
+
+    def __init__(self, whole: Collection[str] = ()) -> None:
+        super().__init__()
+        self.whole, self.failed = whole, ""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, (OurModule, FusedConv)):
+            return True
+        return bool(super().is_leaf_module(m, module_qualified_name)) or patterns.has_hooks(m)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or self.path_of_module(m)
+            raise
+
+
+class _Work:
+    """One call of `fuse`."""
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.left: list[tuple[str, str]] = []
+
+    def whole(self, model: nn.Module) -> Fused:
+        """The model, if need be as one call of itself with fused parts."""
+        made = self.part(model, "")
+        if isinstance(made, Fused):
+            made._left = tuple(self.left)
+            return made
+        graph = fx.Graph()
+        args, kwargs = [], {}
+        for each in inspect.signature(made.forward).parameters.values():
+            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
+                continue
+            node = graph.placeholder(each.name, default_value=each.default)
+            if each.kind == each.KEYWORD_ONLY:
+                kwargs[each.name] = node
+            else:
+                args.append(node)
+        graph.output(graph.call_module("model", tuple(args), kwargs))
+        root = nn.Module()
+        root.add_module("model", made)
+        return _fused(root.eval(), graph, self.left)
+
+    def part(self, model: nn.Module, prefix: str) -> nn.Module:
+        """The model fused, or the same with fused children where it cannot be traced."""
+        whole: set[str] = set()
+        while True:
+            tracer = _Tracer(whole)
+            try:
+                graph = tracer.trace(model)
+                break
+            except Exception as error:
+                why = f"torch.fx cannot trace it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+                self.left.append(((prefix + tracer.failed).strip(".") or type(model).__name__, why))
+                if not tracer.failed:
+                    self._parts_of(model, prefix)
+                    return model
+                whole.add(tracer.failed)
+        for name in whole:
+            self._parts_of(model.get_submodule(name), f"{prefix}{name}.")
+        return self._rewritten(model, graph, prefix)
+
+    def _parts_of(self, model: nn.Module, prefix: str) -> None:
+        for name, child in model.named_children():
+            if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+                self._parts_of(child, f"{prefix}{name}.")
+            elif any(isinstance(each, (*_CONVS, *_OTHERS)) for each in child.modules()):
+                setattr(model, name, self.part(child, f"{prefix}{name}."))
+
+    def _rewritten(self, model: nn.Module, graph: fx.Graph, prefix: str) -> nn.Module:
+        modules = dict(model.named_modules())
+
+        def is_norm(node: fx.Node) -> bool:
+            module = patterns.module_of(node, modules)
+            return module is not None and _folds(module)
+
+        nodes = list(graph.nodes)
+        convs = [node for node in nodes if node.op == "call_module" and self._is_taken(node, modules, prefix)]
+        taken: set[fx.Node] = set()
+        chains: list[Chain] = []
+        for node in reversed(convs):
+            chain = patterns.chain_of(node, modules, is_norm, taken, plain=True)
+            why = patterns.movable(chain, nodes, modules)
+            if why:
+                self.left.append((prefix + str(node.target), why))
+                chain = Chain(node, nodes=[node])
+            taken.update(chain.nodes)
+            chains.append(chain)
+        made: dict[tuple[Any, ...], str] = {}
+        calls: dict[fx.Node | None, fx.Node] = {}
+        for chain in reversed(chains):
+            name = self._layer(model, modules, chain, made, prefix)
+            # a residual may be the result of another chain, which has been replaced
+            beside = () if chain.add is None else (calls.get(chain.add, chain.add),)
+            with graph.inserting_after(chain.last):
+                calls[chain.last] = graph.call_module(name, (*chain.conv.args, *beside))
+            chain.last.replace_all_uses_with(calls[chain.last])
+            for node in reversed(chain.nodes):
+                graph.erase_node(node)
+        for node in graph.nodes:
+            if isinstance(node.type, str):  # an annotation that is not evaluated, which pickles cannot import
+                node.type = None
+        self._say_left(graph, modules, prefix)
+        graph.lint()
+        return _fused(model, graph, ())
+
+    def _is_taken(self, node: fx.Node, modules: dict[str, nn.Module], prefix: str) -> bool:
+        module = modules[str(node.target)]
+        if not isinstance(module, _CONVS) or isinstance(module, OurModule):
+            return False
+        why = ""
+        if type(module) not in _CONVS:
+            why = f"it is a {type(module).__name__}"
+        elif module.padding_mode != "zeros":
+            why = f"its padding_mode is {module.padding_mode!r}"
+        elif patterns.has_hooks(module):
+            why = "it has hooks"
+        elif len(node.args) != 1 or node.kwargs:
+            why = "it is called with other arguments than images"
+        if why:
+            self.left.append((prefix + str(node.target), why))
+        return not why
+
+    def _layer(
+        self, model: nn.Module, modules: dict[str, nn.Module], chain: Chain, made: dict[tuple[Any, ...], str],
+        prefix: str,
+    ) -> str:  # fmt: skip
+        """The name of the layer that computes a chain; one convolution that is called in two ways becomes two."""
+        name = str(chain.conv.target)
+        norm = None if chain.norm is None else modules[str(chain.norm.target)]
+        key = name, chain.norm and chain.norm.target, chain.activation, chain.add is None
+        if key not in made:
+            conv = modules[name]
+            weight, bias = folded(conv, norm)
+            layer = FusedConv(conv, weight, bias, chain.activation, chain.what, prefix + name, self.precision)
+            at, count = name, 1
+            while at in made.values():
+                count += 1
+                at = f"{name}_{count}"
+            parent, _, last = at.rpartition(".")
+            setattr(model.get_submodule(parent), last, layer)
+            made[key] = at
+        return made[key]
+
+    def _say_left(self, graph: fx.Graph, modules: dict[str, nn.Module], prefix: str) -> None:
+        for node in graph.nodes:
+            module = modules.get(str(node.target)) if node.op == "call_module" else None
+            name = prefix + str(node.target)
+            if isinstance(module, _OTHERS):
+                self.left.append((name, "transposed convolutions are left"))
+            elif isinstance(module, OurModule):
+                self.left.append((name, "it is a module of leanconv"))
+            elif module is not None and _folds(module):
+                self.left.append((name, "no convolution stands before it, or others read that one's result"))
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether it is a batch normalisation of detection models, whose statistics are constants."""
+    return type(module).__name__ == "FrozenBatchNorm2d"
+
+
+def _folds(module: nn.Module) -> bool:
+    """Whether a module scales and shifts channels by numbers that do not depend on its input."""
+    if _is_frozen(module):
+        return all(hasattr(module, name) for name in ("weight", "bias", "running_mean", "running_var", "eps"))
+    return type(module) in patterns.NORMS and getattr(module, "running_mean", None) is not None
+
+
+def folded(conv: Any, norm: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Filters and bias of a convolution with a batch normalisation behind it, or None, rounded once."""
+    w = conv.weight.detach()
+    if norm is None:
+        return w.clone(memory_format=torch.preserve_format), None if conv.bias is None else conv.bias.detach().clone()
+    # the CPU and CUDA have float64, not every device has
+    wide = torch.float64 if w.device.type in ("cpu", "cuda") else torch.float32
+
+    def of(tensor: Any, otherwise: float) -> torch.Tensor:
+        if tensor is None:
+            return torch.full((w.shape[0],), otherwise, dtype=wide, device=w.device)
+        return tensor.detach().to(wide)
+
+    scale = of(norm.weight, 1.0) * (of(norm.running_var, 1.0) + norm.eps).rsqrt()
+    shift = of(norm.bias, 0.0) + (of(conv.bias, 0.0) - of(norm.running_mean, 0.0)) * scale
+    made = torch.empty_like(w, memory_format=torch.preserve_format)
+    made.copy_(w.to(wide) * scale.view(-1, *(1,) * (w.dim() - 1)))
+    return made, shift.to(w.dtype)

@@ -1,0 +1,201 @@
+"""What follows a convolution in a graph of torch.fx: which nodes a fused kernel computes with it.
+
+`leanconv.torch.fuse` and the backend of torch.compile read graphs with it, of modules and of functions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from leanconv.options import activation_of
+
+F, nn = torch.nn.functional, torch.nn
+
+#: By function: the activation, and place and name of its number.
+_FUNCTIONS: dict[Any, str] = {
+    F.relu: "relu", torch.relu: "relu", torch.relu_: "relu", F.relu6: "relu6", F.leaky_relu: "leaky_relu",
+    F.leaky_relu_: "leaky_relu", F.elu: "elu", F.elu_: "elu", F.gelu: "gelu", F.silu: "silu",
+    F.hardswish: "hardswish", F.sigmoid: "sigmoid", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid",
+    F.tanh: "tanh", torch.tanh: "tanh", torch.tanh_: "tanh",
+}  # fmt: skip
+_METHODS = {name + end: name for name in ("relu", "sigmoid", "tanh") for end in ("", "_")}
+_NUMBERS = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
+_MODULES: dict[type, str] = {
+    nn.ReLU: "relu", nn.ReLU6: "relu6", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu",
+    nn.Hardswish: "hardswish", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh",
+}  # fmt: skip
+_ADDS = operator.add, operator.iadd, torch.add
+#: modules that do nothing in evaluation
+_IDENTITIES = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
+NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+
+
+@dataclass(eq=False)
+class Chain:
+    """A convolution and what follows it, each node the only user of the one before."""
+
+    conv: Node
+    norm: Node | None = None
+    #: the residual
+    add: Node | None = None
+    activation: str | None = None
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    @property
+    def what(self) -> str:
+        """Its parts, such as "conv+bn+add+relu"."""
+        parts = "conv", "bn" * (self.norm is not None), "add" * (self.add is not None), self.activation
+        return "+".join(part for part in parts if part)
+
+
+def module_of(node: Node, modules: dict[str, nn.Module]) -> nn.Module | None:
+    """The module that a node calls; None for others, and where somebody's hooks look at it."""
+    if node.op != "call_module":
+        return None
+    module = modules.get(str(node.target))
+    return None if module is None or has_hooks(module) else module
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module's results are somebody else's business too."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def activation(node: Node, modules: dict[str, nn.Module]) -> str | None:
+    """The activation that a node computes, as `options.activation_of` writes it."""
+    module = module_of(node, modules)
+    if module is not None:
+        name = _MODULES.get(type(module))
+        if name is None:
+            return None
+        if name == "gelu":
+            return _gelu(module.approximate)
+        return _numbered(name, getattr(module, _NUMBERS[name][0])) if name in _NUMBERS else name
+    table: dict[Any, str] = {"call_function": _FUNCTIONS, "call_method": _METHODS}.get(node.op, {})
+    try:
+        name = table.get(node.target)
+    except TypeError:  # a target that cannot be hashed
+        return None
+    given = dict(node.kwargs)
+    given.pop("inplace", None)
+    given.pop("input", None)
+    if name is None:
+        return None
+    if name == "gelu":
+        approximate = given.pop("approximate", "none")
+        return None if given else _gelu(approximate)
+    if name in _NUMBERS:
+        key, default = _NUMBERS[name]
+        number = given.pop(key, node.args[1] if len(node.args) > 1 else default)
+        return None if given else _numbered(name, number)
+    return None if given else name
+
+
+def _gelu(approximate: Any) -> str | None:
+    return {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate)
+
+
+def _numbered(name: str, number: Any) -> str | None:
+    return activation_of((name, number)) if type(number) in (int, float) else None
+
+
+def residual(node: Node, of: Node) -> Node | None:
+    """What a node adds to another one's result; None where it is no such sum."""
+    adds = node.op == "call_function" and node.target in _ADDS
+    adds = adds or (node.op == "call_method" and node.target in ("add", "add_"))
+    pair = (*node.args, *node.kwargs.values())
+    if not adds or not set(node.kwargs) <= {"input", "other"} or len(pair) != 2:
+        return None
+    first, second = pair
+    if not isinstance(first, Node) or not isinstance(second, Node) or first is second:
+        return None
+    return second if first is of else first
+
+
+def is_identity(node: Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node returns its input in evaluation: dropout, and torchvision's stochastic depth."""
+    module = module_of(node, modules)
+    if module is not None:
+        return type(module) in _IDENTITIES
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    at = {"dropout": 2, "stochastic_depth": 3}.get(name)
+    if at is None:
+        return False
+    return node.kwargs.get("training", node.args[at] if len(node.args) > at else None) is False
+
+
+def chain_of(
+    conv: Node, modules: dict[str, nn.Module], is_norm: Callable[[Node], bool], taken: Collection[Node], plain: bool
+) -> Chain:
+    """A convolution and all that follows it that a fused kernel computes. Nodes that are ``taken`` belong to others.
+
+    ``plain``: whether an identity may be among them, since it is dropped.
+    """
+    chain = Chain(conv, nodes=[conv])
+    while chain.activation is None and len(chain.last.users) == 1:
+        (node,) = chain.last.users
+        if node in taken:
+            break
+        if is_norm(node) and chain.norm is None and chain.add is None and node.args[:1] == (chain.last,):
+            chain.norm = node
+        elif (other := residual(node, chain.last)) is not None and chain.add is None:
+            chain.add = other
+        elif (name := activation(node, modules)) is not None:
+            chain.activation = name
+        elif not (plain and is_identity(node, modules)):
+            break
+        chain.nodes.append(node)
+    while len(chain.nodes) > 1 and is_identity(chain.last, modules):  # nothing to fuse behind it
+        chain.nodes.pop()
+    return chain
+
+
+# Changes in place: the fused call stands where the last node of a chain stood, and reads what the first one read
+
+
+def changed(node: Node, modules: dict[str, nn.Module]) -> Node | None:
+    """What a node changes in place, as far as that can be seen; None for nothing."""
+    target = node.target
+    inplace = bool(node.kwargs.get("inplace"))
+    if node.op == "call_module":
+        inplace = bool(getattr(modules.get(str(target)), "inplace", False))
+    elif node.op == "call_method":
+        inplace = str(target).endswith("_") and not str(target).endswith("__")
+    elif node.op == "call_function":
+        name = getattr(target, "__name__", "")
+        inplace = inplace or (name.endswith("_") and not name.endswith("__")) or target is operator.setitem
+        inplace = inplace or (name.startswith("i") and getattr(operator, name, None) is target and name in _CHANGING)
+        inplace = inplace or "out" in node.kwargs or any(each is True for each in node.args[1:3])
+    first = next((each for each in (*node.args, *node.kwargs.values()) if isinstance(each, Node)), None)
+    return first if inplace else None
+
+
+_CHANGING = "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"
+
+
+def movable(chain: Chain, order: Iterable[Node], modules: dict[str, nn.Module]) -> str:
+    """Why the convolution cannot be computed where the last node of its chain stands; empty if it can."""
+    inside, seen, places = {*chain.nodes}, False, dict[Node, int]()
+    for place, node in enumerate(order):
+        places[node] = place
+        seen = seen or node is chain.conv
+        if seen and chain.last not in places and node not in inside and changed(node, modules) is not None:
+            return f"{node} changes something in place between the convolution and what follows it"
+    other = chain.add
+    for node in chain.nodes if other is not None else ():
+        if changed(node, modules) is other:
+            assert other is not None
+            later = any(places[each] > places[node] for each in other.users)
+            if later or other.op in ("placeholder", "get_attr", "call_method"):
+                return f"{node} changes its residual in place, which others read"
+    return ""
