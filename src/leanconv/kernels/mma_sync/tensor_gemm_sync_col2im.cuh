@@ -5,7 +5,8 @@
 // as col2im along rows: a product of dy with all columns (s, c) of filter rows, whose sums are added where they overlap.
 //
 //   columns   u = (h + pad) / stride is a coarse row, a = (h + pad) % stride its phase. Coarse row u reads rows u - m of dy, and of
-//             the filter rows a + m * stride: sums[u, q, (a, s, c)] = sum over m, k of dy[u - m, q, k] * w[k, c, a + m * stride, s].
+//             the filter rows a + m * stride:
+//             sums[u, q, (a, s, c)] = sum over m, k of dy[u - m, q, k] * w[k, c, a + m * stride, s].
 //   col2im    dx[row a of u, column v * stride + b - pad, c] = sum over l of sums[u, v - l, (a, b + l * stride, c)]
 // Slices of volumes as rows. So three channels are many filters of one product (2 * 7 * 3 for 7x7 at stride 2), no pixel of dy is
 // multiplied for a column that it does not meet, and one block reads it once for each of its tiles.
