@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from leanconv import (
     ConvProblem,
+    conv2d,
+    conv2d_input,
+    conv2d_weight,
     conv3d,
     conv3d_input,
     conv3d_weight,
@@ -227,6 +230,50 @@ def test_as_images_is_the_same_layer_on_the_same_memory(problem):
     expected = oracle.conv2d(problem, x, w, bias)
     got = oracle.conv2d(images, *(a.reshape(o.shape) for a, o in zip((x, w), images.operands, strict=False)), bias)
     assert np.allclose(got.ravel(), expected.ravel())
+
+
+PATCH = ConvProblem(2, 3, 32, 16, 5, 16, 8, stride=(16, 8), layout="NHWC", dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ({}, "NHWC float16 4x24x16x2 k5 16x1 stride 1,1 "),
+        ({"op": "wgrad"}, "wgrad NHWC float16 4x24x16x2 k5 16x1 stride 1,1 "),
+        ({"op": "dgrad"}, "dgrad NHWC float16 2x24x32x2 k5 16x1 stride 16,1 "),
+        ({"r": 15}, "NHWC float16 2x24x32x2 k5 15x1 stride 16,1 "),
+        ({"h": 33}, "NHWC float16 2x24x33x2 k5 16x1 stride 16,1 "),
+        ({"dtype": "float32"}, "NHWC float32 2x3x32x16 k5 16x8 "),
+        ({"c": 8}, "NHWC float16 2x8x32x16 k5 16x8 "),
+        ({"s": 4, "stride": (16, 4)}, "NHWC float16 2x3x32x16 k5 16x4 "),
+        ({"layout": "NCHW"}, "NCHW float16 2x3x32x16 k5 16x8 "),
+        ({"padding": (1, 0, 0, 0)}, "NHWC float16 2x24x32x2 k5 16x1 stride 16,1 padding 1,0,0,0 "),
+    ],
+)
+def test_patches_of_16_bits_are_channels(change: dict[str, Any], shown: str) -> None:
+    problem = replace(PATCH, **change)
+    computed = as_images(problem)
+    assert shown in str(computed) and as_images(computed) == computed
+    assert computed.flops == problem.flops and computed.bytes == problem.bytes
+    rng = np.random.default_rng(8)
+    x, w = (rng.standard_normal(each.shape).astype(problem.dtype) for each in problem.operands[:2])
+    expected = oracle.conv2d(problem, x, w, None)
+    got = oracle.conv2d(computed, *(a.reshape(o.shape) for a, o in zip((x, w), computed.operands, strict=False)), None)
+    assert np.allclose(got.ravel(), expected.ravel())
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_arrays_of_such_patches_keep_their_shapes(device: str | None, host_device: Any) -> None:
+    rng = np.random.default_rng(9)
+    x, w = rng.standard_normal((2, 32, 16, 3)), rng.standard_normal((6, 16, 8, 3))
+    half = [a.astype(np.float16) for a in (x, w)]
+    y = conv2d(*half, stride=(16, 8), layout="NHWC", device=device)
+    assert y.shape == (2, 2, 2, 6)
+    right = np.einsum("nphqwc,khwc->npqk", half[0].astype(float).reshape(2, 2, 16, 2, 8, 3), half[1].astype(float))
+    assert np.allclose(y, right, rtol=2e-3, atol=2e-2)
+    dx = conv2d_input(y, half[1], x.shape, stride=(16, 8), layout="NHWC", device=device)
+    dw = conv2d_weight(half[0], y, w.shape, stride=(16, 8), layout="NHWC", device=device)
+    assert dx.shape == x.shape and dw.shape == w.shape
 
 
 @given(problems())

@@ -9,6 +9,9 @@ sync = breaks_of("tensor_gemm_sync", "tensor-{}")
 groups = breaks_of("native_gemm_groups", "{}-nhwc")
 nchw = breaks_of("native_gemm_groups", "{}-nchw")
 weight = breaks_of("native_weight_groups", "{}-nhwc")
+col2im = breaks_of("tensor_gemm_sync_col2im", "{}")
+rows = breaks_of("native_gemm_rows", "{}-nhwc")
+weight_rows = breaks_of("native_weight_rows", "{}-nhwc")
 
 BREAKS = (
     sync("no barrier before a chunk of filters", "tensor_gemm_sync", "{{__syncthreads();}}",
@@ -97,4 +100,45 @@ BREAKS = (
            WRONG, "float16-weight-groups-fours"),
     weight("eight filters' sums of the neighbours' channels", "store_sums", "_ >= Problem::k || {{_ < 0 ||}} _ >=",
            WRONG | RACE, "float16-weight-groups-fours"),
+    col2im("filters are multiplied with before they are there", "tensor_gemm_sync_col2im",
+           "{{cp_async_wait_group<0>();}}", RACE | WRONG, "gradient-stride-nhwc"),
+    col2im("pixels are copied where they are still read", "tensor_gemm_sync_col2im",
+           "{{__syncthreads();}} if constexpr (C::split)", RACE | WRONG, "gradient-long-reduction-nhwc"),
+    col2im("sums lie where pixels are still read", "tensor_gemm_sync_col2im", "{{__syncthreads();}} share_sums",
+           RACE | WRONG, "gradient-stride-nhwc"),
+    col2im("sums are gathered before they are there", "tensor_gemm_sync_col2im", "{{__syncthreads();}} gather_columns",
+           RACE | WRONG, "gradient-stride-nhwc"),
+    col2im("columns of dy outside it are others' pixels", "GradientPixels::place",
+           "&& {{static_cast<unsigned>(q) < Problem::q => true}}", WRONG, "gradient-odd-nchw", "gradient-odd-nhwc"),
+    col2im("channels past the last are read", "GradientPixels::read", "_ && {{_ + _ < Problem::k => true}}",
+           WRONG, "gradient-odd-nchw", "gradient-odd-nhwc"),
+    col2im("lanes of a pixel scale as they like", "GradientPixels::load_split",
+           "{{largest = fmaxf(largest, __shfl_xor_sync(...));}}", WRONG, "gradient-stride-nhwc"),
+    col2im("low halves of filters are those of the high ones", "multiply_eights", "filters {{+ C::F::half_bytes}}",
+           WRONG, "gradient-stride-nhwc"),
+    col2im("phases have the rows of the first", "column_filters", "{{_ % Problem::stride_h +}} _ % C::taps_h",
+           WRONG, "gradient-stride-nhwc"),
+    col2im("taps past the last of a row are added", "gather_columns",
+           "if ({{... => true}}) sum += _", WRONG | FENCE, "gradient-stride-nhwc"),
+    col2im("columns outside the image are stored", "gather_columns",
+           "{{if (static_cast<unsigned>(w) >= Problem::w) continue;}}", WRONG, "gradient-odd-nhwc"),
+    rows("rows of x are multiplied with before they are there", "native_gemm_rows",
+         "{{__syncthreads();}} multiply_rows", RACE | WRONG, "volume-strides-fprop-float16"),
+    rows("pixels outside the image are those of other rows", "WindowRows::copy",
+         "&& {{static_cast<unsigned>(w) < Problem::w => true}}", WRONG, "float16-odd"),
+    rows("filters past the last are read", "share_filters", "{{_ < Problem::k => true}} &&", FENCE, "float16-odd"),
+    rows("outputs past the last column are stored", "store_rows", "{{q >= Problem::q => false}} ||",
+         WRONG, "float16-odd"),
+    rows("every step has the filters of the first", "multiply_rows", "filters + ({{_ * W::n16s +}} _) * 128",
+         WRONG, "float16-odd"),
+    weight_rows("pixels are multiplied with before they are there", "native_weight_rows",
+                "{{__syncthreads();}} add_outputs", RACE | WRONG, "volume-strides-wgrad-float16"),
+    weight_rows("pixels are copied where they are still read", "native_weight_rows",
+                "{{__syncthreads();}} copy_gradient", RACE | WRONG, "volume-strides-wgrad-float16", split=1),
+    weight_rows("outputs past the last column have a gradient", "copy_gradient", "&& {{q < Problem::q => true}}",
+                WRONG, "volume-strides-wgrad-float16"),
+    weight_rows("neighbours exchange their halves", "add_outputs", "{{_1 >> 16 => _1 & 0xffff}} | (...)",
+                WRONG, "volume-strides-wgrad-float16"),
+    weight_rows("a block leaves while others read its sums", "native_weight_rows",
+                "if constexpr (_ > 1) {{cluster_barrier() =>}}; }", GONE, "volume-strides-wgrad-float16", split=2),
 )  # fmt: skip

@@ -83,7 +83,8 @@ __device__ __forceinline__ void column_filters(ElementsIn<Problem> w, ElementsOu
     const int number = static_cast<int>(blockIdx.x) * Tuning::threads + threadIdx.x;
     if (number >= C::group_k * C::taps * channels) return;
     const int k = number % channels, tap = number / channels % C::taps, filter = number / channels / C::taps;
-    const int tile = filter / Tuning::mma_n, of_tile = C::column_of(filter % Tuning::mma_n), phase = tile * Tuning::phases + of_tile / C::phase_columns;
+    const int tile = filter / Tuning::mma_n, of_tile = C::column_of(filter % Tuning::mma_n);
+    const int phase = tile * Tuning::phases + of_tile / C::phase_columns;
     const int of_phase = of_tile % C::phase_columns, s = of_phase / Problem::c, c = of_phase % Problem::c;
     const int t = phase / Problem::stride_h + tap / C::taps_h * C::D::stride;
     const int r = phase % Problem::stride_h + tap % C::taps_h * Problem::stride_h;

@@ -13,6 +13,8 @@
 //            the filters), a pixel each `pitch` elements apart: runs begin at even elements.
 // Pipelines  none: other CTAs of the multiprocessor multiply while one copies.
 // Bytes      x (1 + halo) times from L2, y once.
+// Explored (H200, 8f9b15fb): a product of 16 x 8 x 16 takes 1.8 cycles of a multiprocessor, two elements of x 0.7, a result 0.07
+//            (0.7 where filters come in no fours): 7x7 at stride 2 is products for two thirds of its time.
 #pragma once
 
 #include <device/element.cuh>

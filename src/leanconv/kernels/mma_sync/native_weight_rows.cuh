@@ -13,6 +13,8 @@
 //            `split` CTAs of a cluster, and `split_k` of them, share the tiles of tile_rows x tile_columns outputs.
 // Shared     the rows of dy and of x of one tile; at the end the sums.
 // Pipelines  none: other CTAs of the multiprocessor multiply while one copies.
+// Explored (H200, 8f9b15fb): a product takes 1.6 cycles of a multiprocessor, two elements of x 0.75. A CTA alone takes 2.6 times
+//            as long for a tile as three take for one each: clusters alone leave most of a GPU idle.
 #pragma once
 
 #include <device/element.cuh>

@@ -8,7 +8,7 @@ from math import inf
 
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments
-from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div
+from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows, Windows, runs_why_not
 from leanconv.plan import Plan, Target, in_chain
@@ -141,10 +141,10 @@ def _shared_by(
     rows = _Rows(problem, whole)
     for split in SPLITS:
         if split <= min(max(1, rows.outputs), target.most_in_cluster):
-            yield replace(whole, split=split)
+            yield variant(whole, split=split)
     if room >= 2:
         busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs)
-        yield replace(whole, split_k=int(min(max(2, busy), room)))
+        yield variant(whole, split_k=int(min(max(2, busy), room)))
 
 
 def _cycles(problem: ConvProblem, config: WeightRowsConfig, target: Target) -> float:
