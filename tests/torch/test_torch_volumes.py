@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 import leanconv.torch as ours  # noqa: E402
 from leanconv import ConvProblem, prepare_weights  # noqa: E402
 from leanconv.call.precompile import PrecompileResult  # noqa: E402
-from leanconv.torch import measured_time, patch, recording  # noqa: E402
+from leanconv.torch import comparing, measured_time, patch, recording  # noqa: E402
 
 F = torch.nn.functional
 ops = torch.ops.leanconv
@@ -240,7 +240,7 @@ def test_what_pytorch_takes_for_volumes_is_looked_up_as_volumes(
 ) -> None:
     """It computes them as volumes, whatever leanconv computes them as."""
     asked: list[Any] = []
-    monkeypatch.setattr(patch.tables, "peer_us", lambda problem, target, engine: asked.append(problem))
+    monkeypatch.setattr(comparing.tables, "peer_us", lambda problem, target, engine: asked.append(problem))
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: asked.append(problem) or 1e12)
     x, w = torch.randn(2, 4, 3, 5, 6), torch.randn(6, 4, 3, 1, 1)
     with ours.enable() as taken, torch.no_grad():
