@@ -12,7 +12,7 @@ from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
 from leanconv.images.api import filter2d, filter3d, requested_filter, requested_volume_filter
 from leanconv.options import FUNCTIONS, Activation, Layout, Layout1d, Padding, Precision, layer_options
-from leanconv.problem import is_problem
+from leanconv.problem import Problem
 from leanconv.volumes.api import conv3d, conv3d_input, conv3d_weight
 
 Array = TypeVar("Array")
@@ -386,7 +386,7 @@ def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
     >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP
     """
     compile_now = bool(options.pop("compile", False))
-    if is_problem(what):
+    if isinstance(what, Problem):
         device, name = options.pop("device", None), options.pop("algorithm", "auto")
         limit = options.pop("workspace_limit", None)
         if options or arguments:

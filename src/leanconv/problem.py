@@ -8,6 +8,7 @@ from math import inf, prod
 from typing import Any, ClassVar, Literal, get_args
 
 from leanconv import options
+from leanconv.arrays.memory import lay_out
 from leanconv.dtypes import FILTERS, LAYERS, DtypeName, filter_sum, item_bytes, one_of, result_of, weights_of
 from leanconv.images.borders import BORDERS, BorderName
 from leanconv.options import Layout, Op, Precision, Reduction
@@ -31,22 +32,9 @@ def _make_plain(problem: Any, names: tuple[str, ...]) -> None:
             object.__setattr__(problem, name, options.integer(name, value, -inf, inf))
 
 
-def _are_ints(value: Any, count: int) -> bool:
-    return type(value) is tuple and len(value) == count and all([type(each) is int for each in value])
-
-
-def _are_steps(value: Any) -> bool:
-    return _are_ints(value, 2) and 1 <= value[0] <= options.MOST and 1 <= value[1] <= options.MOST
-
-
-def lay_out(layout: Layout, first: int, channels: int, *extent: int) -> tuple[int, ...]:
-    """The shape, in memory order, of ``first`` images, or filters, of so many channels, and rows and columns; of
-    volumes with the slices before these."""
-    if layout == "NHWC":
-        return first, *extent, channels
-    if layout == "CHWN":
-        return channels, *extent, first
-    return first, channels, *extent
+def _are_ints(value: Any, count: int, least: float = -inf, most: float = inf) -> bool:
+    plain = type(value) is tuple and len(value) == count
+    return plain and all([type(each) is int and least <= each <= most for each in value])
 
 
 @dataclass(frozen=True)
@@ -126,14 +114,14 @@ class ConvProblem:
     def __post_init__(self) -> None:
         _make_plain(self, ("n", "c", "h", "w", "k", "r", "s", "groups", "d", "t", "stride_d", "dilation_d"))
         plain = {type(self.dtype), type(self.layout), type(self.precision), type(self.op)} == {str}
-        flags = {type(self.bias), type(self.accumulate), type(self.batch_invariant), type(self.scale), type(self.add)}
-        plain = plain and flags == {bool}
+        flags = self.bias, self.accumulate, self.batch_invariant, self.scale, self.add
+        plain = plain and {type(each) for each in flags} == {bool}
         plain = plain and self.dtype in LAYERS and self.layout in options.LAYOUTS and self.op in options.OPS
         plain = plain and self.precision in options.PRECISIONS and self.activation in options.ACTIVATIONS
         if not plain or not 1 <= self.groups <= options.MOST:
             self._check_words()
         for name in ("stride", "dilation"):
-            if not _are_steps(getattr(self, name)):
+            if not _are_ints(getattr(self, name), 2, 1, options.MOST):
                 object.__setattr__(self, name, options.pair(name, getattr(self, name), 1))
         if not _are_ints(self.padding, 4):
             padding = options.sides_of(self.padding)
@@ -233,8 +221,7 @@ class ConvProblem:
     @cached_property
     def plain(self) -> ConvProblem:
         """The layer without what follows its sums: no bias of a forward layer, no scale, residual or activation."""
-        bias = self.bias and self.op != "fprop"
-        return replace(self, bias=bias, scale=False, add=False, activation=None)
+        return replace(self, bias=self.bias and self.op != "fprop", scale=False, add=False, activation=None)
 
     @property
     def fuses(self) -> bool:
@@ -299,15 +286,13 @@ class ConvProblem:
     @cached_property
     def bytes(self) -> int:
         """Fewest bytes to move: every input read once, every output written once."""
-        twice = 2 if self.accumulate else 1
-        return sum(prod(o.shape) * item_bytes(o.dtype) * (twice if o.written else 1) for o in self.operands)
+        return sum(prod(o.shape) * item_bytes(o.dtype) * (1 + (o.written and self.accumulate)) for o in self.operands)
 
     @property
     def terms(self) -> int:
         """Products that an element of the result sums, padding included."""
-        if self.op == "wgrad":
-            return self.pixels
-        return (self.group_k if self.op == "dgrad" else self.group_c) * self.taps
+        channels = self.group_k if self.op == "dgrad" else self.group_c
+        return self.pixels if self.op == "wgrad" else channels * self.taps
 
     def __str__(self) -> str:
         axes = 3 if self.is_volume else 2
@@ -318,8 +303,7 @@ class ConvProblem:
         text = f"{self.op} {layout} {self.dtype} {shape} k{self.k} {self.window}"
         text += f" stride {','.join(map(str, stride))} padding {','.join(map(str, padding))}"
         text += f" dilation {','.join(map(str, dilation))} groups {self.groups} precision {self.precision}"
-        text += " bias" * self.bias + " scale" * self.scale + " add" * self.add
-        text += f" {self.activation}" if self.activation else ""
+        text += " bias" * self.bias + " scale" * self.scale + " add" * self.add + f" {self.activation or ''}".rstrip()
         return text + " accumulate" * self.accumulate + " batch_invariant" * self.batch_invariant
 
 
@@ -505,8 +489,7 @@ class FilterProblem:
         types += f" in {self.sums}" if self.sum_dtype else ""
         slices, taps = (f"{self.d}x", f"{self.kd}x") if self.is_volume else ("", "")
         size = f"{self.batch}x{slices}{self.h}x{self.w}" + f"x{self.channels}" * (self.channels != 1)
-        filters = f"{self.filters} filters" if self.filters > 1 else "filter"
-        filters += " an image" if self.per_image else ""
+        filters = (f"{self.filters} filters" if self.filters > 1 else "filter") + " an image" * self.per_image
         filters = f"{filters} of rank {self.rank}" if self.rank else filters
         filters = f"{self.reduction} of" if self.reduction else filters
         anchor = f"{self.anchor_z}," * self.is_volume + f"{self.anchor[0]},{self.anchor[1]}"
@@ -515,7 +498,3 @@ class FilterProblem:
 
 
 Problem = ConvProblem | FilterProblem
-
-
-def is_problem(value: object) -> bool:
-    return isinstance(value, (ConvProblem, FilterProblem))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from leanconv import ConvProblem, conv1d, conv1d_weight, conv2d, conv2d_input, conv2d_weight, explain, prepare_weights
+from leanconv.arrays.memory import lay_out
 from leanconv.call import choose
 from leanconv.options import Layout
-from leanconv.problem import lay_out
 from leanconv.runtime import launch
 from tests.messages import says
 from tests.operations import (

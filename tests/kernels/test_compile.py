@@ -398,7 +398,7 @@ def test_extreme_configs_compile(algorithm, problem, target):
 def test_every_activation_compiles_without_spills(target):
     types = [activation_type(each) for each in (*ACTIVATIONS, "leaky_relu:-0.3")]
     calls = " ".join(f"x[{i}] = {each}::of(x[{i}]);" for i, each in enumerate(types))
-    text = f'#include <device/activation.cuh>\nextern "C" __global__ void every(float* x) {{ {calls} }}\n'
+    text = f'#include <device/epilogue.cuh>\nextern "C" __global__ void every(float* x) {{ {calls} }}\n'
     compiled = compile_source(text, "every", target.arch)
     assert compiled.spill_bytes == compiled.stack_bytes == 0 and compiled.registers <= 64
 

@@ -17,10 +17,9 @@ import pytest
 
 from leanconv import ConvProblem, CudaError, FilterProblem, conv2d, filter2d
 from leanconv.arrays import TorchArrays
-from leanconv.arrays.memory import row_pitched
+from leanconv.arrays.memory import lay_out, row_pitched
 from leanconv.call.choose import choose
 from leanconv.plan import Launch, Number, Plan, Pointer, Target
-from leanconv.problem import lay_out
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime.compile import INCLUDE, Compiled
 from tests.runtime.fake_driver import launch_config

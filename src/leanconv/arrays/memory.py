@@ -12,6 +12,16 @@ import numpy as np
 from leanconv.arrays.base import Shape
 
 
+def lay_out(layout: str, first: int, channels: int, *extent: int) -> tuple[int, ...]:
+    """The shape, in memory order, of ``first`` images, or filters, of so many channels, and rows and columns; of
+    volumes with the slices before these."""
+    if layout == "NHWC":
+        return first, *extent, channels
+    if layout == "CHWN":
+        return channels, *extent, first
+    return first, channels, *extent
+
+
 def overlaps(a: tuple[int, int], b: tuple[int, int]) -> bool:
     """Whether two ranges of addresses [low, high) overlap."""
     return a[0] < b[1] and b[0] < a[1]

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.arrays.memory import lay_out
 from leanconv.call.host_call import torch_epilogue
 from leanconv.cpu import oracle
 from leanconv.cpu.epilogue import finish
 from leanconv.cpu.oracle import border_indices
 from leanconv.dtypes import DTYPES, is_integer
 from leanconv.options import Layout
-from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem, lay_out
+from leanconv.problem import ConvProblem, FilterProblem, Operand, Problem
 
 #: Float64 operations and elements that the reference of one problem may take.
 _GPU_LIMITS = (3e11, 2e8)

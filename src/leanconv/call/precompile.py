@@ -16,7 +16,7 @@ from leanconv.call.explain import NOMINAL
 from leanconv.call.resolve import check_problem
 from leanconv.perf import tables
 from leanconv.plan import Launch, Target
-from leanconv.problem import Problem, is_problem
+from leanconv.problem import Problem
 from leanconv.runtime import bundle as bundles
 from leanconv.runtime import cache, launch
 from leanconv.runtime.compile import Compiled, cuda_version
@@ -156,13 +156,13 @@ def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Pr
 
     Raises TypeError for something else, ValueError for one that breaks a rule.
     """
-    if isinstance(problems, str) or is_problem(problems) or not isinstance(problems, Iterable):
+    if isinstance(problems, str) or isinstance(problems, Problem) or not isinstance(problems, Iterable):
         raise TypeError(
             f"problems is of type {type(problems).__name__}; give a list: leanconv.{function}([problem]). Suites are "
             f"for the command line: leanconv {function} resnet-50"
         )
     for i, problem in enumerate(problems):
-        if not is_problem(problem):
+        if not isinstance(problem, Problem):
             kind = type(problem).__name__
             raise TypeError(f"problems[{i}] is of type {kind}; it must be a ConvProblem or a FilterProblem")
         check_problem(problem)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from leanconv.arrays.memory import lay_out
 from leanconv.cpu.blas import matmul, one_thread
 from leanconv.cpu.gradients import col2im, filter_gradient
 from leanconv.cpu.layers import (
@@ -22,7 +23,7 @@ from leanconv.cpu.layers import (
     windows,
 )
 from leanconv.dtypes import is_integer, is_narrow, item_bytes
-from leanconv.problem import ConvProblem, lay_out
+from leanconv.problem import ConvProblem
 
 
 class Im2col(LayerAlgorithm):

@@ -12,6 +12,8 @@ weight = breaks_of("native_weight_groups", "{}-nhwc")
 col2im = breaks_of("tensor_gemm_sync_col2im", "{}")
 rows = breaks_of("native_gemm_rows", "{}-nhwc")
 weight_rows = breaks_of("native_weight_rows", "{}-nhwc")
+weight_split_k = breaks_of("native_weight_groups_split_k", "{}-nhwc")
+weight_rows_split_k = breaks_of("native_weight_rows_split_k", "{}-nhwc")
 
 BREAKS = (
     sync("no barrier before a chunk of filters", "tensor_gemm_sync", "{{__syncthreads();}}",
@@ -141,4 +143,8 @@ BREAKS = (
                 WRONG, "volume-strides-wgrad-float16"),
     weight_rows("a block leaves while others read its sums", "native_weight_rows",
                 "if constexpr (_ > 1) {{cluster_barrier() =>}}; }", GONE, "volume-strides-wgrad-float16", split=2),
+    weight_split_k("each warp adds the first partial sum", "sum_split_k", "int _ = {{_ => 0}};", WRONG,
+                   "float16-weight-groups-fours"),
+    weight_rows_split_k("all partial sums in one place", "native_weight_rows", "{{dw += _ * (...);}}", RACE | WRONG,
+                        "volume-strides-wgrad-float16"),
 )  # fmt: skip

@@ -4,7 +4,7 @@
 // blocks of a cluster, are added in a fixed order.
 #pragma once
 
-#include <device/activation.cuh>  // a type in Problem
+#include <device/epilogue.cuh>  // a type in Problem
 #include <device/element.cuh>
 #include <device/index.cuh>
 #include <device/ptx/memory.cuh>

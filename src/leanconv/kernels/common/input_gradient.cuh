@@ -3,7 +3,7 @@
 // takes part in N * P * Q FMAs; those pixels written once.
 #pragma once
 
-#include <device/activation.cuh>  // a type in Problem
+#include <device/epilogue.cuh>  // a type in Problem
 #include <device/element.cuh>
 #include <device/index.cuh>
 #include <device/ptx/memory.cuh>

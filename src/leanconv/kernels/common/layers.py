@@ -160,7 +160,7 @@ def conv_constants(problem: ConvProblem) -> Constants:
 
 
 def activation_type(activation: str | None) -> str:
-    """The C++ type that applies an activation (device/activation.cuh); one with a number has its bits."""
+    """The C++ type that applies an activation (device/epilogue.cuh); one with a number has its bits."""
     if activation is None:
         return "leanconv::Identity"
     name, value = activation_parts(activation)

@@ -1,7 +1,7 @@
 // The columns of filter rows, as tensor_gemm_sync_col2im multiplies with them, and the launch that writes them.
 #pragma once
 
-#include <device/activation.cuh>
+#include <device/epilogue.cuh>
 #include <device/element.cuh>
 #include <device/index.cuh>
 #include <device/pipeline/filter_layout.cuh>
