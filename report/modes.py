@@ -398,9 +398,7 @@ def _by_key(record: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]
 def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
     pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
     cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
-    # NOTE: leaves with the last row of a revision that ran PyTorch channels last only
-    older = not any(key.startswith("torch_nchw") for key in row or ())
-    return " / ".join(cells) + "*" * older if set(cells) - {"–"} else "–"
+    return " / ".join(cells) if set(cells) - {"–"} else "–"
 
 
 def strict(record: dict[str, Any]) -> str:
