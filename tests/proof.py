@@ -136,14 +136,14 @@ def _check_conv(problem: ConvProblem, plan: Plan, run: Runner, kind: str) -> Non
         y[...] = cases.draw(np.random.default_rng(1), problem.y_shape, kind, written.dtype)
         if is_integer(problem.dtype):
             y >>= 1  # the sum stays within 32 bits
-    reference, bound = _expected(problem, y, inputs)
+    reference, bound = expected(problem, y, inputs)
     run(plan, {**inputs, written.role: y})
     _compare(y, reference, bound, f"{problem} {kind}")
     if is_narrow(problem.dtype):
         _check_rounding(y, reference, DTYPES[problem.dtype].roundoff, f"{problem} {kind}")
 
 
-def _expected(problem: ConvProblem, y: np.ndarray, inputs: dict[str, Any]) -> tuple[np.ndarray, float]:
+def expected(problem: ConvProblem, y: np.ndarray, inputs: dict[str, Any]) -> tuple[np.ndarray, float]:
     """The answer, and the error that it may have; ``y`` is what the output holds before."""
     first, second, *_ = problem.operands
     given = inputs[first.role], inputs[second.role]
