@@ -67,8 +67,9 @@ MODES = {
 PASSES = ("forward", "training")
 #: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
-#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, eagerly, under torch.compile.
-WAYS = ("graph", "tuned", "eager", "compile")
+#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned or fused, eagerly, under
+#: torch.compile.
+WAYS = ("graph", "tuned", "fused", "eager", "compile")
 
 
 def memory_format(x: Any, layout: str) -> Any:
@@ -252,6 +253,12 @@ def measure_forward(
                 graphs[kept].replay()
             apart = (results[kept][:_EXACT].double() - exact).norm() / exact.norm()
             found |= {f"{side}_error": float(apart), f"{side}_peak_bytes": peaks[kept]}
+        if graph:
+            with torch.inference_mode(False):
+                fused: Any = leanconv.torch.fuse(model, precision=mode.precision)
+            call = partial(fused, x)
+            call()
+            us |= _replays("fused", {"torch": graphs[best["torch"]], "leanconv": captured(call)[0]})
         if tuned:
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]
             with leanconv.torch.enable(net, precision=mode.precision, tune=given):
