@@ -42,7 +42,7 @@ namespace leanconv {
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void im2win_fused(const float* __restrict__ x, const float* __restrict__ w,
-                                             const float* __restrict__ bias, float* __restrict__ y, long long batch) {
+                                             BiasIn<Problem> bias, float* __restrict__ y, long long batch) {
     im2win_fused_of_calls<Problem, OneByOne<Tuning>>(x, w, bias, y, batch);
 }
 

@@ -31,7 +31,7 @@ __device__ __forceinline__ void scale_sums(float (&sums)[n_tiles][count], float 
 
 // `consume` of tensor_gemm.cuh without partial sums.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void consume_unpromoted(const float* prepared_filters, const float* bias, float* y,
+__device__ __forceinline__ void consume_unpromoted(const float* prepared_filters, Bias<Problem> bias, float* y,
                                                    long long batch, const TensorTiles<Problem, Tuning>& tiles,
                                                    const TensorRings<Problem, Tuning>& rings, int warpgroup) {
     using F = TensorFilters<Problem, Tuning>;
@@ -129,7 +129,7 @@ __device__ __forceinline__ float multiply_unpromoted(float (&sums)[2][accs][coun
 
 // And `consume_pairs`.
 template <class Problem, class Tuning, bool scaled>
-__device__ __forceinline__ void consume_pairs_unpromoted(const float* prepared_filters, const float* bias, float* y,
+__device__ __forceinline__ void consume_pairs_unpromoted(const float* prepared_filters, Bias<Problem> bias, float* y,
                                                          long long batch,
                                                          const TensorTiles<Pairs<Problem, Tuning>, Tuning>& tiles,
                                                          const TensorRings<Pairs<Problem, Tuning>, Tuning>& rings,
@@ -181,7 +181,7 @@ __device__ __forceinline__ void consume_pairs_unpromoted(const float* prepared_f
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_gemm_unpromoted(const TensorMap& x, const float* prepared, const float* bias,
+__device__ __forceinline__ void tensor_gemm_unpromoted(const TensorMap& x, const float* prepared, Bias<Problem> bias,
                                                        float* y, long long batch) {
     const TensorRings<Problem, Tuning> rings;
     const TensorTiles<Problem, Tuning> tiles(batch);
@@ -198,7 +198,7 @@ __device__ __forceinline__ void tensor_gemm_unpromoted(const TensorMap& x, const
 }
 
 template <class Problem, class Tuning>
-__device__ __forceinline__ void tensor_winograd_unpromoted(const TensorMap& x, const float* prepared, const float* bias,
+__device__ __forceinline__ void tensor_winograd_unpromoted(const TensorMap& x, const float* prepared, Bias<Problem> bias,
                                                            float* y, long long batch) {
     const TensorRings<Pairs<Problem, Tuning>, Tuning> rings;
     const TensorTiles<Pairs<Problem, Tuning>, Tuning> tiles(batch);

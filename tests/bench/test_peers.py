@@ -32,6 +32,7 @@ class Tensors:
         self.check = Check(self._held)
         if isinstance(problem, ConvProblem):
             self.bias = None if self._held.bias is None else torch.from_numpy(self._held.bias)
+            self.scale, self.residual = None, lambda layout: None
         else:
             self.image, self.kernel = torch.from_numpy(self._held.image), torch.from_numpy(self._held.kernel)
 

@@ -153,6 +153,13 @@ LAYERS = {name: way.problem for name, way in WAYS.items() if name == way.stem} |
 }
 #: What a gradient of the input leaves out of a layer.
 GRADIENT: dict[str, Any] = {"op": "dgrad", "bias": False, "activation": None}
+LAYERS |= {
+    "native_gemm_groups": replace(BIG, groups=BIG.c // 8, dtype="float16"),
+    "native_weight_groups": replace(BIG, groups=BIG.c // 8, dtype="float16", **GRADIENT | {"op": "wgrad"}),
+    "native_gemm_rows": replace(BIG, c=3, dtype="float16"),
+    "native_weight_rows": replace(BIG, c=3, dtype="float16", **GRADIENT | {"op": "wgrad"}),
+    "tensor_gemm_sync_col2im": replace(BIG, c=3, **GRADIENT),
+}
 ONE_BY_ONE: dict[str, Any] = {"r": 1, "s": 1, "padding": (0, 0, 0, 0)}
 
 #: Every case of kernels on tensor cores, and every such kernel.

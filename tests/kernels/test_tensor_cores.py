@@ -205,7 +205,7 @@ def _no_numbers() -> dict[str, Any]:
     native = {
         "native_gemm_16bit": replace(forward, dtype="float16"),
         "native_gemm_tf32": replace(forward, precision="tf32"),
-        "native_gemm_nchw": replace(PROBLEMS["float16-blocks-nchw"], bias=False, activation=None),
+        "native_gemm_nchw": PROBLEMS["float16-blocks-nchw"].plain,
         "native_weight_nhwc": PROBLEMS["float16-weight-copies-nhwc"],
         "native_weight_nchw": PROBLEMS["float16-weight-windows-nchw"],
     }
@@ -465,7 +465,7 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
         ("native_weight_nhwc", {}, "native_weight_nhwc"),
         ("native_weight_nhwc", ONE_BY_ONE, "native_weight_nhwc"),
         ("native_weight_nhwc", {"stride": (2, 2)}, "native_weight_nhwc"),
-        ("native_weight_nhwc", {"c": 3}, "implicit_gemm_weight"),
+        ("native_weight_nhwc", {"c": 3}, "native_weight_rows"),
         ("native_weight_nhwc", {"groups": 256}, "depthwise_weight"),
         ("native_weight_nchw", {}, "native_weight_nchw"),
         ("native_weight_nchw", ONE_BY_ONE, "native_weight_nchw"),

@@ -80,9 +80,9 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     assert "NVIDIA X, 2026-11-22, revision abc000000000." in text
     heads = "forward: strict FP32 (graph / eager) | forward: 16 bits (graph) | training: strict FP32 (eager)"
     assert f"| network | {heads} |" in text
-    assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50* | 1.20* |" in text, "one layout of PyTorch"
+    assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 | 1.20 |" in text
     text = made_up.filled(tmp_path, "short modes networks=b,a")
-    assert "| b | – | – | 0.50 / –* | 1.20* | – | – | – |\n" in text
+    assert "| b | – | – | 0.50 / – | 1.20 | – | – | – |\n" in text
     assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.00 MB / 2.00 MB |" in text
     with pytest.raises(ValueError, match="there is nothing to draw"):
         made_up.filled(tmp_path, "networks-figure modes")

@@ -40,8 +40,10 @@ class _Module(torch.nn.Module):
 class _Forward(_Module):
     activation: str | None = None
 
-    def __init__(self, *arguments: Any, activation: Activation = None, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, *arguments: Any, device: Any = None, dtype: Any = None, activation: Activation = None, **options: Any
+    ) -> None:
+        super().__init__(*arguments, device=device, dtype=dtype, **options)
         self.activation = activation_of(activation)
 
     def forward(self: Any, input: torch.Tensor, add: torch.Tensor | None = None) -> torch.Tensor:
