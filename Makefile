@@ -33,7 +33,7 @@ test-all: $(VENV)/.test
 
 # The wheel on the oldest Python with the lowest versions of what it needs, and on the newest, as far as these are
 # installed; PYTHONS=all runs every environment of the script.
-PYTHONS ?= 3.10+lowest 3.13
+PYTHONS ?= 3.10+lowest 3.13+host
 pythons: $(VENV)/.made
 	$(BIN)/python scripts/other_pythons.py $(PYTHONS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import types
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -24,8 +25,39 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     proof.every_order = "not exhaustive" not in session.config.option.markexpr
 
 
+#: Functions of many tests of one kind: ``make test`` runs half of each, and the first of every algorithm; ``make
+#: test-all`` runs all.
+HALVED = {
+    "test_right_on_emulator", "test_extreme_configs_right_on_emulator", "test_best_guess_compiles_without_spills",
+    "test_every_layer_is_right", "test_errors_on_data_of_every_range", "test_numpy",
+    "test_cupy_arrays_are_read_in_place",
+    "test_pytorch_tensors_on_a_gpu_are_read_as_they_lie", "test_pytorch_cpu_tensors", "test_every_function_is_scipys",
+    "test_images_larger_than_a_strip", "test_values_are_those_of_pytorch", "test_layers_larger_than_a_block",
+    "test_the_oracle_agrees_with_pytorch", "test_the_cpu_engine_keeps_the_bound_of_the_precision",
+}  # fmt: skip
+
+
+def halve(items: list[pytest.Item]) -> None:
+    """Mark every second test of `HALVED` functions as exhaustive, by its name; but not the first of an algorithm."""
+    met = set()
+    for item in items:
+        function = item.nodeid.partition("[")[0].rpartition("::")[2]
+        given = getattr(item, "callspec", None)
+        if function not in HALVED or given is None or "exhaustive" in item.keywords:
+            continue
+        of = (function, getattr(given.params.get("algorithm"), "stem", ""))
+        if (of in met or not of[1]) and zlib.crc32(item.nodeid.encode()) % 2:
+            item.add_marker(pytest.mark.exhaustive)
+        met.add(of)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU each function of a marked test is skipped once, with the reason, for all of its parameters."""
+    """Half of the functions of many tests are for ``make test-all``.
+
+    Without a GPU each function of a marked test is skipped once, with the reason, for all of its parameters.
+    """
+    halve(items)
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return

@@ -60,7 +60,7 @@ class ConvProblem:
     ``accumulate``: the result is added to what the output holds, before the activation.
 
     ``scale`` and ``add`` are of forward layers: ``y = activation(scale[k] * sum + bias[k] + add)``, with a float32
-    number for each filter and a residual, an array like y. ``activation`` is as `options.activation_of` returns it.
+    number for each filter and a residual, an array like y. ``activation`` is as ``options.activation_of`` returns it.
 
     ``batch_invariant``: an image has the same bits in the result of every batch. The gradient of the filters, a sum
     over the images, has no such promise.
