@@ -44,6 +44,7 @@ class Case:
 #: every kernel takes a second to build.
 USUAL: tuple[Layout, ...] = ("NCHW", "NHWC")
 INNERMOST: tuple[Layout, ...] = ("CHWN",)
+ALL_OF = {"bias": True, "scale": True, "add": True}
 ALL = USUAL + INNERMOST
 
 
@@ -75,10 +76,9 @@ def _conv_cases() -> list[Case]:
     layers = Layers()
     add = layers.add
     same = {"padding": (1, 1, 1, 1)}
-    all_of = {"bias": True, "scale": True, "add": True}
     #                n  c   h   w   k   r  s
     add("plain", 2, 8, 12, 16, 16, 3, 3, layouts=ALL, thorough=USUAL, **same)
-    add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, activation="silu", **all_of, **same)
+    add("odd", 3, 5, 13, 11, 7, 3, 3, layouts=ALL, thorough=ALL, activation="silu", **ALL_OF, **same)
     add("tails", 2, 19, 8, 9, 133, 3, 3, layouts=ALL, thorough=USUAL, bias=True, add=True, padding=(1, 0, 2, 1))
     add("whole-tiles", 2, 16, 8, 16, 128, 1, 1, thorough=USUAL)
     add("long-reduction", 1, 90, 5, 8, 12, 3, 3, layouts=ALL, thorough=USUAL, add=True, activation="relu6", **same)
@@ -87,7 +87,7 @@ def _conv_cases() -> list[Case]:
     add("single-pixel", 1, 1, 1, 1, 1, 1, 1, layouts=ALL)
     add("single-output", 1, 37, 3, 3, 5, 3, 3, bias=True)
     add("single-pixel-padded", 2, 3, 1, 1, 4, 3, 3, scale=True, activation="tanh", **same)
-    add("one-channel", 2, 1, 15, 18, 6, 5, 5, activation="gelu_tanh", **all_of, padding=(2, 2, 2, 2))
+    add("one-channel", 2, 1, 15, 18, 6, 5, 5, activation="gelu_tanh", **ALL_OF, padding=(2, 2, 2, 2))
     add("one-filter", 2, 6, 15, 18, 1, 3, 3)
     add("empty-batch", 0, 4, 9, 9, 6, 3, 3, layouts=ALL, **same)
     add("one-row", 3, 4, 1, 70, 5, 1, 3, layouts=ALL, padding=(0, 0, 1, 1))
@@ -108,10 +108,10 @@ def _conv_cases() -> list[Case]:
     add("dilation-uneven", 1, 4, 18, 19, 6, 3, 2, layouts=ALL, dilation=(1, 5), stride=(2, 1), padding=(1, 3, 4, 2))
     add("groups", 2, 6, 9, 10, 9, 3, 3, layouts=ALL, groups=3, bias=True, **same)
     add("groups-vector", 2, 16, 8, 8, 24, 3, 3, groups=2, thorough=USUAL, activation="relu", **same)
-    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, activation="hardswish", **all_of, **same)
+    add("depthwise", 2, 7, 9, 12, 7, 3, 3, groups=7, activation="hardswish", **ALL_OF, **same)
     add("depthwise-multiplier", 1, 5, 9, 8, 15, 5, 3, layouts=ALL, groups=5, stride=(2, 2), padding=(2, 2, 1, 1))
-    add("depthwise-wide", 2, 3, 6, 44, 3, 3, 40, groups=3, **all_of, padding=(1, 1, 20, 19))
-    add("depthwise-row", 2, 3, 1, 72, 6, 1, 4, groups=3, activation="elu:0.5", **all_of, padding=(0, 0, 3, 0))
+    add("depthwise-wide", 2, 3, 6, 44, 3, 3, 40, groups=3, **ALL_OF, padding=(1, 1, 20, 19))
+    add("depthwise-row", 2, 3, 1, 72, 6, 1, 4, groups=3, activation="elu:0.5", **ALL_OF, padding=(0, 0, 3, 0))
     add(
         "everything",
         2,
@@ -132,7 +132,7 @@ def _conv_cases() -> list[Case]:
     add("precision-ieee", 1, 6, 9, 9, 5, 3, 3, layouts=ALL, precision="ieee", **same)
     # Four images, and eight, are adjacent where images are innermost.
     add("images-4", 4, 6, 5, 7, 9, 3, 2, layouts=INNERMOST, bias=True, stride=(1, 2), **same)
-    add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, activation="elu", **all_of, **same)
+    add("images-8", 8, 33, 3, 4, 20, 3, 3, layouts=INNERMOST, thorough=INNERMOST, activation="elu", **ALL_OF, **same)
     # Results that are added to what the output holds, in vectors and one by one, and over a cluster.
     add("accumulate", 2, 16, 6, 8, 16, 3, 3, layouts=ALL, thorough=ALL, accumulate=True, **same)
     add("accumulate-odd", 2, 3, 5, 7, 9, 3, 2, layouts=ALL, accumulate=True, bias=True, activation="relu")
@@ -267,8 +267,7 @@ def _transform_cases() -> list[Case]:
     # Rows of whole tiles, of narrower ones, and a rest: 3·4 + 1, 6·3 + 2 + 1, 5·2 + 4, 4·7 + 2, 3·3 + 2, 2·5 + 1.
     #                      n  c   h   w   k   r  s
     add("width-2", 2, 9, 7, 13, 5, 3, 2, bias=True, activation="relu", padding=(1, 1, 1, 0))
-    all_of = {"bias": True, "scale": True, "add": True}
-    add("width-3", 1, 17, 6, 21, 40, 3, 3, layouts=ALL, thorough=USUAL, padding=(1, 1, 1, 1), **all_of)
+    add("width-3", 1, 17, 6, 21, 40, 3, 3, layouts=ALL, thorough=USUAL, padding=(1, 1, 1, 1), **ALL_OF)
     add("width-4", 1, 19, 7, 14, 35, 2, 4, layouts=ALL, bias=True, padding=(0, 1, 2, 1))
     add("width-5-one-row", 3, 28, 1, 30, 70, 1, 5, bias=True, padding=(0, 0, 2, 2))
     add("width-6", 1, 14, 8, 11, 33, 2, 6, padding=(1, 0, 3, 2))
@@ -303,7 +302,7 @@ def _transform_cases() -> list[Case]:
     add("gradient-high-dilated", 1, 3, 20, 8, 4, 14, 3, padding=(7, 5, 0, 2), dilation=(2, 1), **gradient)
     add("gradient-groups", 2, 10, 7, 9, 30, 3, 4, groups=2, padding=(1, 1, 2, 1), **gradient)
     add("images-4", 4, 11, 5, 9, 38, 3, 3, layouts=INNERMOST, bias=True, padding=(1, 1, 1, 1))
-    add("images-8", 8, 13, 3, 7, 36, 3, 3, layouts=INNERMOST, thorough=INNERMOST, precision="relaxed", **all_of)
+    add("images-8", 8, 13, 3, 7, 36, 3, 3, layouts=INNERMOST, thorough=INNERMOST, precision="relaxed", **ALL_OF)
     add("gradient-images-8", 8, 37, 4, 5, 13, 3, 3, layouts=INNERMOST, padding=(1, 1, 1, 1), **gradient)
     return layers.cases
 

@@ -323,32 +323,3 @@ def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: p
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(x), expected)
         assert len(on_stand_in.launches) - before == 3
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("taken", [True, False])
-def test_on_a_real_gpu(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launched by Python, in a CUDA graph, and by the backend of torch.compile."""
-    if not torch.cuda.is_available():
-        pytest.skip("this PyTorch has no CUDA")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("it" * taken, "said so"))
-    model = made(Block, 16, 32, 2).to("cuda", dtype, memory_format=form)
-    x = torch.randn(2, 16, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
-    exact, bound = copy.deepcopy(model).double()(x.double()), 1e-5 if dtype is torch.float32 else 2e-2
-    fused = ours.fuse(model, x)
-    assert (str(fused.report).count(": leanconv: ") == 3) is taken
-
-    def off(y: Any) -> float:
-        return float((y.double() - exact).norm() / exact.norm())
-
-    with torch.no_grad():
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = fused(x)
-        graph.replay()
-        compiled = torch.compile(model, backend=partial(ours.fused, compiler="aot_eager"))
-        for y in (fused(x), captured, compiled(x)):
-            assert off(y) < bound and y.is_contiguous(memory_format=form)

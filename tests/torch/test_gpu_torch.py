@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ import leanconv.torch as ours  # noqa: E402
 from leanconv import conv2d, prepare_weights  # noqa: E402
 from leanconv.bench import columns  # noqa: E402
 from leanconv.runtime import cache  # noqa: E402
-from leanconv.torch import expected_time, patch  # noqa: E402
+from leanconv.torch import comparing, expected_time, patch  # noqa: E402
+from leanconv.torch.deciding import Decision  # noqa: E402
+from tests.torch.test_fuse import Block, made  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -381,3 +385,25 @@ def test_videos_in_parts(form: Any, dtype: Any) -> None:
             graph.replay()
             found.append(y.clone())
         assert torch.equal(torch.cat(found, 2), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("taken", [True, False])
+def test_fused_models(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launched by Python, in a CUDA graph, and by the backend of torch.compile."""
+    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("it" * taken, "said so"))
+    model = made(Block, 16, 32, 2).to("cuda", dtype, memory_format=form)
+    x = torch.randn(2, 16, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
+    exact, bound = copy.deepcopy(model).double()(x.double()), 1e-5 if dtype is torch.float32 else 2e-2
+    fused = ours.fuse(model, x)
+    assert (str(fused.report).count(": leanconv: ") == 3) is taken
+
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = fused(x)
+        graph.replay()
+        compiled = torch.compile(model, backend=partial(ours.fused, compiler="aot_eager"))
+        for y in (fused(x), captured, compiled(x)):
+            assert off(y, exact) < bound and y.is_contiguous(memory_format=form)

@@ -83,8 +83,8 @@ struct GroupTile {
     static constexpr int filters = Tuning::filters, rows = Tuning::rows, columns = Tuning::columns, positions = rows * columns;
     // Sixteen positions are multiplied at once: a square, or the widest rectangle that the columns allow.
     static constexpr int across = columns % 16 == 0 ? 16 : columns & -columns, down = 16 / across;
-    static constexpr int sixteens_across = columns / across, sixteens = positions / 16;
-    static_assert(rows % down == 0, "tiles are whole sixteens");
+    static constexpr int m_tiles_across = columns / across, m_tiles = positions / 16;
+    static_assert(rows % down == 0, "tiles are whole m tiles of 16");
     static constexpr bool whole_groups = filters >= W::group_k;
     static_assert(whole_groups ? filters % W::group_k == 0 : W::group_k % filters == 0, "tiles do not cut groups");
     static constexpr int groups = whole_groups ? filters / W::group_k : 1, channels = groups * W::group_c;
@@ -101,12 +101,12 @@ struct GroupTile {
     static __device__ __forceinline__ Offset<Problem> count(long long batch) {
         return static_cast<Offset<Problem>>(batch) * (tiles_p * tiles_q);
     }
-    // Row and column of a tile's position, from the number of its sixteen and in it.
-    static __device__ __forceinline__ int row(int sixteen, int number) {
-        return sixteen / sixteens_across * down + number / across;
+    // Row and column of a tile's position, from the number of its m tile (16 windows) and the position in it.
+    static __device__ __forceinline__ int row(int m_tile, int number) {
+        return m_tile / m_tiles_across * down + number / across;
     }
-    static __device__ __forceinline__ int column(int sixteen, int number) {
-        return sixteen % sixteens_across * across + number % across;
+    static __device__ __forceinline__ int column(int m_tile, int number) {
+        return m_tile % m_tiles_across * across + number % across;
     }
     static __device__ __forceinline__ int first_channel(int first_filter) { return first_filter / W::group_k * W::group_c; }
 };
@@ -192,8 +192,8 @@ struct GroupPixels {
         return down * row_bytes + right % step_w * apart + right / step_w * pitch;
     }
     // Where the window of a position begins.
-    static __device__ __forceinline__ int place(int sixteen, int number) {
-        return Tile::row(sixteen, number) * (step_h * row_bytes) + Tile::column(sixteen, number) * pitch;
+    static __device__ __forceinline__ int place(int m_tile, int number) {
+        return Tile::row(m_tile, number) * (step_h * row_bytes) + Tile::column(m_tile, number) * pitch;
     }
 
     // All threads copy; what lies outside the image, or behind the last channel, becomes zero.

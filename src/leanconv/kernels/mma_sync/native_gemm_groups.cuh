@@ -107,7 +107,7 @@ struct GroupWarp {
     Term<Problem> terms[blocks][2];
 
     __device__ __forceinline__ GroupWarp(const T* w, Bias<Problem> bias, int first_filter)
-        // NOTE: the zero keeps the compiler from asking for the thread's number again for each sixteen.
+        // NOTE: the zero keeps the compiler from asking for the thread's number again for each m tile.
         : lane(threadIdx.x % 32 + zero_after(threadIdx.x)), warp_m(threadIdx.x / 32 / warps_k),
           block(threadIdx.x / 32 % warps_k * blocks), first_k(first_filter + block * 8),
           first_c(Tile::first_channel(first_filter)) {
@@ -175,10 +175,10 @@ struct GroupWarp {
         return sum;
     }
     template <int phase>
-    __device__ __forceinline__ void sum_again(float (&sums)[blocks][4], const unsigned char* shared, const T* w, int sixteen) const {
+    __device__ __forceinline__ void sum_again(float (&sums)[blocks][4], const unsigned char* shared, const T* w, int m_tile) const {
 #pragma unroll
         for (int i = 0; i < 4 * blocks; ++i) {
-            const unsigned char* const pixel = shared + Pixels::place(sixteen, i / 2 % 2 * 8 + lane / 4);
+            const unsigned char* const pixel = shared + Pixels::place(m_tile, i / 2 % 2 * 8 + lane / 4);
             const int k = first_k + i / 4 * 8 + lane % 4 * 2 + i % 2;
             sums[i / 4][i % 4] = own_sum<phase>(pixel, GroupFilters<Problem>{w}, k);
         }
@@ -189,10 +189,10 @@ struct GroupWarp {
     struct Output {
         bool exists;
         Offset<Problem> pixel;
-        __device__ __forceinline__ Output(const Tile& tile, int sixteen, int number) {
+        __device__ __forceinline__ Output(const Tile& tile, int m_tile, int number) {
             using Rows = typename W::Rows;
             using Columns = typename W::Columns;
-            const int p = tile.p + Tile::row(sixteen, number), q = tile.q + Tile::column(sixteen, number);
+            const int p = tile.p + Tile::row(m_tile, number), q = tile.q + Tile::column(m_tile, number);
             const int row = Rows::place(Phase<phase>::row) + p * Rows::written_step;
             const int column = Columns::place(Phase<phase>::column) + q * Columns::written_step;
             exists = row < Rows::written && column < Columns::written;
@@ -243,11 +243,11 @@ struct GroupWarp {
 
     // NCHW: the lane gets two neighbouring outputs of one filter of each block instead.
     template <int phase>
-    __device__ __forceinline__ void store_outputs(const unsigned (&words)[blocks], T* image, const Tile& tile, int sixteen,
+    __device__ __forceinline__ void store_outputs(const unsigned (&words)[blocks], T* image, const Tile& tile, int m_tile,
                                                   int half) const {
         constexpr bool pairs = W::phases == 1 && W::Columns::written_step == 1 && (W::Columns::written | Tile::across) % 2 == 0;
         const int number = half * 8 + lane % 4 * 2;
-        const Output<phase> first(tile, sixteen, number), second(tile, sixteen, number + 1);
+        const Output<phase> first(tile, m_tile, number), second(tile, m_tile, number + 1);
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
             const unsigned word = movmatrix_trans(words[j]);
@@ -266,32 +266,32 @@ struct GroupWarp {
     // The results of 16 windows, of one phase after the other. `pixel`: this lane's row of ldmatrix.
     template <int phase>
     __device__ __forceinline__ void compute(const unsigned char* pixel, const unsigned char* shared, const T* w,
-                                            Bias<Problem> bias, T* image, const Tile& tile, int sixteen) const {
+                                            Bias<Problem> bias, T* image, const Tile& tile, int m_tile) const {
         float sums[blocks][4] = {};
         sum<phase>(sums, pixel);
         if constexpr (Units::mixed) {
             float zero = 0;
 #pragma unroll
             for (int i = 0; i < 4 * blocks; ++i) zero = fmaf(0.0f, sums[i / 4][i % 4], zero);
-            if (zero != 0.0f) sum_again<phase>(sums, shared, w, sixteen);
+            if (zero != 0.0f) sum_again<phase>(sums, shared, w, m_tile);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const Output<phase> output(tile, sixteen, half * 8 + lane / 4);
+            const Output<phase> output(tile, m_tile, half * 8 + lane / 4);
             unsigned words[blocks];
             finished(words, sums, half, bias, image, output.exists, output.pixel);
             if constexpr (Problem::nhwc) store_filters(words, image + output.pixel * W::k + first_k, output.exists);
-            else store_outputs<phase>(words, image, tile, sixteen, half);
+            else store_outputs<phase>(words, image, tile, m_tile, half);
         }
-        if constexpr (phase + 1 < W::phases) compute<phase + 1>(pixel, shared, w, bias, image, tile, sixteen);
+        if constexpr (phase + 1 < W::phases) compute<phase + 1>(pixel, shared, w, bias, image, tile, m_tile);
     }
 
     // All of the warp's results of a tile, whose pixels lie at `shared`.
     __device__ __forceinline__ void compute_tile(const unsigned char* shared, const T* w, Bias<Problem> bias, T* y,
                                                  const Tile& tile) const {
         T* const image = y + static_cast<int64>(tile.n) * (static_cast<int64>(pixels) * W::k);
-        for (int sixteen = warp_m; sixteen < Tile::sixteens; sixteen += warps_m)
-            compute<0>(shared + Pixels::place(sixteen, lane % 16), shared, w, bias, image, tile, sixteen);
+        for (int m_tile = warp_m; m_tile < Tile::m_tiles; m_tile += warps_m)
+            compute<0>(shared + Pixels::place(m_tile, lane % 16), shared, w, bias, image, tile, m_tile);
     }
 };
 

@@ -218,8 +218,8 @@ def filter_tiles(
 
 @lru_cache(maxsize=64)
 def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
-    """Rows and columns of a tile: whole sixteens, 1 x 16 to 8 x 2; of about as many windows as `POSITIONS` the one that
-    reads and computes least."""
+    """Rows and columns of a tile: whole m tiles of 16 windows, 1 x 16 to 8 x 2; of about as many windows as `POSITIONS`
+    the one that reads and computes least."""
     height, width = windows.rows.positions, windows.columns.positions
     best: dict[int, tuple[float, int, int]] = {}
     for across, parts in product((2, 4, 8, 16), range(1, ceil_div(width, 14) + 1)):

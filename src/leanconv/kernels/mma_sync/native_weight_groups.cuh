@@ -75,8 +75,8 @@ struct GroupSums {
         : lane(threadIdx.x % 32), warp_m(threadIdx.x / 32 / warps_k), block(threadIdx.x / 32 % warps_k * blocks), sums{} {}
 
     __device__ __forceinline__ void add(const unsigned char* x, const unsigned char* dy) {
-        for (int sixteen = warp_m; sixteen < Tile::sixteens; sixteen += warps_m) {
-            const int row = Tile::row(sixteen, lane % 16), column = Tile::column(sixteen, lane % 16);
+        for (int m_tile = warp_m; m_tile < Tile::m_tiles; m_tile += warps_m) {
+            const int row = Tile::row(m_tile, lane % 16), column = Tile::column(m_tile, lane % 16);
             unsigned b[blocks][2];
 #pragma unroll
             for (int j = 0; j < blocks; j += 2) {
@@ -89,7 +89,7 @@ struct GroupSums {
                     ldmatrix_trans(b[j], from);
                 }
             }
-            const unsigned char* const pixel = x + Pixels::place(sixteen, lane / 16 * 8 + lane % 8);
+            const unsigned char* const pixel = x + Pixels::place(m_tile, lane / 16 * 8 + lane % 8);
 #pragma unroll
             for (int i = 0; i < steps; ++i) {
                 const int number = min(2 * i + 1, count - 1);
