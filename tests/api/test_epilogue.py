@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 import leanconv
 from leanconv import conv1d, conv2d, conv3d, prepare_weights
+from leanconv.cpu import epilogue
 from leanconv.options import ACTIVATIONS
 from tests.messages import says
 from tests.stand_ins import HostDevice
@@ -55,6 +57,15 @@ def test_numpy_computes_what_pytorch_does(activation: Any, rng: np.random.Genera
         y = conv2d(**given, padding=1, activation=activation)
         assert y.dtype == dtype
         np.testing.assert_allclose(y.astype("float64"), expected(given, activation), rtol=most, atol=most)
+
+
+def test_gelu_without_scipy(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    epilogue._erf.cache_clear()
+    given = drawn(rng, "float64")
+    y = conv2d(**given, padding=1, activation="gelu")
+    epilogue._erf.cache_clear()
+    np.testing.assert_allclose(y, expected(given, "gelu"), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("layout", ["NHWC", "CHWN"])

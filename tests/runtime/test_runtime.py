@@ -382,7 +382,9 @@ def test_orders_in_memory_of_pytorchs_tensors(shape: tuple[int, ...], order: Any
 
 
 def test_importing_leanconv_needs_no_gpu_library() -> None:
-    code = "import leanconv, sys; assert not {'torch', 'cupy', 'cuda.core', 'cuda.bindings'} & set(sys.modules)"
+    code = (
+        "import leanconv, sys; assert not {'torch', 'cupy', 'scipy', 'cuda.core', 'cuda.bindings'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

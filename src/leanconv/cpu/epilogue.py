@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from leanconv.options import activation_parts
-
-try:
-    from scipy.special import erf
-except ImportError:
-    erf = np.vectorize(math.erf, "f")
 
 
 def finish(
@@ -38,6 +36,15 @@ def activated(activation: str, y: np.ndarray) -> np.ndarray:
         return _FUNCTIONS[name](y, y.dtype.type(value))
 
 
+@cache
+def _erf() -> Any:
+    """SciPy's error function, imported when it is first needed; where it is missing Python's, number by number."""
+    try:
+        return importlib.import_module("scipy.special").erf
+    except ImportError:
+        return np.vectorize(math.erf, "d")
+
+
 def _sigmoid(y: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-y))
 
@@ -52,7 +59,7 @@ _FUNCTIONS: dict[str, Callable[[np.ndarray, np.generic], np.ndarray]] = {
     "relu6": lambda y, _: np.clip(y, 0, 6, out=y),
     "leaky_relu": lambda y, slope: np.where(y < 0, y * slope, y),
     "elu": lambda y, alpha: np.where(y < 0, alpha * np.expm1(y), y),
-    "gelu": lambda y, _: (0.5 * y * (1 + erf(y * math.sqrt(0.5)))).astype(y.dtype, copy=False),
+    "gelu": lambda y, _: (0.5 * y * (1 + _erf()(y * math.sqrt(0.5)))).astype(y.dtype, copy=False),
     "gelu_tanh": lambda y, _: _gelu_tanh(y),
     "silu": lambda y, _: y * _sigmoid(y),
     "hardswish": lambda y, _: y * np.clip(y + 3, 0, 6) / 6,
