@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from leanconv.arrays.operands import Epilogue
+from leanconv.arrays.operands import together
 from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
 from leanconv.call.resolve import Resolved, resolve
@@ -106,8 +106,7 @@ def conv2d(
         "conv2d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    beside = bias if scale is None and add is None else Epilogue(bias, scale, add)
-    return lookup.run(requested, x, w, beside, out)
+    return lookup.run(requested, x, w, together(bias, scale, add), out)
 
 
 def conv1d(
@@ -163,8 +162,7 @@ def conv1d(
         "conv1d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    beside = bias if scale is None and add is None else Epilogue(bias, scale, add)
-    return lookup.run(requested, x, w, beside, out)
+    return lookup.run(requested, x, w, together(bias, scale, add), out)
 
 
 def conv2d_input(
@@ -416,7 +414,7 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}
     requested = layer_options(name, shape=shape, **numbers)
-    return resolve(requested, first, second, Epilogue(given.get("bias"), given.get("scale"), given.get("add")), out)
+    return resolve(requested, first, second, together(given.get("bias"), given.get("scale"), given.get("add")), out)
 
 
 _EXPLAINED = (

@@ -23,6 +23,11 @@ class Epilogue(NamedTuple):
     add: Any
 
 
+def together(bias: Any, scale: Any, add: Any) -> Any:
+    """The inverse of `as_epilogue`: what a call takes in place of a bias, the bias itself where it is all."""
+    return bias if scale is None and add is None else Epilogue(bias, scale, add)
+
+
 def as_epilogue(bias: Any) -> Epilogue:
     """What a ready call gets in place of a bias."""
     return bias if type(bias) is Epilogue else Epilogue(bias, None, None)
@@ -231,7 +236,7 @@ def gather(x: Any, w: Any, bias: Any, out: Any, names: tuple[str, str]) -> tuple
 
     Raises TypeError for anything but an array, ValueError for arrays of several libraries or devices.
     """
-    beside = bias._asdict() if type(bias) is Epilogue else {"bias": bias}
+    beside = as_epilogue(bias)._asdict()
     given = {names[0]: x, names[1]: w} | {name: array for name, array in beside.items() if array is not None}
     inputs = {name: carried(array, name) for name, array in given.items()}
     if out is not None and any(inputs[name] is not array for name, array in given.items()):

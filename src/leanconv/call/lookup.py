@@ -7,7 +7,7 @@ from typing import Any
 
 from leanconv import options
 from leanconv.arrays import arrays_of, by_type, carried, way_back
-from leanconv.arrays.operands import Epilogue
+from leanconv.arrays.operands import Epilogue, as_epilogue, together
 from leanconv.call import bind
 from leanconv.call.gpu_call import Call
 from leanconv.call.resolve import resolve
@@ -68,11 +68,8 @@ def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, number
     back = way_back(x)
     x = carried(x, first)
     w = w if isinstance(w, PreparedWeights) else carried(w, second)
-    if type(bias) is Epilogue:
-        given = zip(bias, bias._fields, strict=True)
-        bias = Epilogue(*[None if each is None else carried(each, name) for each, name in given])
-    else:
-        bias = None if bias is None else carried(bias, "bias")
+    beside = as_epilogue(bias)._asdict()
+    bias = together(*[None if each is None else carried(each, name) for name, each in beside.items()])
     if out is not None:
         raise TypeError("out is taken for arrays of NumPy, CuPy and PyTorch only")
     return back(run(requested, x, w, bias, out, numbers))

@@ -13,7 +13,7 @@ from typing import Any
 
 from leanconv import dtypes, options
 from leanconv.arrays import Shape
-from leanconv.arrays.operands import Epilogue, Operands, as_epilogue, filter_operands, layer_operands
+from leanconv.arrays.operands import Operands, as_epilogue, filter_operands, layer_operands, together
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
 from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
@@ -46,9 +46,8 @@ class Resolved:
     @property
     def given(self) -> tuple[Any, Any, Any, Any]:
         """x, w, bias and out as the ready call takes them, an `Epilogue` in place of the bias where there is more."""
-        operands, bias = self.operands, self.operands.bias
-        if operands.scale is not None or operands.add is not None:
-            bias = Epilogue(bias, operands.scale, operands.add)
+        operands = self.operands
+        bias = together(operands.bias, operands.scale, operands.add)
         return operands.x, operands.w if self.weights is None else self.weights, bias, operands.out
 
 
@@ -67,7 +66,7 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
     if requested.differentiated:
         x, w = (each.detach() if hasattr(each, "detach") else each for each in (x, w))
         beside = [each.detach() if hasattr(each, "detach") else each for each in as_epilogue(bias)]
-        bias = Epilogue(*beside) if type(bias) is Epilogue else beside[0]
+        bias = together(*beside)
     layouts = options.LAYOUTS_OF[function.axes]
     axes_of_w = function.axes + 2
     axes_of_out = axes_of_w if function.op == "wgrad" else None

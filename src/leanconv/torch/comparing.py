@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
@@ -49,7 +48,7 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
 
 def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, passes: float) -> Decision:
     """The same for a layer with its epilogue, which takes so many clock cycles behind PyTorch's convolution."""
-    plain = replace(problem, bias=False, scale=False, add=False, activation=None)
+    plain = problem.plain
     return compared(loaded, plain, tf32, expected_time.pytorch_cycles(plain, loaded.device.target, tf32), passes)
 
 

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from leanconv import options as rules
-from leanconv.arrays.operands import Epilogue
+from leanconv.arrays.operands import together
 from leanconv.call import lookup
 from leanconv.call.host_call import torch_epilogue
 from leanconv.call.weights import PreparedWeights
@@ -82,17 +82,12 @@ def fused(
         if torch.is_grad_enabled() and any(_records(each) for each in (x, w.array, *tensors)):
             raise ValueError("packed weights are for calls without gradients: call it under torch.no_grad(), or pass w")
         with torch.no_grad():
-            return lookup.run(requested_of(activation, *given), x, w, _beside(*tensors))
+            return lookup.run(requested_of(activation, *given), x, w, together(*tensors))
     if operators.takes_rules() or _is_recorded(x, w, *tensors):
         return composed(_CONVOLUTIONS[len(stride)], x, w, *tensors, activation, *given)
     if not operators.is_plain(x, w, *tensors):
         return OPERATORS[len(stride)](x, w, *tensors, activation, *given)
-    return lookup.run(requested_of(activation, *given), x, w, _beside(*tensors))
-
-
-def _beside(bias: Any, scale: Any, add: Any) -> Any:
-    """What the core functions take beside x and w."""
-    return bias if scale is None and add is None else Epilogue(bias, scale, add)
+    return lookup.run(requested_of(activation, *given), x, w, together(*tensors))
 
 
 def requested_of(
@@ -114,11 +109,11 @@ def composed(
     if _any_autocast() and add is not None and add.dtype != y.dtype and add.is_floating_point():
         add = add.to(y.dtype)
     if _tracing() is None:
-        check_beside(scale, add, y)
+        checktogether(scale, add, y)
     return torch_epilogue(y, len(stride), None if scale is None else bias, scale, add, activation)
 
 
-def check_beside(scale: Any, add: Any, y: Any, shape: Any = None) -> None:
+def checktogether(scale: Any, add: Any, y: Any, shape: Any = None) -> None:
     """Raise ValueError or TypeError unless scale and residual fit a result, of the ``shape`` that the caller sees."""
     if scale is not None:
         if scale.dim() != 1 or scale.shape[0] != y.shape[1]:
@@ -176,13 +171,13 @@ def _filters(w: Any) -> Any:
 
 def _kernel(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
     with torch.no_grad():
-        return lookup.run(requested_of(activation, *options), x, _filters(w), _beside(bias, scale, add))
+        return lookup.run(requested_of(activation, *options), x, _filters(w), together(bias, scale, add))
 
 
 def _fake(x: Any, w: Any, bias: Any, scale: Any, add: Any, activation: Any, *options: Any) -> Any:
     rules.activation_of(activation)
     y = operators._fake_forward(x, w, bias, *options)
-    check_beside(scale, add, y)
+    checktogether(scale, add, y)
     return y
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from leanconv.arrays import arrays_of
-from leanconv.arrays.operands import Epilogue
+from leanconv.arrays.operands import together
 from leanconv.call import bind, lookup
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.gpu_call import Loaded
@@ -172,7 +172,7 @@ class FusedConv(torch.nn.Module):
         quick = self._quick
         if quick is not None and quick.fits(self._parameters, input, add):
             own = self._parameters["bias"]
-            return quick.call(input, quick.weights, own if add is None else Epilogue(own, None, add), None)
+            return quick.call(input, quick.weights, together(own, None, add), None)
         if transforms() is not None or tracing() is not None:
             return self._composed(self._convolved(input, self.bias), add)
         weight, bias = self.weight, self.bias
@@ -191,7 +191,7 @@ class FusedConv(torch.nn.Module):
             self._ways.keep(key, way)
         if way.requested is None or self._is_recorded(input, add):
             return self._by_pytorch(input, add)
-        beside: Any = bias if add is None else Epilogue(bias, None, add)
+        beside = together(bias, None, add)
         if way.behind:
             ones = self._ones_like(weight)
             if ones is None:
@@ -215,7 +215,7 @@ class FusedConv(torch.nn.Module):
             return
         check = alike(*given)
         if check is not None:
-            call = bind.bind(resolve(requested, input, weights, Epilogue(self.bias, None, add)))
+            call = bind.bind(resolve(requested, input, weights, together(self.bias, None, add)))
             at = self.weight.data_ptr(), input.data_ptr() & 15, None if add is None else add.data_ptr() & 15
             self._quick = Quick(check, call, weights, at, tf32_allowed(), _forgotten[0])
 

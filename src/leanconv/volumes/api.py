@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from leanconv.arrays import arrays_of
-from leanconv.arrays.operands import Epilogue
+from leanconv.arrays.operands import together
 from leanconv.call import lookup
 from leanconv.call.resolve import check_axes
 from leanconv.call.weights import PreparedWeights
@@ -72,8 +72,7 @@ def conv3d(
         "conv3d", stride, padding, dilation, groups, layout, algorithm, precision, activation, device, workspace_limit,
         batch_invariant,
     )  # fmt: skip
-    beside = bias if scale is None and add is None else Epilogue(bias, scale, add)
-    return lookup.run(requested, x, w, beside, out)
+    return lookup.run(requested, x, w, together(bias, scale, add), out)
 
 
 def conv3d_input(
