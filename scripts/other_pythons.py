@@ -2,8 +2,7 @@
 
 ``python scripts/other_pythons.py 3.10+lowest 3.13`` runs two environments, and ``all`` every one of `MATRIX`. A name is
 a version of Python and settings: ``lowest`` takes the lowest stated version of every dependency, ``numpyVERSION`` one
-of NumPy, ``cu12`` and ``cu13`` compile kernels with that compiler, ``torch`` runs the tests of leanconv.torch, ``host``
-leaves out those of the CPU engine.
+of NumPy, ``cu12`` and ``cu13`` compile kernels with that compiler, ``torch`` runs the tests of leanconv.torch.
 
 An sdist is built from the checkout, and a wheel from it. Each environment, ``.venv-<name>``, has this wheel installed,
 and the tests run on it, not on the checkout's sources. What is not installed here is named and left out.
@@ -130,7 +129,6 @@ def tested(name: str, built: list[Path]) -> bool:
         return not any([run(*command, kernel, env=empty, cwd=folder) for kernel in KERNELS])
     # the emulator needs CUDA's headers, which this environment does not have
     tests: Sequence[str] = ("tests/torch",) if "torch" in settings else TESTS
-    tests = [each for each in tests if each != "tests/cpu"] if "host" in settings else tests
     chosen = ["-m", "not exhaustive", "-k", "not emulator", "-o", "pythonpath=."]
     return not run(
         own, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *chosen, "-r", "fE", *tests, cwd=ROOT,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from leanconv.kernels import ALGORITHMS
-from tests import emulator, proof, selection
+from tests import collection, emulator, proof, selection
 from tests.cases import TARGETS
 from tests.kernels.test_algorithms import ACCEPTED, CHOSEN, MOST_WORK, covering, extremes
 from tests.variants import VARIANTS
@@ -65,3 +67,21 @@ def test_the_number_of_emulated_layers_stays_bounded():
         assert sum(a is algorithm for a, _ in chosen) <= 130, algorithm.stem
     left = [each for each in extremes() if not each.marks]
     assert 0 < len(left) <= 25 * len(VARIANTS)
+
+
+def test_a_third_of_large_groups_and_the_first_of_each_algorithm_stay():
+    class Item(SimpleNamespace):
+        def add_marker(self, mark):
+            self.keywords[mark.name] = True
+
+    def made(function, algorithm, number):
+        params = {"algorithm": SimpleNamespace(stem=algorithm)} if algorithm else {}
+        nodeid = f"tests/test_file.py::{function}[{algorithm}-{number}]"
+        return Item(nodeid=nodeid, keywords={}, callspec=SimpleNamespace(params=params), of=algorithm)
+
+    items = [made("test_right_on_emulator", name, i) for name in ("a", "b", "") for i in range(300)]
+    others = [made("test_else", "a", i) for i in range(9)]
+    collection.thin_out([*items, *others])
+    stay = [item for item in items if not item.keywords]
+    assert items[0] in stay and items[300] in stay and not any(item.keywords for item in others)
+    assert all(80 < sum(item.of == name for item in stay) < 120 for name in ("a", "b", ""))
