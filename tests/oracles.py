@@ -9,6 +9,9 @@ import numpy as np
 from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem, FilterProblem
 
+#: Of a batch of results in memory order, the axis of the filters.
+FILTERS_AXIS = {"NCHW": 1, "NHWC": -1, "CHWN": 0}
+
 
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines.

@@ -21,6 +21,7 @@ from leanconv.kernels.contract import Config, GpuAlgorithm
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from tests import cases, emulator
+from tests.oracles import FILTERS_AXIS
 
 #: ``run(plan, values)`` executes a plan on arrays and scalars by name and fills ``y``.
 Runner = Callable[[Plan, dict[str, Any]], None]
@@ -149,7 +150,7 @@ def expected(problem: ConvProblem, y: np.ndarray, inputs: dict[str, Any]) -> tup
     given = inputs[first.role], inputs[second.role]
     if not (problem.accumulate or problem.fuses):
         return oracle.conv2d(problem, *given, inputs["bias"]), oracle.error_bound(problem, *given, inputs["bias"])
-    stored, axis = replace(problem.plain, accumulate=False), {"NCHW": 1, "NHWC": -1, "CHWN": 0}[problem.layout]
+    stored, axis = replace(problem.plain, accumulate=False), FILTERS_AXIS[problem.layout]
     sums, last = oracle.conv2d(stored, *given), DTYPES[problem.dtype].roundoff * is_narrow(problem.dtype)
     bias, scale = inputs["bias"] if problem.op == "fprop" else None, inputs.get("scale")
     held = inputs.get("add", y if problem.accumulate else None)

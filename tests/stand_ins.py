@@ -19,7 +19,7 @@ from leanconv.problem import ConvProblem, Problem
 from leanconv.runtime import launch
 from leanconv.runtime.compile import Compiled
 from leanconv.runtime.driver import CudaError
-from tests.oracles import as_result, oracle_conv, oracle_filter
+from tests.oracles import FILTERS_AXIS, as_result, oracle_conv, oracle_filter
 
 
 def at_address(
@@ -114,7 +114,7 @@ class HostDevice:
                 x, w, *_, y = arrays.values()
                 bias = arrays.get("bias")
                 if problem.fuses:
-                    axis = {"NCHW": 1, "NHWC": -1, "CHWN": 0}[problem.layout]
+                    axis = FILTERS_AXIS[problem.layout]
                     sums, beside = oracle_conv(problem.plain, x, w, None), (arrays.get("scale"), arrays.get("add"))
                     y[...] = finish(sums, axis, bias, *beside, problem.activation)
                 else:
