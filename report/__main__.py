@@ -89,15 +89,16 @@ def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tupl
 
 @app.command()
 def layers(
+    of: Annotated[str, typer.Argument(help="layers, group-layers or volume-layers: the results file.")] = "layers",
     results: Records = RESULTS,
     seconds: command_line.Seconds = None,
     revision: command_line.Revision = None,
-    volumes: Annotated[bool, typer.Option("--volumes", help="Those of networks of videos.")] = False,
 ) -> None:
     """Time what is chosen for the layers of torchvision's networks on this machine's GPU, beside PyTorch's."""
-    from report.layers import measure
+    from report.layers import NETWORKS, measure
 
-    print(measure(results, seconds, revision, volumes))
+    (name,) = _known("file", [of], NETWORKS)
+    print(measure(results, name, seconds, revision))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -28,10 +28,15 @@ from report import records
 from report.modes import NETWORKS as SHAPES
 from report.modes import VIDEOS, memory_format
 
-#: Whose layers are timed, in the sizes of `modes`.
-NETWORKS = (
-    "resnet50", "mobilenet_v3_large", "vgg16", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "densenet121",
-)  # fmt: skip
+#: Whose layers are timed, in the sizes of `modes`, by the name of the file.
+NETWORKS = {
+    "layers": (
+        "resnet50", "mobilenet_v3_large", "vgg16", "resnext50_32x4d", "efficientnet_b0", "convnext_tiny", "densenet121",
+    ),
+    # those in groups of several channels alone
+    "group-layers": ("resnext50_32x4d", "regnet_y_1_6gf"),
+    "volume-layers": VIDEOS,
+}  # fmt: skip
 PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32", "torch-float16": "16 bits"}
 #: Problems that are handed to the tuner together.
 _TOGETHER = 24
@@ -45,11 +50,14 @@ class Layer:
     limit: int | None
 
 
-def layers(target: Target, networks: Sequence[str] = NETWORKS) -> list[Layer]:
-    """The different layers: of each type, layout, operation and kind of groups in turn, long and short ones."""
+def layers(target: Target, networks: Sequence[str], grouped: bool = False) -> list[Layer]:
+    """The different layers: of each type, layout, operation and kind of groups in turn, long and short ones; with
+    ``grouped`` those in groups of several channels alone."""
     by_kind: dict[Any, dict[ConvProblem, tuple[float, Layer]]] = {}
     for network, dtype, layout in product(networks, ("float16", "float32"), LAYOUTS):
         for problem, limit in _of_network(network, layout, dtype):
+            if grouped and (problem.groups == 1 or problem.group_c == 1):
+                continue
             kind, images = (problem.dtype, problem.layout, problem.op, problem.groups > 1), as_images(problem)
             cost = choose(images, replace(target, model=""), limit=limit).cost
             by_kind.setdefault(kind, {}).setdefault(images, (cost, Layer(problem, limit)))
@@ -68,8 +76,9 @@ def _of_network(network: str, layout: Layout, dtype: str) -> Iterator[tuple[Conv
     from leanconv.torch.recording import problems_of
     from report import models
 
+    # torchvision's RegNets read values of what they make
+    model: Any = models.build(network).train().to("meta")
     with torch.device("meta"):
-        model: Any = models.build(network).train()
         x = torch.empty(SHAPES[network], dtype=getattr(torch, dtype))
         form = memory_format(x, layout)
         model, x = model.to(x.dtype, memory_format=form), x.contiguous(memory_format=form)
@@ -79,11 +88,10 @@ def _of_network(network: str, layout: Layout, dtype: str) -> Iterator[tuple[Conv
                 yield problem, limit
 
 
-def measure(results: Path, seconds: float | None = None, revision: str | None = None, volumes: bool = False) -> Path:
+def measure(results: Path, name: str, seconds: float | None = None, revision: str | None = None) -> Path:
     """Begin no further layers after ``seconds``; returns the results file. Raises WrongResultError, at the end.
 
-    With ``volumes`` the layers are those of networks of videos, and the file is volume-layers.json. Layers that the
-    file has of this revision stay, so that a second run goes on.
+    ``name`` is a key of `NETWORKS`. Layers that the file has of this revision stay, so that a second run goes on.
     """
     from leanconv.runtime import launch
     from leanconv.tuning.search import WrongResultError, tune
@@ -91,12 +99,11 @@ def measure(results: Path, seconds: float | None = None, revision: str | None = 
     begun = perf_counter()
     target = launch.open_device(0).target
     about = records.with_torch(revision)
-    name = "volume-layers" if volumes else "layers"
     path = results / machine.slug(about) / f"{name}.json"
     earlier = records.read(path)
     same = bool(earlier) and earlier["machine"]["git_revision"] == about["git_revision"]
     rows = {(row["problem"], row["limit"]): row for row in (earlier["rows"] if same else ())}
-    every = layers(target, VIDEOS if volumes else NETWORKS)
+    every = layers(target, NETWORKS[name], name == "group-layers")
     wrong: list[str] = []
     for group in _groups([layer for layer in every if (format_problem(layer.problem), layer.limit) not in rows]):
         left = None if seconds is None else seconds - (perf_counter() - begun)

@@ -74,7 +74,7 @@ def test_a_second_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """The first run has time for one group; the second, of the same revision, for the rest."""
     pytest.importorskip("torch")
     every = [layer(8), layer(16), layer(8, "NHWC")]
-    monkeypatch.setattr(study, "layers", lambda target, networks: every)
+    monkeypatch.setattr(study, "layers", lambda target, networks, grouped: every)
     monkeypatch.setattr(study, "_TOGETHER", 2)
     monkeypatch.setattr(launch, "open_device", lambda index: SimpleNamespace(target=TARGETS[0]))
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.1"))
@@ -96,19 +96,19 @@ def test_a_second_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(study.machine, "describe", described)
     clock = iter([0.0, 1.0, 101.0])
     monkeypatch.setattr(study, "perf_counter", lambda: next(clock))
-    path = study.measure(tmp_path, 100)
+    path = study.measure(tmp_path, "layers", 100)
     assert [row["problem"] for row in _rows(path)] == [study.format_problem(each.problem) for each in every[:2]]
     assert "2 of 3 different layers" in study.section(records.read(path))
 
     monkeypatch.setattr(study, "perf_counter", lambda: 0.0)
-    assert study.measure(tmp_path, 100) == path
+    assert study.measure(tmp_path, "layers", 100) == path
     assert asked == [2, 1] and len(_rows(path)) == 3
     text = study.section(records.read(path))
     assert "2026-11-22, revision first. 3 of 3 different layers." in text
     assert "| TF32 |  | fprop | NCHW | 2 | 0.80 | 0.80 |" in text
     assert "| strict FP32 |  | fprop | NHWC | 1 | 3.00 | 3.00 |" in text and "unsearched" not in text
     revision = "second"
-    study.measure(tmp_path, 100)
+    study.measure(tmp_path, "layers", 100)
     assert asked == [2, 1, 2, 1]
 
 
@@ -118,7 +118,7 @@ def test_the_tuner_fills_the_rows(stage: Stage, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(study, "_of_network", lambda network, layout, dtype: ((each, None) for each in LAYERS))
     monkeypatch.setattr(study.machine, "describe", lambda *_: {"gpu": MODEL, "git_revision": "a", "date": "2026-11-22"})
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.1"))
-    path = study.measure(tmp_path / "results", 100)
+    path = study.measure(tmp_path / "results", "layers", 100)
     rows = _rows(path)
     assert {row["problem"] for row in rows} == {study.format_problem(each) for each in LAYERS}
     assert all(row["us"] == 300 for row in rows)

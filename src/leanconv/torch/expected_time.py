@@ -20,10 +20,14 @@ _16BIT = (0.62, 50, 1.0)
 #: Of 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by launches of their own
 #: before the product and after it.
 _REARRANGED, _REARRANGING = 0.5, 2
+#: Of layers in groups of several channels, on tensor cores: the fewest channels that a group takes in a product; what
+#: part remains of the share above; in the gradient of the filters; and where a group has not 2, 4, 8, ... channels, for
+#: which cuDNN has slower kernels.
+_GROUP_TILE, _GROUPS, _GROUPS_WEIGHT, _GROUPS_ODD = 32, 0.75, {"16 bits": 1.0, "NCHW": 0.55, "NHWC": 0.3}, 1 / 3
 #: of depthwise layers' multiply-adds, of the peak of the FP32 cores
 _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.07)}
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
-_MEMORY, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
+_MEMORY, _MEMORY_GROUPS, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
 _FEW = 8
 #: What part of PyTorch's expected time leanconv's predicted time may be: such that of the layers that it takes few
 #: lose more than a little (tests/torch/test_expected_time.py has the limits). Where none of the measured lost, it is
@@ -37,6 +41,9 @@ _MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
 _MOST_16_WEIGHT = {"1x1": 1.0, "other": 1.15}
 _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
 _MOST_TENSOR_CORES = 0.5
+#: Of layers in groups of several channels: in TF32 and in 16 bits. Explored (H200, fc7e145: 180 layers of ResNeXt-50 and
+#: RegNet-Y-1.6GF with their gradients): of what is taken so none lost.
+_MOST_GROUPS, _MOST_GROUPS_WEIGHT, _MOST_GROUPS_STRIDED, _MOST_GROUPS_ODD = (0.9, 1.15), (1.8, 0.9), 0.8, 1.3
 #: Of volumes, in strict FP32, in TF32, and in 16 bits by the most channels that a share is for. Explored (H200,
 #: ef45da80, suite conv3d channels last; 05d2ebb, 144 of its layers by operation, type and layout): of what is taken so
 #: none lost. PyTorch's gradients of filters with few channels take down to a third of what is expected in 16 bits.
@@ -103,9 +110,9 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
         share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY
         is_16bit = problem.dtype != "float32"
         if problem.groups > 1 and (is_16bit or tf32):
-            # How many groups share a tile is not known, but they do share. Nothing is quicker than memory.
-            # Explored (H200, 1cd5357): with a tile for each group ResNeXt-50 lost 7 % in TF32 and 14 % in 16 bits.
-            work, share = 0.0, 1.0
+            # of volumes nothing is measured: nothing is quicker than memory
+            known = not problem.is_volume
+            work, share = (_grouped(problem, target, is_16bit), _MEMORY_GROUPS) if known else (0.0, 1.0)
         elif is_16bit or tf32:
             # a tensor core multiplies at least 16 channels, a tile 64 filters
             products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
@@ -128,6 +135,22 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     return cycles
 
 
+def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
+    """Clock cycles of the products of a layer in groups of several channels, on tensor cores."""
+    kind = "16 bits" if is_16bit else problem.layout
+    most, half, _ = _16BIT if is_16bit else _TF32[kind == "NHWC"]
+    products = problem.flops / 2 * ceil_div(problem.group_c, _GROUP_TILE) * _GROUP_TILE / problem.group_c
+    if problem.op == "dgrad":  # of the pixels that stride passes over too
+        products *= problem.stride[0] * problem.stride[1]
+    channels = max(_GROUP_TILE, min(problem.group_c, problem.group_k))
+    reached = _GROUPS * most * channels / (channels + half)
+    if problem.op == "wgrad":
+        reached *= _GROUPS_WEIGHT[kind]
+    if _is_odd(problem):
+        reached *= _GROUPS_ODD
+    return products / (target.multiprocessors * target.tensor_flops / (2 if is_16bit else 4) * reached)
+
+
 def most_share(problem: ConvProblem, tf32: bool) -> float:
     """leanconv takes a layer whose predicted time is below this part of what PyTorch is expected to take."""
     taps, is_16bit = problem.r * problem.s, problem.dtype != "float32"
@@ -140,12 +163,31 @@ def most_share(problem: ConvProblem, tf32: bool) -> float:
     tensor_copies = problem.layout == "NHWC" and problem.groups == 1 and problem.c % 8 == problem.k % 8 == 0
     if is_16bit and problem.op == "wgrad" and tensor_copies:
         return _MOST_16_WEIGHT["1x1" if taps == 1 else "other"]
-    if problem.groups > 1 or (is_16bit and problem.op != "fprop"):
+    if problem.groups > 1:
+        return _most_of_groups(problem)
+    if is_16bit and problem.op != "fprop":
         return _MOST_TENSOR_CORES
     if is_16bit:
         few = problem.group_c <= _FEW or taps > 9
         return _MOST_16["other" if few else "1x1" if taps == 1 else "up to 9 taps"]
     return _MOST_TF32["gradient" if problem.op != "fprop" else "1x1" if taps == 1 else "other"]
+
+
+def _most_of_groups(problem: ConvProblem) -> float:
+    """On tensor cores."""
+    is_16bit, strided = problem.dtype != "float32", problem.stride != (1, 1)
+    if problem.op == "wgrad":
+        return _MOST_GROUPS_WEIGHT[is_16bit]
+    if is_16bit and strided and (problem.op, problem.layout) == ("dgrad", "NCHW"):
+        return 0.0
+    if _is_odd(problem):
+        return _MOST_GROUPS_ODD
+    return _MOST_GROUPS_STRIDED if is_16bit and strided else _MOST_GROUPS[is_16bit]
+
+
+def _is_odd(problem: ConvProblem) -> bool:
+    """Whether a group has not 2, 4, 8, ... channels."""
+    return bool(problem.group_c & (problem.group_c - 1))
 
 
 def _most_of_volumes(problem: ConvProblem, tf32: bool) -> float:
