@@ -30,11 +30,12 @@ template <unsigned alpha>
 struct Elu {
     static __device__ __forceinline__ float of(float v) { return v < 0 ? __uint_as_float(alpha) * expm1f(v) : v; }
 };
+// Divided by __fdividef: `/` has a branch for each value, so that a warp computes one after the other. It is 0 below -87.3.
 struct Sigmoid {
-    static __device__ __forceinline__ float of(float v) { return 1.0f / (1.0f + expf(-v)); }
+    static __device__ __forceinline__ float of(float v) { return __fdividef(1.0f, 1.0f + expf(-v)); }
 };
 struct Silu {
-    static __device__ __forceinline__ float of(float v) { return v / (1.0f + expf(-v)); }
+    static __device__ __forceinline__ float of(float v) { return __fdividef(v, 1.0f + expf(-v)); }
 };
 struct Tanh {
     static __device__ __forceinline__ float of(float v) { return tanhf(v); }
@@ -162,6 +163,12 @@ __device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
+// The residuals of adjacent outputs from `at` on, which is aligned to all of them.
+template <class Problem, int words, class T>
+__device__ __forceinline__ void load_residual(unsigned (&to)[words], const Epilogue<Problem>& bias, const T* at) {
+    load_read_only(to, reinterpret_cast<const unsigned*>(reinterpret_cast<long long>(at) + bias.to_residual));
+}
+
 // What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are
 // aligned to all of them; then residuals come by one load. What else is added is read when it is asked for.
 template <class Problem, bool together, int count, class T>
@@ -172,8 +179,7 @@ struct HeldOutputs {
 
     __device__ __forceinline__ HeldOutputs(Bias<Problem> bias, const T* at, bool exist) : bias(bias) {
         if constexpr (at_once) {
-            const long long from = reinterpret_cast<long long>(at) + bias.to_residual;
-            if (exist) load_read_only(words, reinterpret_cast<const unsigned*>(from));
+            if (exist) load_residual<Problem>(words, bias, at);
         }
     }
     // That of output i, which lies at `at`.

@@ -88,8 +88,8 @@ class NativeConfig(Config):
 
     @property
     def output_bytes(self) -> int:
-        """Bytes in which the consumers' warps transpose outputs: 16 pixels x 64 filters each, or 32."""
-        return 4 * self.warpgroups * 16 * 2 * (64 if self.filters // self.split % 64 == 0 else 32)
+        """Bytes in which the consumers' warps transpose outputs: 16 pixels x 128 bytes of filters each, or 64."""
+        return 4 * self.warpgroups * 16 * (128 if self.filters // self.split * self.item % 128 == 0 else 64)
 
     @property
     def shared_bytes(self) -> int:
@@ -246,7 +246,7 @@ class NativeGemm16bit(TimedAlgorithm):
         return by_time(
             (self._cycles(problem, phases, config, target), config)
             for whole in known
-            if whole and (not problem.accumulate or whole.sums <= MAX_ADDED)
+            if whole and (not (problem.accumulate or problem.add) or whole.sums <= MAX_ADDED)
             for config in _with_splits(whole, phases, target)
         )
 

@@ -22,7 +22,7 @@ TILES: tuple[Tile, ...] = (
 
 @dataclass(frozen=True)
 class Tf32Config(NativeConfig):
-    """Elements of 4 bytes; outputs are stored from registers."""
+    """Elements of 4 bytes."""
 
     item: ClassVar[int] = 4
     #: threads keep the pixels of two stages in registers
@@ -31,11 +31,6 @@ class Tf32Config(NativeConfig):
     @property
     def max_share(self) -> int:
         return 32 if self.m_tiles == 1 else 16
-
-    @property
-    def output_bytes(self) -> int:
-        """No outputs pass through shared memory."""
-        return 0
 
 
 @dataclass(frozen=True)

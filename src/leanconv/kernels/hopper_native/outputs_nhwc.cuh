@@ -18,22 +18,44 @@ __device__ __forceinline__ void load_terms(Term<Problem> (&to)[2], Bias<Problem>
 
 // Stores of 16 pixels x `filters` by one warp.
 //
-// 16-bit elements: a thread holds pairs of neighbouring filters of two pixels in every eight, which would be stores of 4 bytes.
-// Each warp transposes them in shared memory of its own, 16 pixels x `width` filters at a time, and stores 16 bytes a lane: rows
-// of the output are stored in whole sectors, wherever their pixels lie.
-template <class Problem, int filters, int element_bytes = sizeof(typename Problem::result)>
+// A thread holds pairs of neighbouring filters of two pixels in every eight, which would be stores of 4 bytes, or of 8 where
+// outputs are float32. Each warp transposes them in shared memory of its own, 16 pixels x `width` filters at a time, and stores 16
+// bytes a lane: rows of the output are stored in whole sectors, wherever their pixels lie. A residual takes the same way in: it is
+// loaded as outputs are stored, while the filters before are computed, and lies where the outputs will.
+template <class Problem, int filters>
 struct OutputNhwc {
     using T = typename Problem::result;
-    static constexpr int width = filters % 64 == 0 ? 64 : 32, units = width / 8, row_bytes = 2 * width;
-    static constexpr int rows = 16, warp_bytes = rows * row_bytes, passes = rows * units / 32;
-    static constexpr bool vectors = Problem::k % 8 == 0 && Problem::group_k % 8 == 0;
-    static_assert(Problem::nhwc && element_bytes == 2, "filters of 16 bits are adjacent");
+    static constexpr int element_bytes = sizeof(T), unit = 16 / element_bytes;
+    static constexpr int row_bytes = filters * element_bytes % 128 == 0 ? 128 : 64, width = row_bytes / element_bytes;
+    static constexpr int rows = 16, warp_bytes = rows * row_bytes, units = row_bytes / 16, passes = rows * units / 32;
+    static constexpr bool vectors = Problem::k % unit == 0 && Problem::group_k % unit == 0, staged = Problem::add && vectors;
+    static_assert(Problem::nhwc, "filters are adjacent");
     static_assert(filters % width == 0, "a tile has whole passes");
 
-    // Eight filters of a pixel. Units are swizzled so that the pairs of a warp's stores, and the units of a quarter of its loads,
-    // meet each bank once.
-    static __device__ __forceinline__ unsigned char* unit_at(unsigned char* shared, int row, int unit) {
-        return shared + row * row_bytes + (unit ^ row * row_bytes / 128 % units) * 16;
+    // 16 bytes of a pixel. They are swizzled so that the pairs of a warp's stores, of half a warp's where they have 8 bytes, and
+    // the units of a quarter of its loads, meet each bank once.
+    static __device__ __forceinline__ unsigned char* unit_at(unsigned char* shared, int row, int at) {
+        const int swizzle = element_bytes == 2 ? row * row_bytes / 128 : row % 4 * 2 + row / 4 % 2;
+        return shared + row * row_bytes + (at ^ swizzle % units) * 16;
+    }
+    // Filters 8 i + 2 t and the one behind it.
+    static __device__ __forceinline__ unsigned* pair_at(unsigned char* shared, int row, int i, int t) {
+        if constexpr (element_bytes == 2) return reinterpret_cast<unsigned*>(unit_at(shared, row, i) + 4 * t);
+        else return reinterpret_cast<unsigned*>(unit_at(shared, row, 2 * i + t / 2) + t % 2 * 8);
+    }
+    static __device__ __forceinline__ void load_pair(float (&to)[2], const unsigned* from) {
+        if constexpr (element_bytes == 2) {
+            const unsigned word = *from;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) to[i] = to_float(T{static_cast<unsigned short>(word >> 16 * i)});
+        } else {
+            const float2 two = *reinterpret_cast<const float2*>(from);
+            to[0] = two.x, to[1] = two.y;
+        }
+    }
+    static __device__ __forceinline__ void store_pair(unsigned* to, const float (&v)[2]) {
+        if constexpr (element_bytes == 2) *to = rounded_pair(T{}, v);
+        else *reinterpret_cast<float2*>(to) = make_float2(v[0], v[1]);
     }
 
     // To shared memory: the two pixels of a thread, and pairs of filters from `first_k` of the group on, with the sums from
@@ -43,23 +65,39 @@ struct OutputNhwc {
                                                  const T* y, const Place (&place)[2], int group, int first_k, int lane) {
         const int g = lane / 4, t = lane % 4;
 #pragma unroll
-        for (int unit = 0; unit < units; ++unit) {
-            const int k = first_k + unit * 8 + 2 * t, filter = group * Problem::group_k + k;
+        for (int eight = 0; eight < width / 8; ++eight) {
+            const int k = first_k + eight * 8 + 2 * t, filter = group * Problem::group_k + k;
             Term<Problem> terms[2];
-            float v[2];
+            float v[2], residual[2];
             load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const HeldOutputs<Problem, vectors, 2, T> both(bias, y + place[half].offset * Problem::k + filter,
-                                                        place[half].count > 0 && k < Problem::group_k);
+                unsigned* const pair = pair_at(shared, g + 8 * half, eight, t);
+                if constexpr (staged) load_pair(residual, pair);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const bool exists = place[half].count > 0 && k + i < Problem::group_k;
-                    const float held = both.value(i, y + place[half].offset * Problem::k + filter + i, exists);
-                    v[i] = finish<Problem>(sums[first + unit * 4 + 2 * half + i], terms[i], held);
+                    float held;
+                    if constexpr (staged) {
+                        held = residual[i];
+                    } else {
+                        const bool exists = place[half].count > 0 && k + i < Problem::group_k;
+                        held = held_by<Problem>(bias, y + place[half].offset * Problem::k + filter + i, exists);
+                    }
+                    v[i] = finish<Problem>(sums[first + eight * 4 + 2 * half + i], terms[i], held);
                 }
-                *reinterpret_cast<unsigned*>(unit_at(shared, g + 8 * half, unit) + 4 * t) = rounded_pair(T{}, v);
+                store_pair(pair, v);
             }
+        }
+    }
+
+    // The residuals of `width` filters from k on, as the warp's lanes store outputs.
+    static __device__ __forceinline__ void load_residuals(unsigned (&to)[passes][4], Bias<Problem> bias, const T* y,
+                                                          const Place (&place)[passes], int group, int k, int lane) {
+#pragma unroll
+        for (int pass = 0; pass < passes; ++pass) {
+            const int unit_k = k + (pass * 32 + lane) % units * unit;
+            const T* const at = y + place[pass].offset * Problem::k + group * Problem::group_k + unit_k;
+            if (place[pass].count > 0 && unit_k < Problem::group_k) load_residual(to[pass], bias, at);
         }
     }
 
@@ -70,8 +108,11 @@ struct OutputNhwc {
             *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                if (i < exist) to[i] = T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)};
+            for (int i = 0; i < unit; ++i) {
+                if (i >= exist) continue;
+                if constexpr (element_bytes == 2) to[i] = T{static_cast<unsigned short>(words[i / 2] >> i % 2 * 16)};
+                else to[i] = __uint_as_float(words[i]);
+            }
         }
     }
 
@@ -81,66 +122,38 @@ struct OutputNhwc {
                                                  const Tiles& tiles, Offset<Problem> first_pixel, int group, int first_k,
                                                  int lane) {
         Place pair[2] = {}, place[passes];
-        if constexpr (adds<Problem>) {
+        if constexpr (adds<Problem> && !staged) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) pair[half] = tiles.place(first_pixel + lane / 4 + 8 * half);
         }
 #pragma unroll
         for (int i = 0; i < passes; ++i) place[i] = tiles.place(first_pixel + (i * 32 + lane) / units);
+        unsigned residuals[passes][4] = {};
+        if constexpr (staged) load_residuals(residuals, bias, y, place, group, first_k, lane);
 #pragma unroll
         for (int i = 0; i < filters / width; ++i) {
             const int k = first_k + i * width;
             if (Problem::group_k % filters != 0 && k >= Problem::group_k) break;
             __syncwarp();  // the filters before have been read
+            if constexpr (staged) {
+#pragma unroll
+                for (int pass = 0; pass < passes; ++pass) {
+                    const int at = pass * 32 + lane;
+                    const unsigned (&four)[4] = residuals[pass];
+                    *reinterpret_cast<uint4*>(unit_at(shared, at / units, at % units)) =
+                        make_uint4(four[0], four[1], four[2], four[3]);
+                }
+                if (i + 1 < filters / width) load_residuals(residuals, bias, y, place, group, k + width, lane);
+                __syncwarp();
+            }
             stage(sums, i * width / 2, shared, bias, y, pair, group, k, lane);
             __syncwarp();
 #pragma unroll
             for (int pass = 0; pass < passes; ++pass) {
-                const int at = pass * 32 + lane, unit_k = k + at % units * 8;
+                const int at = pass * 32 + lane, unit_k = k + at % units * unit;
                 if (place[pass].count == 0 || unit_k >= Problem::group_k) continue;
                 store_unit(y + place[pass].offset * Problem::k + group * Problem::group_k + unit_k,
                            unit_at(shared, at / units, at % units), Problem::group_k - unit_k);
-            }
-        }
-    }
-};
-
-// Float32: pairs as they are, 8 bytes; four lanes fill a sector of 32. No shared memory.
-template <class Problem, int filters>
-struct OutputNhwc<Problem, filters, 4> {
-    static constexpr int warp_bytes = 0;
-    static constexpr bool vectors = Problem::k % 2 == 0 && Problem::group_k % 2 == 0;
-    static_assert(Problem::nhwc, "filters are adjacent");
-
-    template <class Tiles, int count>
-    static __device__ __forceinline__ void store(const float (&sums)[count], unsigned char*, Bias<Problem> bias, float* y,
-                                                 const Tiles& tiles, Offset<Problem> first_pixel, int group, int first_k,
-                                                 int lane) {
-        const int g = lane / 4, t = lane % 4;
-        const Place places[2] = {tiles.place(first_pixel + g), tiles.place(first_pixel + g + 8)};
-#pragma unroll
-        for (int j = 0; j < count / 4; ++j) {
-            const int k = first_k + 8 * j + 2 * t, filter = group * Problem::group_k + k;
-            Term<Problem> terms[2];
-            float v[2];
-            load_terms<Problem>(terms, bias, group, k);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (places[half].count == 0) continue;
-                float* const to = y + places[half].offset * Problem::k + filter;
-                const HeldOutputs<Problem, vectors, 2, float> both(bias, to, k < Problem::group_k);
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const float held = both.value(i, to + i, k + i < Problem::group_k);
-                    v[i] = finish<Problem>(sums[4 * j + 2 * half + i], terms[i], held);
-                }
-                if constexpr (vectors) {
-                    if (k < Problem::group_k) store_adjacent(to, v);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 2; ++i)
-                        if (k + i < Problem::group_k) to[i] = v[i];
-                }
             }
         }
     }
