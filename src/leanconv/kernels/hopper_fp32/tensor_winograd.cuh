@@ -359,7 +359,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        wait_for_validated_filters<Tuning>(threadIdx.x % 128);
+        wait_for_validated_filters<TensorRings<Pairs<Problem, Tuning>, Tuning>, Tuning>(threadIdx.x % 128);
         produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
         if (TileWalk<Pairs<Problem, Tuning>, Tuning>(tiles).shares_tile()) {
             // NOTE: lanes that copied alone reconverge before the barriers that all threads take part in.
