@@ -33,7 +33,7 @@ class TensorConfig(RingConfig):
 
     ``products`` of float16 make one of float32: 3, or 1 for ``tf32``. ``partials`` partial sums are in flight at once;
     0: all sums stay in the tensor core.
-    Pixels come in ``rows`` of channels (by lanes where tensor maps describe none), as ``linear`` pixels, as resident images (``spacing`` is not 0), or in columns
+    Pixels come in ``rows`` of channels, as ``linear`` pixels, as resident images (``spacing`` is not 0), or in columns
     (device/pipeline/pixels.cuh). ``channel_block`` channels of one tap are neighbours in the reduction. ``row_pixels``:
     pixels of a copy that serves all taps of a filter row; 0: each tap has a copy of its own. ``resident_pixels``: those
     of all images of a tile. ``ping_pong``: consumers multiply one after the other. ``pixel_stages`` and
@@ -179,7 +179,7 @@ def _in_rows(phase: PartialConvolution) -> bool:
 
 
 def by_lanes(problem: ConvProblem) -> bool:
-    """Whether rows of channels are no multiples of 16 bytes, so that lanes copy them (`rows_by_lanes` of the kernels)."""
+    """Whether lanes copy rows of channels, as no tensor map describes them (`rows_by_lanes` of the kernels)."""
     return problem.layout == "NHWC" and problem.groups == 1 and problem.c % 4 != 0
 
 
