@@ -55,7 +55,7 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
             if constexpr (Tuning::linear) {
                 const Offset<Problem> n = number / Pixels::of_image;
                 const int in_image = static_cast<int>(number - n * Pixels::of_image);
-                return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image,
+                return {static_cast<int64>(n) * Problem::k * output_pixels<Problem> + 2 * in_image,
                         number < count && in_image < Pixels::image};
             } else {
                 constexpr int pairs = Pairs<Problem, Tuning>::q;
