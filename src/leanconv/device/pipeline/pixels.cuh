@@ -391,12 +391,19 @@ struct LaneCopies : ColumnCopies<Problem, Tuning> {
                 const int number = 2 * stage + half, first_c = number % F::tap_blocks * 32;
                 const Offset<Problem> own = place(i, number / F::tap_blocks);
                 const bool exists = first_c + lane < Problem::group_c;
+                const float* const channel = x + first_c + lane;
                 float* const rows = to + (half * Rings::half_bytes + first * 128) / 4;
-#pragma unroll 4
-                for (int pixel = 0; pixel < 32; ++pixel) {
-                    const Offset<Problem> begin = __shfl_sync(0xffffffffu, own, pixel);
-                    cp_async_4(rows + pixel * 32 + (lane / 4 ^ pixel % 8) * 4 + lane % 4, x + begin + first_c + lane,
-                               begin >= 0 && exists);
+#pragma unroll 1
+                for (int four = 0; four < 32; four += 4) {
+                    // NOTE: all places come before the copies, which would wait for each in turn.
+                    Offset<Problem> begin[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) begin[j] = __shfl_sync(0xffffffffu, own, four + j);
+                    // a pixel is 32 floats, in swizzled units of four
+                    const int at = four / 8 * 256 + (lane ^ four % 8 * 36);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+                        cp_async_4(rows + (at ^ j * 36), channel + begin[j], begin[j] >= 0 && exists);
                 }
             }
         }

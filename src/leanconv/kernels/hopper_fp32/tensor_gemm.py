@@ -126,7 +126,7 @@ class GemmSpeeds(Speeds):
     #: each line of memory that a warp's copy touches, where that is more
     copy_cycles: float
     copied_line: float
-    #: the same of rows that lanes copy
+    #: the same of rows that lanes copy: a guess. Explored (H200, fbef80e): 86, when each copy waited for its place
     lane_cycles: float
     #: bytes of resident images that reach a multiprocessor in a cycle: they bound 1 x 1 filters, where each serves one
     #: tap
@@ -376,9 +376,11 @@ class TensorGemm(SplitGemm[TensorConfig]):
         tiles = TILES if products == 3 else ONE_PRODUCT
         by_row = whole and products == 1 and ways[0][0] == "rows"
         found = [
-            _config(tile, way, channel_block, products, shared, row_pixels)
+            _config(tile, way, channel_block, each, shared, row_pixels)
             for way, channel_block in ways
-            for tile in tiles
+            # Explored (H200, fbef80e): of columns of few channels one product takes 1.4 to 1.6 times as long as three.
+            for each in dict.fromkeys((products, 3 if way == "columns" else products))
+            for tile in (TILES if each == 3 else ONE_PRODUCT)
             if way != "lanes" or tile[0] == 2  # the lanes of more warpgroups have too few registers
             for row_pixels in sorted({0, row_pixels_of(phases[0].problem, 64 * tile[0]) if by_row else 0})
         ]
