@@ -5,7 +5,7 @@
 //   wider filter rows are sums of segments of three columns
 //
 // Requires   sm_90a; filters of 3 columns and more, unit stride, NHWC or NCHW; rows may be dilated.
-// Volumes    NHWC: maps of five axes; slices of a filter are rows behind one another.
+// Volumes    NHWC: maps of five axes; NCHW: linear pixels of all slices. Slices of a filter are rows behind one another.
 // Numerics   as tensor_gemm: each product is 3 wgmma of split float32. Scales belong to a pair's state: 64 channels of it.
 // CTA tile   64 pairs x up to 128 filters x 64 channels of one segment a stage; persistent; split-K by cluster.
 //            With 64 filters: pairs of two output rows. They share the states of the rows of pixels that both read, and the
