@@ -161,7 +161,8 @@ def in_layouts(model: Any, x: Any) -> dict[str, tuple[Any, Any]]:
     """Model and input as PyTorch runs them: as they are, channels last, and as copies channels first."""
     import torch
 
-    first = copy.deepcopy(model).to(memory_format=torch.contiguous_format), x.contiguous()
+    with torch.inference_mode(False):  # of filters made in inference mode no packed ones are kept
+        first = copy.deepcopy(model).to(memory_format=torch.contiguous_format), x.contiguous()
     return dict(zip(("torch_nchw", "torch_nhwc"), (first, (model, x)), strict=True))
 
 

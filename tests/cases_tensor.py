@@ -26,6 +26,10 @@ def _tensor_cases() -> list[Case]:
     layers.add("gradient-stride", 2, 40, 8, 7, 64, 4, 3, layouts=USUAL, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0))
     layers.add("gradient-zeros", 1, 32, 9, 9, 64, 1, 1, layouts=USUAL, op="dgrad", stride=(2, 2))
     layers.add("gradient-bias", 2, 40, 6, 8, 64, 3, 3, op="dgrad", stride=(2, 1), bias=True, **pad)
+    lanes = {"layouts": ("NHWC",)}
+    layers.add("lanes", 2, 38, 5, 6, 70, 3, 3, add=True, bias=True, **lanes, **pad)
+    layers.add("lanes-odd", 1, 67, 7, 6, 33, 3, 2, stride=(2, 1), padding=(1, 0, 1, 1), **lanes)
+    layers.add("lanes-gradient", 1, 38, 6, 7, 50, 3, 3, op="dgrad", stride=(2, 2), **lanes, **pad)
     first = {"layouts": ("NCHW",)}
     layers.add("resident", 3, 64, 7, 7, 72, 3, 3, activation="gelu", **more, **first, **pad)
     layers.add("resident-groups", 3, 64, 6, 6, 64, 3, 2, groups=2, dilation=(1, 2), padding=(1, 1, 0, 1), **first)

@@ -46,6 +46,8 @@ _LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
         (2, 16, 7, 6, 32, 3, 3),
         dict(d=5, t=3, stride_d=2, stride=(2, 2), padding=(1, 1, 1, 1), padding_d=(1, 1)),
     ),
+    "tensor-plain": ((1, 32, 4, 4, 20, 3, 3), dict(d=3, t=3, padding=(1, 1, 1, 1), padding_d=(1, 1))),
+    "tensor-lanes": ((1, 34, 4, 5, 22, 3, 2), dict(d=4, t=2, padding=(1, 1, 0, 1), padding_d=(1, 1), bias=True)),
     "tensor-patches": ((1, 16, 4, 4, 32, 2, 2), dict(d=4, t=2, stride_d=2, stride=(2, 2))),
     "tensor-dilated": (
         (1, 16, 6, 5, 16, 2, 3),

@@ -35,7 +35,8 @@ def _ways(case: Case) -> list[TensorConfig]:
     for config in configs:
         if config.filters <= 128:
             split = min(config.split, 2)
-            kind = config.linear, config.row_pixels > 0, config.spacing > 0, config.partials, config.n_tiles > 1, split
+            way = config.rows, config.linear, config.row_pixels > 0, config.spacing > 0
+            kind = *way, config.partials, config.n_tiles > 1, split
             kinds.setdefault(kind, config)
     return list(kinds.values())
 

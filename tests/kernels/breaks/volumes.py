@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.kernels.breaks.base import FENCE, RACE, UNDER_WAY, WRONG, breaks_of
 
 gemm = breaks_of("tensor_gemm", "volume-tensor-{}")
+pairs = breaks_of("tensor_winograd", "volume-tensor-{}-nchw")
 weight = breaks_of("tensor_weight", "volume-tensor-{}")
 nhwc = breaks_of("native_gemm_16bit", "volume-tensor-{}-nhwc")
 nchw = breaks_of("native_gemm_nchw", "volume-tensor-{}-nchw")
@@ -32,6 +33,21 @@ BREAKS = (
         WRONG | FENCE,
         "strides-nchw",
         linear=False,
+    ),
+    gemm(
+        "slices outside the volume by lanes",
+        "LaneCopies::place",
+        "_ < F::taps {{&& _}} &&",
+        WRONG | FENCE,
+        "lanes-nhwc",
+        rows=True,
+    ),
+    pairs(
+        "rows of other slices",
+        "LinearPairPixels::in_rows",
+        "return {{static_cast<unsigned>(...) < Problem::h => true}}",
+        WRONG,
+        "plain",
     ),
     weight(
         "columns of slices outside the volume",

@@ -101,6 +101,10 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
             if constexpr (together) {
                 // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
                 if (in_group < Problem::group_k) st_global_v4(to, result);
+            } else if constexpr (Problem::nhwc && Problem::group_k % 2 == 0) {
+#pragma unroll
+                for (int j = 0; j < 4; j += 2)
+                    if (in_group + j < Problem::group_k) st_global_v2(to + j, result[j], result[j + 1]);
             } else {
 #pragma unroll
                 for (int j = 0; j < 4; ++j)

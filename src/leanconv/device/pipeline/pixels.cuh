@@ -2,7 +2,8 @@
 // tile, as float32; and the copies of packed filters. Pixels come in one of four ways:
 //
 //   rows      a TMA copy in im2col mode brings 32 channels of all pixels, 128 swizzled bytes a pixel; two copies are a stage.
-//             For NHWC whose pixels are multiples of 16 bytes.
+//             For NHWC. Where pixels are no multiples of 16 bytes, no tensor map describes them: the lanes of a warp copy the
+//             channels of one pixel after the other.
 //   linear    TMA boxes of 36 pixels x 32 channels. For NCHW and CHWN at unit stride, with an output as large as the input:
 //             output pixel i reads input pixel i + shift, and each tap has a shift of its own. A box begins at a multiple of
 //             16 bytes; so 32 pixels lie anywhere in 36. Columns of 36 floats are loaded without bank conflicts. Where a
@@ -352,7 +353,65 @@ struct ColumnCopies {
     }
 };
 
-// Producers of columns: all threads copy pixels; thread 0 copies filters besides, one stage behind.
+// And of rows: a warp copies the 32 channels of one pixel after the other, whose place the lane that has it tells.
+template <class Problem, class Tuning>
+struct LaneCopies : ColumnCopies<Problem, Tuning> {
+    using Base = ColumnCopies<Problem, Tuning>;
+    using F = typename Base::F;
+    using Rings = typename Base::Rings;
+    using D = typename Base::D;
+    static_assert(Problem::groups == 1 && F::channel_block == 32, "a piece has 32 channels of one tap");
+    using Base::Base;
+    const float* x;
+
+    __device__ __forceinline__ void begin(const float* first, Offset<Problem> first_pixel, int group, int thread,
+                                          long long batch) {
+        x = first;
+        Base::begin(x, first_pixel, group, thread, batch);
+    }
+    // Where in x a tap reads pixel i of this lane; below 0 outside the image.
+    __device__ __forceinline__ Offset<Problem> place(int i, int tap) const {
+        const FilterTap<Problem> at(tap);
+        const bool in_volume = !D::volume || static_cast<unsigned>(this->d[i] + at.t * D::dilation) < D::d;
+        const bool inside = tap < F::taps && in_volume &&
+                            static_cast<unsigned>(this->h[i] + at.r * Problem::dilation_h) < Problem::h &&
+                            static_cast<unsigned>(this->w[i] + at.s * Problem::dilation_w) < Problem::w;
+        const auto first = static_cast<Offset<Problem>>(reinterpret_cast<const float*>(this->from[i]) - x);
+        return inside ? first + at.template pixels<Offset<Problem>>() * Problem::c : -1;
+    }
+
+    __device__ __forceinline__ void stage(float* to, int stage, int thread) const {
+        const int lane = thread % 32;
+#pragma unroll
+        for (int i = 0; i < Base::most; ++i) {
+            const int first = i * Base::warps * 32 + thread / 32 * 32;
+            if (Rings::pixels % (Base::warps * 32) != 0 && first >= Rings::pixels) break;
+#pragma unroll 1
+            for (int half = 0; half < 2; ++half) {
+                const int number = 2 * stage + half, first_c = number % F::tap_blocks * 32;
+                const Offset<Problem> own = place(i, number / F::tap_blocks);
+                const bool exists = first_c + lane < Problem::group_c;
+                const float* const channel = x + first_c + lane;
+                float* const rows = to + (half * Rings::half_bytes + first * 128) / 4;
+#pragma unroll 1
+                for (int four = 0; four < 32; four += 4) {
+                    // NOTE: all places come before the copies, which would wait for each in turn.
+                    Offset<Problem> begin[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) begin[j] = __shfl_sync(0xffffffffu, own, four + j);
+                    // a pixel is 32 floats, in swizzled units of four
+                    const int at = four / 8 * 256 + (lane ^ four % 8 * 36);
+#pragma unroll
+                    for (int j = 0; j < 4; ++j)
+                        cp_async_4(rows + (at ^ j * 36), channel + begin[j], begin[j] >= 0 && exists);
+                }
+            }
+        }
+    }
+};
+
+// Producers of columns, and of rows that lanes copy: all threads copy pixels; thread 0 copies filters besides, one stage
+// behind.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const float* x, const float* prepared, long long batch,
                                         const TensorTiles<Problem, Tuning>& tiles,
@@ -363,7 +422,7 @@ __device__ __forceinline__ void produce(const float* x, const float* prepared, l
     }
     RingPlace<Tuning::pixel_stages> place;
     FilterCopies<Problem, Tuning> filters(prepared, tiles, rings);
-    ColumnCopies<Problem, Tuning> pixels(batch);
+    typename Select<Tuning::rows, LaneCopies<Problem, Tuning>, ColumnCopies<Problem, Tuning>>::type pixels(batch);
     TileWalk<Problem, Tuning> walk(tiles), behind = walk;
     int stage = walk.first, filter_stage = walk.first, previous = 0;
     bool begun = false;

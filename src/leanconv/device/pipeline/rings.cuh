@@ -147,12 +147,16 @@ __device__ __forceinline__ int resident_begin(int first_pair, int pairs) {
     return resident_begin<Problem>() + (pairs < Problem::p * Problem::q ? 2 * first_pair & ~3 : 0);
 }
 
+// Whether lanes copy rows of channels, which no tensor map describes where pixels are no multiples of 16 bytes.
+template <class Problem, class Tuning>
+__host__ __device__ constexpr bool rows_by_lanes() { return Tuning::rows && Problem::c % 4 != 0; }
+
 // Shared memory: the ring of pixels, the ring of filters, and the barriers of both.
 template <class Problem, class Tuning>
 struct TensorRings {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int pixels = TensorTiles<Problem, Tuning>::pixels, pitch = pixels + 4;
-    static constexpr bool by_maps = Tuning::rows || Tuning::linear;
+    static constexpr bool by_maps = Tuning::linear || (Tuning::rows && !rows_by_lanes<Problem, Tuning>());
     // Images that a tile's pixels may belong to; 32 channels of them are a resident stage.
     static constexpr int image = output_pixels<Problem>, images = (image - gcd(pixels, image) + pixels - 1) / image + 1;
     static constexpr int channel_pixels = Tuning::resident_pixels / images, image_bytes = 32 * channel_pixels * 4;

@@ -87,6 +87,9 @@ struct LinearPairPixels {
     const float* prepared;
     const float* factors;
     int pair, sharer, place, column[2];  // columns that the windows begin with
+    // And rows, in volumes: above and below a slice are the rows of others. Around an image a copy brings zeros.
+    static constexpr bool volume = Depth<Problem>::volume;
+    int row[volume ? 2 : 1];
     int in_resident[F::resident ? 2 : 1];  // or where they begin in resident images, in the thread's first channel, for tap 0
 
     __device__ __forceinline__ LinearPairPixels(const float* prepared, int warp, int lane, int sharer)
@@ -102,21 +105,29 @@ struct LinearPairPixels {
             int p;
             tiles.numbers.position(tiles.first_pixel(tile) + pair + apart * i, p, column[i]);
             column[i] = column[i] * 2 - Problem::pad_left + sharer;
+            if constexpr (volume) row[i] = p - Problem::pad_top;
         }
+    }
+    // Whether the filter row `down` below a window's first one lies in the image for pair i, as far as copies do not tell.
+    __device__ __forceinline__ bool in_rows(int i, int down) const {
+        if constexpr (volume) return static_cast<unsigned>(row[i] + down) < Problem::h;
+        else return true;
     }
     // The states of half a stage for warpgroup `own`, whose three pixels begin with an even or an odd one of a column.
     template <bool odd, int own>
-    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right) const {
+    __device__ __forceinline__ void load_half(float (&x)[2][2][4][4], const unsigned char* pixels, int half, int right,
+                                              int down) const {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
+            const bool seen = in_rows(i, down);
             bool inside[3];
 #pragma unroll
             for (int j = 0; j < 3; ++j) {
                 // With 3 columns the middle pixels are inside for all pairs.
                 constexpr bool one_segment = Problem::s == 3;
                 const int least = own + j - Problem::pad_left;
-                inside[j] = (one_segment && (least == 0 || least == 1)) ||
-                            static_cast<unsigned>(column[i] + right + j) < Problem::w;
+                inside[j] = seen && ((one_segment && (least == 0 || least == 1)) ||
+                                     static_cast<unsigned>(column[i] + right + j) < Problem::w);
             }
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
@@ -136,11 +147,11 @@ struct LinearPairPixels {
     }
     // The column that segments leave (PairPixels); state 3 has its own sign.
     __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const unsigned char* pixels, int first, int half,
-                                              int right) const {
+                                              int right, int down) const {
         const float sign = sharer == 0 ? 1.0f : -1.0f;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const bool inside = static_cast<unsigned>(column[i] + right) < Problem::w;
+            const bool inside = in_rows(i, down) && static_cast<unsigned>(column[i] + right) < Problem::w;
 #pragma unroll
             for (int n = 0; n < 8; ++n) {
                 const unsigned char* const at = pixels + (4 * n * Rings::linear_pitch + 2 * apart * i + first % 2) * 4;
@@ -150,13 +161,13 @@ struct LinearPairPixels {
     }
     // From pixel `first` of the columns on.
     __device__ __forceinline__ void load(float (&x)[2][2][4][4], const unsigned char* pixels, int first, int half,
-                                         int right) const {
+                                         int right, int down) const {
         if (sharer == 0) {
-            if (first % 2 == 0) load_half<false, 0>(x, pixels, half, right);
-            else load_half<true, 0>(x, pixels, half, right);
+            if (first % 2 == 0) load_half<false, 0>(x, pixels, half, right, down);
+            else load_half<true, 0>(x, pixels, half, right, down);
         } else {
-            if (first % 2 == 0) load_half<false, 1>(x, pixels, half, right);
-            else load_half<true, 1>(x, pixels, half, right);
+            if (first % 2 == 0) load_half<false, 1>(x, pixels, half, right, down);
+            else load_half<true, 1>(x, pixels, half, right, down);
         }
     }
 };
@@ -212,8 +223,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const Linear
         const int tap = number / tap_blocks < TensorFilters<P, Tuning>::taps ? number / tap_blocks : 0;
         const int first = (linear_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
         const unsigned char* const from = base + place + half * Rings::half_bytes + pixels.place + (first & ~1) * 4;
-        const int right = tap_right<P, Tuning>(tap);
-        pixels.load(x, from, first, half, right);
+        pixels.load(x, from, first, half, tap_right<P, Tuning>(tap), tap_down<P, Tuning>(tap));
     }
     if constexpr (scaled)
         scale_channels(all_rows(x), [&](int i) {
@@ -235,7 +245,7 @@ __device__ __forceinline__ void load_states(float (&x)[2][2][4][4], const Reside
         const int first = linear_shift<P, Tuning>(tap, 1) - resident_begin<P>() + pixels.sharer;
         const int right = tap_right<P, Tuning>(tap);
         const unsigned char* const from = rings.base + stages.at + (first & ~1) * 4;
-        pixels.load(x, from, first, half, right);
+        pixels.load(x, from, first, half, right, 0);
     }
     if constexpr (scaled)
         scale_channels(all_rows(x), [&](int i) {
@@ -294,7 +304,7 @@ __device__ __forceinline__ void load_rest(float (&x)[2][4][4], const Pixels& pix
             const int tap = TensorFilters<P, Tuning>::tap_of(2 * stage + half);
             const int first = (linear_shift<P, Tuning>(tap, 1) & 3) + pixels.sharer;
             const int from = place + half * TensorRings<P, Tuning>::half_bytes + pixels.place + (first & ~1) * 4;
-            pixels.load_rest(x, rings.base + from, first, half, tap_right<P, Tuning>(tap));
+            pixels.load_rest(x, rings.base + from, first, half, tap_right<P, Tuning>(tap), tap_down<P, Tuning>(tap));
         } else {
             pixels.load_rest(x, rings.base, place, half);
         }

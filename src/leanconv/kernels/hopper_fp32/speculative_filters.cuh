@@ -189,12 +189,12 @@ __device__ __forceinline__ void validate_filters(float* prepared) {
 }
 
 // Threads that synchronise with the consumers: the producer warps that copy filters, or all where lanes copy pixels.
-template <class Tuning>
+template <class Rings>
 __host__ __device__ constexpr int validated_producers() {
-    return Tuning::rows || Tuning::linear || Tuning::spacing > 0 ? 96 : 128;
+    return Rings::by_maps || Rings::F::resident ? 96 : 128;
 }
-template <class Tuning>
-__device__ __forceinline__ void sync_validated() { barrier_sync(13, 128 * Tuning::warpgroups + validated_producers<Tuning>()); }
+template <class Rings, class Tuning>
+__device__ __forceinline__ void sync_validated() { barrier_sync(13, 128 * Tuning::warpgroups + validated_producers<Rings>()); }
 
 // NOTE: a function of its own, which the compiler puts behind the kernel's code.
 template <class Problem, class Tuning>
@@ -214,17 +214,17 @@ __device__ __forceinline__ void validate_in_place(const float* prepared, const F
         if (range.valid) range.write();
         else if constexpr (sizeof...(w) > 0) fall_back_in_place<Problem, Validating>(w..., written);
         else fall_back_in_place<Problem, Validating>(written + Problem::first_weight, written);
-        sync_validated<Tuning>();
+        sync_validated<Rings, Tuning>();
     }
 }
 
 // By all producers.
-template <class Tuning>
+template <class Rings, class Tuning>
 __device__ __forceinline__ void wait_for_validated_filters(int thread) {
     if constexpr (Tuning::validates) {
-        if (thread < 128 - validated_producers<Tuning>()) return;
+        if (thread < 128 - validated_producers<Rings>()) return;
         griddepcontrol_wait();
-        sync_validated<Tuning>();
+        sync_validated<Rings, Tuning>();
     }
 }
 

@@ -147,7 +147,7 @@ __device__ __forceinline__ void tensor_gemm(const Source& x, const float* prepar
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        wait_for_validated_filters<Tuning>(threadIdx.x % 128);
+        wait_for_validated_filters<TensorRings<Problem, Tuning>, Tuning>(threadIdx.x % 128);
         produce<Problem, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
         if (TileWalk<Problem, Tuning>(tiles).shares_tile()) {
             // NOTE: lanes that copied alone reconverge before the barriers that all threads take part in.

@@ -70,8 +70,8 @@ class TensorConfig(RingConfig):
         return self.row_pixels or (self.pixels if self.rows else self.pixels + 4)
 
 
-#: How pixels come into shared memory.
-Way = Literal["rows", "linear", "resident", "columns"]
+#: How pixels come into shared memory; ``lanes`` are rows that lanes copy.
+Way = Literal["rows", "linear", "resident", "columns", "lanes"]
 WAYS: tuple[Way, ...] = ("rows", "linear", "resident", "columns")
 #: A tile: warpgroups, filters of an MMA tile, MMA tiles, partial sums.
 Tile = tuple[int, int, int, int]
@@ -122,8 +122,12 @@ class GemmSpeeds(Speeds):
     #: adds to the longer; with ``store_share`` fitted to 485 times
     stage_share: float
     lesser: float
-    #: cycles of the four producer warps for each reduction element of 128 pixels in columns
+    #: cycles of the four producer warps for each reduction element of 128 pixels in columns; how many times as many for
+    #: each line of memory that a warp's copy touches, where that is more
     copy_cycles: float
+    copied_line: float
+    #: the same of rows that lanes copy: a guess. Explored (H200, fbef80e): 86, when each copy waited for its place
+    lane_cycles: float
     #: bytes of resident images that reach a multiprocessor in a cycle: they bound 1 x 1 filters, where each serves one
     #: tap
     resident_bytes: float
@@ -172,6 +176,11 @@ def _in_rows(phase: PartialConvolution) -> bool:
     if problem.layout != "NHWC" or not whole_rows or not near or problem.group_c < ROW // 2 or problem.n < 1:
         return False
     return not pixel_map(problem, 64, volume=phase.volume).why_not()
+
+
+def by_lanes(problem: ConvProblem) -> bool:
+    """Whether lanes copy rows of channels, as no tensor map describes them (`rows_by_lanes` of the kernels)."""
+    return problem.layout == "NHWC" and problem.groups == 1 and problem.c % 4 != 0
 
 
 def is_linear(problem: ConvProblem) -> bool:
@@ -240,8 +249,8 @@ def _config(
 ) -> TensorConfig | None:
     """The configuration of a tile, with rings as long as ``shared`` bytes allow; None where they are too short."""
     warpgroups, mma_n, n_tiles, partials = tile
-    rows, linear = way == "rows", way == "linear"
-    registers = REGISTERS[warpgroups, way != "columns"]
+    rows, linear = way in ("rows", "lanes"), way == "linear"
+    registers = REGISTERS[warpgroups, way not in ("columns", "lanes")]
     shape = (warpgroups, mma_n, n_tiles, products, partials)
     ping_pong = products == 3 and TILES[tile]
     config = TensorConfig(*shape, rows, channel_block, ping_pong, 1, 1, *registers, linear, row_pixels)
@@ -331,6 +340,11 @@ def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) ->
     return GemmSpeeds.of(target).store_share * stored * target.multiprocessors / target.bytes_per_cycle
 
 
+def _lines(problem: ConvProblem) -> int:
+    """Lines of memory that a warp's copy of one channel of 32 neighbouring pixels touches."""
+    return min(32, problem.c * problem.stride[1]) if problem.layout == "NHWC" else 1
+
+
 def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
     problem, pixels = phase.problem, phase.pixels
     if config.linear and problem.layout == "NCHW":
@@ -355,14 +369,19 @@ class TensorGemm(SplitGemm[TensorConfig]):
         ways: list[tuple[Way, int]] = [("columns", _channel_block(phases[0].problem))]
         if all(_in_rows(phase) for phase in phases):
             ways = [("rows", ROW)]
+        elif all(by_lanes(phase.problem) for phase in phases):
+            ways.append(("lanes", ROW))
         elif whole and is_linear(phases[0].problem):
             ways.insert(0, ("linear", ROW))
         tiles = TILES if products == 3 else ONE_PRODUCT
         by_row = whole and products == 1 and ways[0][0] == "rows"
         found = [
-            _config(tile, way, channel_block, products, shared, row_pixels)
+            _config(tile, way, channel_block, each, shared, row_pixels)
             for way, channel_block in ways
-            for tile in tiles
+            # Explored (H200, fbef80e): of columns of few channels one product takes 1.4 to 1.6 times as long as three.
+            for each in dict.fromkeys((products, 3 if way == "columns" else products))
+            for tile in (TILES if each == 3 else ONE_PRODUCT)
+            if way != "lanes" or tile[0] == 2  # the lanes of more warpgroups have too few registers
             for row_pixels in sorted({0, row_pixels_of(phases[0].problem, 64 * tile[0]) if by_row else 0})
         ]
         if whole:
@@ -396,7 +415,9 @@ class TensorGemm(SplitGemm[TensorConfig]):
             elif not (config.rows or config.linear):
                 # copying a stage of columns overlaps the products
                 copied = speeds.copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
-                of_stage = max(of_stage, copied)
+                of_stage = max(of_stage, copied * max(1.0, speeds.copied_line * _lines(phase.problem)))
+            elif config.rows and by_lanes(phase.problem):
+                of_stage = max(of_stage, speeds.lane_cycles * DEPTH * config.pixels / 128)
             tiles = _tiles(phase, config)
             of_tile = speeds.tile_cycles + _store_cycles(phase.problem, config, target)
             walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
@@ -409,7 +430,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
     ) -> Launch:
         x, _, *rest = conv_arguments(problem)
         source: Argument = x
-        if config.rows or config.linear:
+        if config.linear or (config.rows and not by_lanes(phase.problem)):
             encoded = linear_map(phase.problem) if config.linear else None
             encoded = encoded or pixel_map(phase.problem, config.pixels, volume=phase.volume)
             if config.row_pixels:

@@ -5,7 +5,7 @@
 //   wider filter rows are sums of segments of three columns
 //
 // Requires   sm_90a; filters of 3 columns and more, unit stride, NHWC or NCHW; rows may be dilated.
-// Volumes    NHWC: maps of five axes; slices of a filter are rows behind one another.
+// Volumes    NHWC: maps of five axes; NCHW: linear pixels of all slices. Slices of a filter are rows behind one another.
 // Numerics   as tensor_gemm: each product is 3 wgmma of split float32. Scales belong to a pair's state: 64 channels of it.
 // CTA tile   64 pairs x up to 128 filters x 64 channels of one segment a stage; persistent; split-K by cluster.
 //            With 64 filters: pairs of two output rows. They share the states of the rows of pixels that both read, and the
@@ -55,7 +55,7 @@ struct PairOutputs : TensorTiles<Pairs<Problem, Tuning>, Tuning> {
             if constexpr (Tuning::linear) {
                 const Offset<Problem> n = number / Pixels::of_image;
                 const int in_image = static_cast<int>(number - n * Pixels::of_image);
-                return {static_cast<int64>(n) * Problem::k * (Problem::p * Problem::q) + 2 * in_image,
+                return {static_cast<int64>(n) * Problem::k * output_pixels<Problem> + 2 * in_image,
                         number < count && in_image < Pixels::image};
             } else {
                 constexpr int pairs = Pairs<Problem, Tuning>::q;
@@ -359,7 +359,7 @@ __device__ __forceinline__ void tensor_winograd(const Source& x, const float* pr
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        wait_for_validated_filters<Tuning>(threadIdx.x % 128);
+        wait_for_validated_filters<TensorRings<Pairs<Problem, Tuning>, Tuning>, Tuning>(threadIdx.x % 128);
         produce<Pairs<Problem, Tuning>, Tuning>(x, prepared, batch, tiles, rings, threadIdx.x % 128);
         if (TileWalk<Pairs<Problem, Tuning>, Tuning>(tiles).shares_tile()) {
             // NOTE: lanes that copied alone reconverge before the barriers that all threads take part in.

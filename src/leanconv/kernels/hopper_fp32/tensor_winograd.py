@@ -249,8 +249,6 @@ class TensorWinograd(SplitGemm[PairConfig]):
             reasons.append(f"stride={problem.stride} is not (1, 1)")
         if problem.stride_d > 1:
             reasons.append(f"stride={problem.stride_d} along the depth is not 1")
-        if problem.is_volume and problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} of volumes: rows beside a slice are no zeros, but other slices")
         if problem.dilation[1] != 1:
             reasons.append(f"dilation={problem.dilation} moves the columns of a filter apart")
         read = problem.k if problem.op == "dgrad" else problem.c
@@ -290,7 +288,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
         copy_pixels = max((copy_pixels_of(phase.problem) for phase in phases), default=PAIRS)
         if problem.layout == "NCHW":
             found = [_config(tile, 0, products, shared, box_width) for tile in TILES for box_width in BOX_WIDTHS]
-            resident = resident_of(phases[0].problem) if len(phases) == 1 else (0, 0)
+            alone = len(phases) == 1 and not problem.is_volume
+            resident = resident_of(phases[0].problem) if alone else (0, 0)
             if resident[0]:
                 found += [_config(tile, 0, products, shared, BOX_WIDTHS[-1], resident) for tile in TILES]
         else:
@@ -325,7 +324,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
             return self._tiles_of_row(problem, config) * problem.p * of_filters
         pairs = problem.n * problem.z * ceil_div(problem.p, config.output_rows) * pairs_of(problem)
         if config.linear and not config.spacing:
-            pairs = problem.n * ceil_div(problem.p * pairs_of(problem), config.box_width) * config.box_width
+            image = problem.z * problem.p * pairs_of(problem)
+            pairs = problem.n * ceil_div(image, config.box_width) * config.box_width
         return ceil_div(pairs, PAIRS * config.multicast) * config.multicast * of_filters
 
     def _with_splits(
