@@ -13,7 +13,7 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import decided, functions, module_forward, patch, registration, switches  # noqa: E402
+from leanconv.torch import decided, functions, module_call, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
@@ -405,7 +405,7 @@ def test_a_call_as_before_reads_no_sizes(device: HostDevice, monkeypatch: pytest
         asked = []
         precision = functions.conv_precision
         monkeypatch.setattr(functions, "any_autocast", lambda: asked.append("a key") or False)
-        monkeypatch.setattr(module_forward, "conv_precision", lambda: asked.append("TF32") or precision())
+        monkeypatch.setattr(module_call, "conv_precision", lambda: asked.append("TF32") or precision())
         close(layer(x), expected[0])
         assert asked == ["TF32"], "no key was built"
         for each, y in zip(others, expected[1:], strict=True):

@@ -112,7 +112,7 @@ def test_a_quick_call_asks_little(
             layer(x)
         sys.setprofile(count)
         try:
-            type(layer).forward(layer, x)
+            layer(x)
         finally:
             sys.setprofile(None)
     calls = calls[: calls.index("setprofile")]

@@ -128,7 +128,7 @@ class Layer:
         self.quick = quick_left(self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn)
 
     def known(self) -> tuple[Any, ...]:
-        """What a call must be like that is as the one before, which `functions` and `module_forward` ask.
+        """What a call must be like that is as the one before, which `functions` and `module_call` ask.
 
         The function, whether there is a bias, options, the guard and whether it is one of images alone, PyTorch's word
         for TF32 and the type of autocast, where these matter.

@@ -109,7 +109,7 @@ def _shared(numbers: Any) -> Any:
 
 
 def _convolve(function: Function) -> Callable[..., Any]:
-    """What a function computes while something is active; the modules of `module_forward` call it too."""
+    """What a function computes while something is active; the modules of `module_call` call it too."""
 
     def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False) -> Any:
         # NOTE: what a call reads here for the first time since the layer before costs more than what it computes: in a
