@@ -17,7 +17,6 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module
 
 from leanconv.torch import functions
-from leanconv.torch.layers import conv_precision
 from leanconv.torch.switches import autocast_type, compiling, dispatch_modes, function_modes, grad_enabled, tracing
 
 F, KINDS, _Tensor, Module = torch.nn.functional, functions.KINDS, torch.Tensor, torch.nn.Module
@@ -94,8 +93,8 @@ def _call(kind: Any, function: functions.Function) -> Callable[..., Any]:
                         if quick[5]
                         else (quick[4](input, weight) if bias is None else quick[4](input, weight, bias))
                     )
-                    and (quick[6] is None or quick[6] == conv_precision())
-                    and (quick[7] is None or quick[7] is autocast_type())
+                    and (quick[6] is None or quick[6]() == quick[7])
+                    and (quick[8] is None or quick[8] is autocast_type())
                 )
         except (TypeError, RuntimeError, AttributeError, IndexError):
             known = False

@@ -70,7 +70,7 @@ def quick_left(known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, strea
 
 
 def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
+    _, _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
     # the default stream, 0, cannot be captured
     if stream is not None and stream() and capturing():
         return None
@@ -84,7 +84,7 @@ def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
 def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if not uses_cudnn():
         return _left(quick, x, w, bias, layer)
-    _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, _, _, groups = quick
+    _, _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, _, _, groups = quick
     if stream is not None and stream() and capturing():
         return None
     next(ticks)
@@ -105,7 +105,7 @@ def quick_recorded(
 def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if saved_hooks(True) is not None:
         return None
-    (_, _, _, _, _, _, _, _, ticks, packed, refresh, tf32,
+    (_, _, _, _, _, _, _, _, _, ticks, packed, refresh, tf32,
      stride, padding, dilation, transposed, more, groups) = quick  # fmt: skip
     if packed:
         refresh(w)
@@ -145,6 +145,7 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
     Explored: H200, 2026-11-24, revision 5635154.
     """
     try:
+        guards: Any = torch._C._dynamo.guards.TensorGuards
         sizes, strides = [[*each.shape] for each in tensors], [[*each.stride()] for each in tensors]
         at = str((sizes, strides))
         if len(_guards) >= _MOST_GUARDS:
@@ -153,7 +154,6 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
         for check in known:
             if check(*tensors) is True:
                 return check
-        guards: Any = torch._C._dynamo.guards.TensorGuards
         made: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         if made(*tensors) is not True:
             return None
