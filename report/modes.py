@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -119,7 +119,7 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
     return graph, result
 
 
-def eager(calls: dict[str, Callable[[], Any]], patches: dict[str, Any]) -> dict[str, float]:
+def eager(calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of each call, the median of rounds in which all are timed: those that ``patches`` names each with
     its patch alone, the others without leanconv. All have equally many samples, whose first call is not timed."""
     us = {}
