@@ -133,6 +133,14 @@ def test_what_somebody_replaces_meanwhile_is_called(device: HostDevice, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(nn.Module, "__call__", lambda self, *given: "call")
             assert layer(x) == "call"
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Module, "_call_impl", lambda self, *given: "inner call")
+            assert layer(x) == "inner call"
+            leanconv.torch.disable()
+            leanconv.torch.enable()
+            assert nn.Conv2d.__call__ is ORIGINAL, "somebody looks at each call"
+        leanconv.torch.disable()
+        leanconv.torch.enable()
         layer.forward = lambda input, times=1: times * "its own"
         assert layer(x) == "its own" and layer(x, times=2) == layer(x, 2) == "its ownits own"
         del layer.forward

@@ -23,11 +23,13 @@ F, KINDS, _Tensor, Module = torch.nn.functional, functions.KINDS, torch.Tensor, 
 #: what `torch.nn.Module` asks before it calls forward at once
 _before, _after = module._global_forward_pre_hooks, module._global_forward_hooks
 _before_backward, _after_backward = module._global_backward_pre_hooks, module._global_backward_hooks
+#: what ``Module.__call__`` is, unless somebody has replaced it
+_PYTORCHS = Module._wrapped_call_impl
 
 
 def _call(kind: Any, function: functions.Function) -> Callable[..., Any]:
     """The call of a class of modules, which computes what that function does."""
-    module_call, forward, inner = Module.__call__, kind.forward, kind._conv_forward
+    module_call, call_impl, forward, inner = _PYTORCHS, Module._call_impl, kind.forward, kind._conv_forward
     name, ours, otherwise, named = function.name, function.replacement, functions.otherwise, F.__dict__
 
     @wraps(module_call)
@@ -38,6 +40,7 @@ def _call(kind: Any, function: functions.Function) -> Callable[..., Any]:
         if (
             compiling()
             or Module.__call__ is not module_call
+            or Module._call_impl is not call_impl
             or kind.forward is not forward
             or kind._conv_forward is not inner
         ):
@@ -119,7 +122,7 @@ _CALLS: list[tuple[Any, Any]] = [
 def install() -> None:
     """Put ours in place of PyTorch's, unless somebody has a call of their own."""
     for kind, ours in _CALLS:
-        if kind.__call__ is Module.__call__:
+        if kind.__call__ is _PYTORCHS and Module._call_impl.__module__ == module.__name__:
             kind.__call__ = ours
 
 
