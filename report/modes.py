@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -44,6 +45,9 @@ UNCAPTURED = ("mvit_v2_s",)
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
 #: Rounds in which both sides are timed one after the other, and microseconds of each side in a round.
 _ROUNDS, _ROUND_US = 7, 15000.0
+#: The same of what is launched by Python: as many rounds as take so many microseconds, within these numbers. Hosts are
+#: faster and slower by the second, so rounds are short and many.
+_EAGER_ROUNDS, _EAGER_ROUND_US, _EAGER_US = (9, 31), 6000.0, 3e6
 #: How many images are computed in float64 too.
 _EXACT = 4
 
@@ -115,28 +119,37 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
     return graph, result
 
 
-def eager(calls: dict[str, Callable[[], Any]], patch: Any) -> dict[str, float]:
-    """Microseconds of each call in rounds, as hosts are faster and slower by the second: that of ``leanconv`` with
-    ``patch``, the others without."""
+def eager(calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds of each call, the median of rounds in which all are timed: those that ``patches`` names each with
+    its patch alone, the others without leanconv. All have equally many samples, whose first call is not timed."""
+    us = {}
+    for who, call in calls.items():
+        only(patches.get(who))
+        for _ in range(3):  # the third is as the ones that are timed
+            call()
+        us[who] = elapsed_us(call, 2)
+    counts = {who: max(2, ceil(_EAGER_ROUND_US / each)) for who, each in us.items()}
+    least, most = _EAGER_ROUNDS
+    rounds = min(most, max(least, int(_EAGER_US / sum((counts[who] + 1) * us[who] for who in calls))))
+    samples: dict[str, list[float]] = {who: [] for who in calls}
+    for i in range(rounds):
+        for who in list(calls)[:: 1 if i % 2 else -1]:
+            only(patches.get(who))
+            calls[who]()
+            samples[who].append(elapsed_us(calls[who], counts[who]))
+    return {who: statistics.median(each) for who, each in samples.items()}
+
+
+def only(patch: Any) -> None:
+    """Let this patch decide; None: nothing of leanconv is registered with PyTorch."""
     from leanconv.torch import registration
 
-    samples: dict[str, list[float]] = {who: [] for who in calls}
-    for _ in range(3):
-        calls["leanconv"]()
-    count = max(2, ceil(_ROUND_US / elapsed_us(calls["leanconv"], 2)))
-    for _ in range(_ROUNDS):
-        samples["leanconv"].append(elapsed_us(calls["leanconv"], count))
-        registration.remove(patch)
-        while registration._libraries:  # kept for other threads, of which none computes
-            registration._libraries.popitem()[1]._destroy()
-        try:
-            for who in samples.keys() - {"leanconv"}:
-                calls[who]()
-                samples[who].append(elapsed_us(calls[who], count))
-        finally:
-            registration.add(patch)
-        calls["leanconv"]()
-    return {who: statistics.median(each) for who, each in samples.items()}
+    for other in registration._active[:]:
+        registration.remove(other)
+    while registration._libraries:  # kept for other threads, of which none computes
+        registration._libraries.popitem()[1]._destroy()
+    if patch is not None:
+        registration.add(patch)
 
 
 def _fields(way: str, us: dict[str, float]) -> dict[str, float]:
@@ -229,22 +242,26 @@ def measure_forward(
         alone: dict[str, Any] = {who: each.replay for who, each in graphs.items()} if graph else dict(calls)
         theirs = min(alone, key=in_turn(alone).__getitem__)
         compiled_graphs = {"torch": _compiled_graph(model, x)} if compiled else {}
-        samples, reports, waited = dict[str, float](), dict[str, Any](), 0.0
-        for layout in dict.fromkeys(("torch_nhwc", theirs)):
-            (net, given), call, ours = nets[layout], calls[layout], layout.replace("torch", "leanconv")
-            with leanconv.torch.enable(net, precision=mode.precision) as taken:
+        reports, patches, waited = dict[str, Any](), dict[str, Any](), 0.0
+        with ExitStack() as enabled:
+            for layout in dict.fromkeys(("torch_nhwc", theirs)):
+                net, given = nets[layout]
+                # the last one that is enabled decides
+                taken = enabled.enter_context(leanconv.torch.enable(net, precision=mode.precision))
                 begin = time.perf_counter()
                 leanconv.torch.warm_up(net, given, progress=False)
                 waited = waited or time.perf_counter() - begin
-                for who, each in eager({"leanconv": call, **calls}, taken).items():
-                    name = ours if who == "leanconv" else who
-                    samples[name] = min(each, samples.get(name, inf))
+                patches[layout.replace("torch", "leanconv")] = taken
+            calls |= {ours: calls[ours.replace("leanconv", "torch")] for ours in patches}
+            us = _fields("eager", eager(calls, patches))
+            for ours, taken in patches.items():
+                only(taken)
+                call = calls[ours]
                 peaks[ours] = _peak(call)
                 graphs[ours], results[ours] = capture(call)
-                if compiled and net is model:
-                    compiled_graphs["leanconv"] = _compiled_graph(net, given)
+                if compiled and ours == "leanconv_nhwc":
+                    compiled_graphs["leanconv"] = _compiled_graph(model, x)
                 reports[ours] = taken.report()
-        us = _fields("eager", samples)
         us |= _replays("graph", graphs) if graph else {}
         us |= _replays("compile", compiled_graphs) if compiled else {}
         best = {side: _quicker(us, side, "graph" if graph else "eager") for side in ("torch", "leanconv")}
@@ -296,17 +313,18 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
     calls = {who: step(net, given, mode) for who, (net, given) in nets.items()}
     for call in calls.values():
         call()
-    peaks, reports, samples = {who: _peak(call) for who, call in calls.items()}, dict[str, Any](), dict[str, float]()
+    peaks, reports, patches = {who: _peak(call) for who, call in calls.items()}, dict[str, Any](), dict[str, Any]()
     theirs = min(calls, key=in_turn(calls).__getitem__)
-    for layout in dict.fromkeys(("torch_nhwc", theirs)):
-        ours = layout.replace("torch", "leanconv")
-        with leanconv.torch.enable(nets[layout][0], precision=mode.precision) as taken:
-            for who, each in eager({"leanconv": calls[layout], **calls}, taken).items():
-                name = ours if who == "leanconv" else who
-                samples[name] = min(each, samples.get(name, inf))
-            peaks[ours] = _peak(calls[layout])
-            reports[ours] = taken.report()
-    us = _fields("eager", samples)
+    with ExitStack() as enabled:
+        for layout in dict.fromkeys(("torch_nhwc", theirs)):
+            patch = leanconv.torch.enable(nets[layout][0], precision=mode.precision)
+            patches[layout.replace("torch", "leanconv")] = enabled.enter_context(patch)
+        calls |= {ours: calls[ours.replace("leanconv", "torch")] for ours in patches}
+        us = _fields("eager", eager(calls, patches))
+        for ours, patch in patches.items():
+            only(patch)
+            peaks[ours] = _peak(calls[ours])
+            reports[ours] = patch.report()
     best = {side: _quicker(us, side, "eager") for side in ("torch", "leanconv")}
     report = reports[best["leanconv"]]
     found = {f"{side}_peak_bytes": peaks[who] for side, who in best.items()}

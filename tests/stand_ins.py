@@ -254,14 +254,14 @@ def patched_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch
 
     import leanconv.torch
-    from leanconv.torch import functions, module_forward, patch, registration, switches
+    from leanconv.torch import functions, module_call, patch, registration, switches
 
     convolution = switches._convolution
     monkeypatch.setattr(registration, "_KEY", "CPU")
     monkeypatch.setattr(registration, "_libraries", {})
     monkeypatch.setattr(functions, "on_gpu", lambda tensor: True)
     monkeypatch.setattr(switches, "_KIND", "cpu")
-    for module in switches, functions, module_forward:
+    for module in switches, functions, module_call:
         monkeypatch.setattr(module, "autocast_type", partial(torch.get_autocast_dtype, "cpu"))
     monkeypatch.setattr(switches, "_convolution", lambda *given: convolution(*given[:-1]))
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)

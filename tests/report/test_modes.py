@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from leanconv.torch import registration  # noqa: E402
 from report import models, modes, records  # noqa: E402
 from tests import made_up  # noqa: E402
 
@@ -75,6 +76,31 @@ def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = {name: lambda name=name: name for name in took}
     assert modes.in_turn(calls) == took
     assert order[2:6] == ["torch 1", "leanconv 3", "torch 1", "leanconv 3"] and len(order) == 2 + 2 * modes._ROUNDS
+
+
+def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    active, order = list[str](), list[tuple[str, int, str]]()
+    us = {"torch_nchw": 2000.0, "torch_nhwc": 3500.0, "leanconv_nhwc": 1000.0}
+    monkeypatch.setattr(registration, "_active", active)
+    monkeypatch.setattr(registration, "_libraries", {})
+    monkeypatch.setattr(registration, "remove", active.remove)
+    monkeypatch.setattr(registration, "add", active.append)
+
+    def elapsed(call: Any, count: int) -> float:
+        order.append((call(), count, "".join(active)))
+        # a round in which the host was slow
+        return us[call()] * (9 if len(order) == 10 else 1)
+
+    monkeypatch.setattr(modes, "elapsed_us", elapsed)
+    calls = {name: lambda name=name: name for name in us}
+    assert modes.eager(calls, {"leanconv_nhwc": "ours"}) == us and active == []
+    turn = [("leanconv_nhwc", 6, "ours"), ("torch_nhwc", 2, ""), ("torch_nchw", 3, "")]
+    assert order[3:9] == turn + turn[::-1], "each begins as often as it ends"
+    assert len(order) == 3 + 3 * 31, "many rounds of what is short"
+    order.clear()
+    us = dict.fromkeys(us, 90000.0)
+    modes.eager(calls, {"leanconv_nhwc": "ours"})
+    assert len(order) == 3 + 3 * 9
 
 
 def test_a_step_trains() -> None:

@@ -102,6 +102,26 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure:
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
+def test_ctrl_c_as_soon_as_the_new_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python raises it between two instructions, so also right behind the call that makes the file."""
+    honest = os.close
+
+    def interrupted(number: int) -> None:
+        honest(number)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "close", interrupted)
+        write_text(tmp_path / "new.txt", "text")
+    assert not [*tmp_path.iterdir()]
+    taken = tmp_path / ".new.00000000.txt"
+    taken.write_text("somebody else's")
+    with monkeypatch.context() as patch, pytest.raises(FileExistsError):
+        patch.setattr(os, "urandom", bytes)
+        write_text(tmp_path / "new.txt", "text")
+    assert [*tmp_path.iterdir()] == [taken]
+
+
 def test_errors_name_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = tmp_path / "no folder" / "file.txt"
     with pytest.raises(FileNotFoundError) as raised, whole(absent):

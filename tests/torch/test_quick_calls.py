@@ -94,7 +94,7 @@ def test_the_third_call_is_quick(
         assert bool(device.launches) is (way == "taken")
 
 
-@pytest.mark.parametrize(("way", "most"), [("left", 16), ("recorded", 17), ("taken", 16)])
+@pytest.mark.parametrize(("way", "most"), [("left", 17), ("recorded", 18), ("taken", 17)])
 def test_a_quick_call_asks_little(
     way: str, most: int, device: HostDevice, only_quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_quick_call_asks_little(
             layer(x)
         sys.setprofile(count)
         try:
-            type(layer).forward(layer, x)
+            layer(x)
         finally:
             sys.setprofile(None)
     calls = calls[: calls.index("setprofile")]
@@ -320,6 +320,29 @@ def test_tf32_and_autocast_are_asked(device: HostDevice) -> None:
         with torch.backends.cudnn.flags(allow_tf32=not tf32):
             layer(x)
             assert enabled.layers.latest[id(layer.weight)].tf32 is not tf32
+
+
+def test_tf32_of_recurrent_layers_is_another_switch(device: HostDevice, only_quick: Any) -> None:
+    """Where the two differ PyTorch's switch of before raises."""
+    rnn = getattr(torch.backends.cudnn, "rnn", None)
+    if rnn is None:
+        pytest.skip("this PyTorch has one switch for both")
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    before = rnn.fp32_precision
+    with torch.no_grad(), leanconv.torch.enable() as enabled:
+        for _ in range(3):
+            expected = layer(x)
+        known = enabled.layers.latest[id(layer.weight)]
+        assert type(known.word[1]) is bool
+        try:
+            rnn.fp32_precision = "ieee" if tf32_allowed() else "tf32"
+            layer(x)
+            layer(x)
+            only_quick()
+            close(layer(x), expected)
+            assert enabled.layers.latest[id(layer.weight)] is known and type(known.word[1]) is str
+        finally:
+            rnn.fp32_precision = before
 
 
 def test_packed_filters_are_freed(device: HostDevice, packing: None) -> None:

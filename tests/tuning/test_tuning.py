@@ -225,11 +225,15 @@ def test_the_recorder_times_what_calls_have_met(stage: Stage, tmp_path: Path, rn
         raise KeyError
     assert len(stopped.problems) == 1 and not stopped.results
     assert not bind.listeners, "what ended records no further call"
-    interval = sys.getswitchinterval()
     stage.fails = lambda launch: CudaError("gone")
-    with says(CudaError, "gone"):
-        stage.search(folder, again=True).run([LAYER])
-    assert sys.getswitchinterval() == interval
+    before, interval = sys.getswitchinterval(), 0.0625
+    sys.setswitchinterval(interval)
+    try:
+        with says(CudaError, "gone"):
+            stage.search(folder, again=True).run([LAYER])
+        assert sys.getswitchinterval() == interval
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,21 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
     try:
         # NOTE: os.open applies the umask, which Python cannot read without changing it for all threads. Until the new
         # file has the mode of the old one, nobody else may read it.
-        os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
+        made = True
         try:
+            try:
+                os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
+            except OSError:
+                made = False
+                raise
             yield beside
             if mode is not None:
                 os.chmod(beside, stat.S_IMODE(mode))
             os.replace(beside, target)
         except BaseException:
-            beside.unlink(missing_ok=True)
+            # a Ctrl-C may come as soon as the file is there
+            if made:
+                beside.unlink(missing_ok=True)
             raise
     except OSError as error:
         if error.errno is not None and error.filename in (None, str(beside), beside):

@@ -22,7 +22,7 @@ from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.driver import CudaError
 from leanconv.torch import recorded
 from leanconv.torch.deciding import Choice, Deciding, active
-from leanconv.torch.layers import conv_precision
+from leanconv.torch.layers import precision_asked
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
 from leanconv.torch.report import Calls, Line
 from leanconv.torch.switches import (
@@ -62,7 +62,7 @@ class Layer:
     __slots__ = (
         "alike", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "is_float32",
         "key", "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32",
-        "version", "weight", "weight_ref",
+        "version", "weight", "weight_ref", "word",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,8 @@ class Layer:
         self.recorded: Quick | None = None
         #: how often it was called otherwise
         self.looks = 0
+        #: see `known`
+        self.word: tuple[Any, Any] = (None, None)
         _, self.function, *_, self.given, self.tf32, self.dtype = key
         self.is_float32 = input.dtype is torch.float32
         self.memory = memory_of(input, weight, bias)
@@ -103,7 +105,11 @@ class Layer:
         """Whether tensors are alike those of `look`."""
         if self.alike is None or (bias is None) is not (self.bias is None):
             return False
-        return self.alike(*self._guarded(input, weight, bias))
+        asked, word = self.word
+        try:
+            return self.alike(*self._guarded(input, weight, bias)) and (asked is None or asked() == word)
+        except RuntimeError:  # which one of the two that tell it raises
+            return False
 
     def _guarded(self, input: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
         """What a guard is made of: PyTorch's convolution asks itself what filters and a bias are like."""
@@ -128,13 +134,14 @@ class Layer:
         self.quick = quick_left(self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn)
 
     def known(self) -> tuple[Any, ...]:
-        """What a call must be like that is as the one before, which `functions` and `module_forward` ask.
+        """What a call must be like that is as the one before, which `functions` and `module_call` ask.
 
-        The function, whether there is a bias, options, the guard and whether it is one of images alone, PyTorch's word
-        for TF32 and the type of autocast, where these matter.
+        The function, whether there is a bias, options, the guard and whether it is one of images alone, what tells
+        PyTorch's word for TF32, the word, and the type of autocast, where these matter.
         """
-        word = conv_precision() if self.dtype is None and self.is_float32 else None
-        return self.function, self.bias is not None, self.given, self.alike, self.call is None, word, self.dtype
+        asked, word = precision_asked() if self.dtype is None and self.is_float32 else (None, None)
+        self.word = asked, word
+        return self.function, self.bias is not None, self.given, self.alike, self.call is None, asked, word, self.dtype
 
     def fits(self, input: Any, bias: Any) -> bool:
         """Whether the ready call is one for these tensors too; shape and memory order of the images are the same."""
@@ -178,7 +185,7 @@ def taken(layer: Layer) -> Quick | None:
 
 
 def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
-    (_, _, _, _, _, _, _, _, ticks, aligned, w_at, bias_at,
+    (_, _, _, _, _, _, _, _, _, ticks, aligned, w_at, bias_at,
      device, stream_of, allocate, run, signals, weights, preparation) = quick  # fmt: skip
     x_at = _data_ptr(x)
     # of tensors that are alike only their memory is asked
@@ -209,7 +216,7 @@ def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
 
 def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
     """The same under autocast, with filters and a bias that are kept in its type."""
-    (_, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at,
+    (_, _, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at,
      device, stream_of, allocate, run, signals, packed, preparation) = quick  # fmt: skip
     if _data_ptr(w) != w_at or _current_device() != device or (bias_at is not None and _data_ptr(bias) != bias_at):
         return None

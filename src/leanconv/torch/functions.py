@@ -23,7 +23,7 @@ from torch.jit import _builtins
 
 from leanconv.torch.decided import Layer
 from leanconv.torch.deciding import active
-from leanconv.torch.layers import conv_precision, tf32_allowed
+from leanconv.torch.layers import tf32_allowed
 from leanconv.torch.switches import (
     address,
     any_autocast,
@@ -109,7 +109,7 @@ def _shared(numbers: Any) -> Any:
 
 
 def _convolve(function: Function) -> Callable[..., Any]:
-    """What a function computes while something is active; the modules of `module_forward` call it too."""
+    """What a function computes while something is active; the modules of `module_call` call it too."""
 
     def convolve(input: Any, weight: Any, bias: Any, options: tuple[Any, ...], ignored: bool = False) -> Any:
         # NOTE: what a call reads here for the first time since the layer before costs more than what it computes: in a
@@ -140,8 +140,8 @@ def _convolve(function: Function) -> Callable[..., Any]:
                         if quick[5]
                         else (quick[4](input, weight) if bias is None else quick[4](input, weight, bias))
                     )
-                    and (quick[6] is None or quick[6] == conv_precision())
-                    and (quick[7] is None or quick[7] is autocast_type())
+                    and (quick[6] is None or quick[6]() == quick[7])
+                    and (quick[8] is None or quick[8] is autocast_type())
                 )
         except (TypeError, RuntimeError, AttributeError, IndexError):
             known = False

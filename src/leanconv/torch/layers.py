@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -40,6 +41,27 @@ _precision_of: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_p
 conv_precision: Callable[[], Any] = (
     torch._C._get_cudnn_allow_tf32 if _precision_of is None else partial(_precision_of, "cuda", "conv")
 )
+
+
+#: the switch of before, which is read in half the time
+_tf32_switch: Callable[[], bool] = torch._C._get_cudnn_allow_tf32
+
+
+def precision_asked() -> tuple[Callable[[], Any], Any]:
+    """What says soonest what convolutions of float32 may round, where the same is asked in each call; and what it says
+    now.
+
+    The switch of before raises RuntimeError where convolutions and recurrent layers differ, and PyTorch tells who first
+    asks it of the new ones.
+    """
+    if not torch.is_warn_always_enabled():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _tf32_switch, _tf32_switch()
+        except RuntimeError:
+            pass
+    return conv_precision, conv_precision()
 
 
 def tf32_allowed() -> bool:

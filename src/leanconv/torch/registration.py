@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from leanconv.call import bind
-from leanconv.torch import functions, module_forward, recorded, switches
+from leanconv.torch import functions, module_call, recorded, switches
 from leanconv.torch.deciding import Deciding
 from leanconv.torch.deciding import active as active_patches
 from leanconv.torch.layers import tf32_allowed
@@ -81,7 +81,7 @@ def add(patch: Deciding) -> None:
                 raise
             _libraries[_KEY] = library
         functions.install()
-        module_forward.install()
+        module_call.install()
         _active.append(patch)
         functions.switched()
         _latest = patch
@@ -115,7 +115,7 @@ def remove(patch: Deciding) -> None:
             functions.switched()
             if not _active:
                 functions.remove()
-                module_forward.remove()
+                module_call.remove()
                 if threading.active_count() == 1:  # nobody else can be on the way to a kernel
                     while _libraries:
                         _libraries.popitem()[1]._destroy()

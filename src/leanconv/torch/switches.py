@@ -70,7 +70,7 @@ def quick_left(known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, strea
 
 
 def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
+    _, _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
     # the default stream, 0, cannot be captured
     if stream is not None and stream() and capturing():
         return None
@@ -84,7 +84,7 @@ def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
 def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if not uses_cudnn():
         return _left(quick, x, w, bias, layer)
-    _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, _, _, groups = quick
+    _, _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, _, _, groups = quick
     if stream is not None and stream() and capturing():
         return None
     next(ticks)
@@ -105,7 +105,7 @@ def quick_recorded(
 def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if saved_hooks(True) is not None:
         return None
-    (_, _, _, _, _, _, _, _, ticks, packed, refresh, tf32,
+    (_, _, _, _, _, _, _, _, _, ticks, packed, refresh, tf32,
      stride, padding, dilation, transposed, more, groups) = quick  # fmt: skip
     if packed:
         refresh(w)
@@ -145,12 +145,27 @@ def alike(*tensors: Any) -> Callable[..., bool] | None:
     Explored: H200, 2026-11-24, revision 5635154.
     """
     try:
-        sizes, strides = [[*each.shape] for each in tensors], [[*each.stride()] for each in tensors]
         guards: Any = torch._C._dynamo.guards.TensorGuards
-        check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-        return check if check(*tensors) is True else None
+        sizes, strides = [[*each.shape] for each in tensors], [[*each.stride()] for each in tensors]
+        at = str((sizes, strides))
+        if len(_guards) >= _MOST_GUARDS:
+            _guards.clear()
+        known = _guards.setdefault(at, [])
+        for check in known:
+            if check(*tensors) is True:
+                return check
+        made: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        if made(*tensors) is not True:
+            return None
+        known.append(made)
+        return made
     except Exception:
         return None
+
+
+#: by sizes and strides: layers that are called alike ask the same object, which the host then has at hand
+_guards: dict[str, list[Callable[..., bool]]] = {}
+_MOST_GUARDS = 1024
 
 
 def of_cudnn(x: Any, w: Any, bias: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -18,16 +18,25 @@ torch = pytest.importorskip("torch")
 import torch.nn.utils.prune as prune  # noqa: E402
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import functions, module_forward  # noqa: E402
+from leanconv.torch import functions, module_call  # noqa: E402
 from tests.torch.test_patched_functions import close  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
-ORIGINAL = nn.Conv2d.forward
+ORIGINAL = nn.Module.__call__
 
 
 class Doubled(nn.Conv2d):
     def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
         return 2 * super()._conv_forward(input, weight, bias)
+
+
+class Twice(nn.Module):
+    def __call__(self, *given: Any) -> Any:
+        return 2 * super().__call__(*given)
+
+
+class TwiceLayer(nn.Conv2d, Twice):
+    """What stands behind Conv2d is called too."""
 
 
 def of_its_own(layer: Any) -> Any:
@@ -59,6 +68,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "padding in words": lambda: nn.Conv2d(4, 6, 3, padding="same"),
     "circular": lambda: nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"),
     "a class of its own": lambda: Doubled(4, 6, 3),
+    "a call of its own": lambda: TwiceLayer(4, 6, 3),
     "a function of its own": lambda: of_its_own(nn.Conv2d(4, 6, 3)),
     "weight_norm": lambda: nn.utils.weight_norm(nn.Conv2d(4, 6, 3)),
     "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 6, 3)),
@@ -96,7 +106,7 @@ def test_a_module_asks_what_its_function_asks() -> None:
         return re.sub(r"\n? +#.*", "", asked)
 
     of_functions = words(functions).replace("(ignored or not function_modes())", "not function_modes()")
-    assert words(module_forward).replace("functions.latest", "latest") == of_functions
+    assert words(module_call).replace("functions.latest", "latest") == of_functions
 
 
 def test_a_layer_is_copied_and_pickled(device: HostDevice) -> None:
@@ -120,41 +130,99 @@ def test_what_somebody_replaces_meanwhile_is_called(device: HostDevice, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(nn.Conv2d, "forward", lambda self, input: "forward")
             assert layer(x) == "forward"
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Module, "__call__", lambda self, *given: "call")
+            assert layer(x) == "call"
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Module, "_call_impl", lambda self, *given: "inner call")
+            assert layer(x) == "inner call"
             leanconv.torch.disable()
-            assert layer(x) == "forward", "what is not ours stays"
-    nn.Conv2d.forward = ORIGINAL  # monkeypatch has put ours back
+            leanconv.torch.enable()
+            assert nn.Conv2d.__call__ is ORIGINAL, "somebody looks at each call"
+        leanconv.torch.disable()
+        leanconv.torch.enable()
+        layer.forward = lambda input, times=1: times * "its own"
+        assert layer(x) == "its own" and layer(x, times=2) == layer(x, 2) == "its ownits own"
+        del layer.forward
+        layer._compiled_call_impl = lambda input: "compiled"
+        assert layer(x) == "compiled"
+        del layer._compiled_call_impl
+        close(layer(input=x), layer(x))
+        for wrong in ((), (x, x)):
+            with pytest.raises(TypeError, match="forward"):
+                layer(*wrong)
+        nn.Conv2d.__call__ = theirs = lambda self, input: "call"  # type: ignore[method-assign]
+        leanconv.torch.disable()
+        assert layer(x) == "call", "what is not ours stays"
+        with leanconv.torch.enable():
+            assert nn.Conv2d.__call__ is theirs
+        del nn.Conv2d.__call__
 
 
-def test_forward_is_pytorchs_before_and_after(device: HostDevice) -> None:
-    assert nn.Conv2d.forward is ORIGINAL
+HOOKS: dict[str, Callable[[Any, Any], Any]] = {
+    "before": lambda layer, hook: layer.register_forward_pre_hook(hook),
+    "after": lambda layer, hook: layer.register_forward_hook(hook),
+    "before, all": lambda layer, hook: nn.modules.module.register_module_forward_pre_hook(hook),
+    "after, all": lambda layer, hook: nn.modules.module.register_module_forward_hook(hook),
+    "before backward": lambda layer, hook: layer.register_full_backward_pre_hook(hook),
+    "after backward": lambda layer, hook: layer.register_full_backward_hook(hook),
+    "before backward, all": lambda layer, hook: nn.modules.module.register_module_full_backward_pre_hook(hook),
+    "after backward, all": lambda layer, hook: nn.modules.module.register_module_full_backward_hook(hook),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_hooks_are_called(name: str, device: HostDevice) -> None:
+    layer, x, called = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True), []
+    with leanconv.torch.enable():
+        for _ in range(3):
+            layer(x).sum().backward()
+        handle = HOOKS[name](layer, lambda *given: called.append(given))
+        try:
+            layer(x).sum().backward()
+        finally:
+            handle.remove()
+        assert len(called) == 1
+        layer(x).sum().backward()
+        assert len(called) == 1
+
+
+def test_the_call_is_pytorchs_before_and_after(device: HostDevice) -> None:
+    assert nn.Conv2d.__call__ is ORIGINAL
     with leanconv.torch.enable():
         with leanconv.torch.enable():
-            assert nn.Conv2d.forward is not ORIGINAL
-        assert nn.Conv2d.forward is not ORIGINAL
-        assert inspect.signature(nn.Conv2d.forward) == inspect.signature(ORIGINAL)
-    assert nn.Conv2d.forward is ORIGINAL
+            assert nn.Conv2d.__call__ is not ORIGINAL
+        assert nn.Conv2d.__call__ is not ORIGINAL
+        assert inspect.signature(nn.Conv2d.__call__) == inspect.signature(ORIGINAL)
+    assert nn.Conv2d.__call__ is ORIGINAL and "__call__" not in vars(nn.Conv2d)
 
 
 def test_parameters_are_not_looked_up_by_name(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     with leanconv.torch.enable(), monkeypatch.context() as patched:
         patched.setattr(nn.Module, "__getattr__", lambda self, name: pytest.fail(f"{name} was looked up"))
-        layer.forward(x)
+        layer(x)
 
 
 def test_torchscript_reads_pytorchs_source(device: HostDevice) -> None:
     layer, x = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 4, 1)), torch.randn(2, 4, 9, 8)
     expected = layer(x).detach()
     with leanconv.torch.enable():
+        for _ in range(3):
+            layer(x)
         close(torch.jit.script(layer)(x), expected)
-        close(torch.jit.trace(layer, x)(x), expected)
-        close(torch.fx.symbolic_trace(layer)(x), expected)
+        traced = torch.jit.trace(layer, x)
+        close(traced(x), expected)
+        assert "Conv2d" in str(traced.inlined_graph), "its nodes name the modules that they are of"
+        followed = torch.fx.symbolic_trace(layer)
+        close(followed(x), expected)
+        assert [node.op for node in followed.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
 
 
-def test_torch_compile_follows_pytorchs(device: HostDevice) -> None:
-    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+@pytest.mark.parametrize("kind", [nn.Conv2d, Doubled])
+def test_torch_compile_follows_pytorchs(kind: Any, device: HostDevice) -> None:
+    layer, x = kind(4, 6, 3), torch.randn(2, 4, 9, 8)
     expected = layer(x).detach()
     with leanconv.torch.enable(), torch.no_grad():
         compiled = torch.compile(layer, backend="eager", fullgraph=True)
         close(compiled(x), expected)
-    assert module_forward._FORWARDS[1][1] is ORIGINAL
