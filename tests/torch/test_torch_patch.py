@@ -266,9 +266,10 @@ def test_autocast_checkpoints_and_compile(device: HostDevice) -> None:
         plain = step(lambda_of(model), x)
         assert len(device.launches) - launched == 6
         checkpointed = step(lambda_of(model, checkpoint=True), x)
-        assert len(device.launches) - launched == 6 + 7, "the first layer runs twice"
+        again = 8 if torch.__version__.startswith("2.4.") else 7
+        assert len(device.launches) - launched == 6 + again, "the first layer runs twice, in PyTorch 2.4 both do"
         compiled = step(lambda_of(torch.compile(model, fullgraph=True, backend="aot_eager")), x)
-        assert len(device.launches) - launched == 13 + 6, "compiled code meets the same kernels"
+        assert len(device.launches) - launched == 6 + again + 6, "compiled code meets the same kernels"
         for one, two, three in zip(plain, checkpointed, compiled, strict=True):
             assert torch.equal(one, two)
             torch.testing.assert_close(one, three)
