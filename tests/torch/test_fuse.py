@@ -17,11 +17,10 @@ torch = pytest.importorskip("torch")
 import leanconv.torch as ours  # noqa: E402
 from leanconv.torch import comparing, expected_time, fused_backend, fused_layer, fusing  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
+from tests.torch.versions import since  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
-of_functions = pytest.mark.skipif(
-    torch.__version__.startswith("2.4."), reason="Dynamo of PyTorch 2.4 gives a backend modules, not functions"
-)
+of_functions = since("2.5", "Dynamo gives a backend modules, not functions")
 
 
 class Block(nn.Module):
