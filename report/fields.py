@@ -115,6 +115,7 @@ def of_suite(results: Results, what: str, stat: str, only: str = "*") -> str:
     problems = [name for name in results.problems if fnmatchcase(name, only)]
     if not problems:
         raise ValueError(f"no layer is called {only!r}")
+    every = len(problems) + sum(fnmatchcase(name, only) for name in results.missing)
     who, _, against = what.partition("/")
     rows = [side(results, problem, who) for problem in problems]
     if against:
@@ -122,7 +123,7 @@ def of_suite(results: Results, what: str, stat: str, only: str = "*") -> str:
         ratios = [other.us / row.us for row, other in pairs if row and other]
         if not ratios and stat != "missing":
             raise ValueError(f"no layer has rows of both {who} and {against}")
-        return _statistic(stat, ratios, len(problems), ratio)
+        return _statistic(stat, ratios, every, ratio)
     name, _, of = stat.partition("-")
     if name in ("count", "missing"):
         name, of = "us", name
@@ -130,7 +131,7 @@ def of_suite(results: Results, what: str, stat: str, only: str = "*") -> str:
         raise ValueError(f"{name!r} is none of {', '.join(VALUES)}, count, missing")
     get, write = VALUES[name]
     values = [value for row in rows if row and (value := get(row)) is not None]
-    return _statistic(of, values, len(problems), write, total=name in ("workspace", "packed"))
+    return _statistic(of, values, every, write, total=name in ("workspace", "packed"))
 
 
 def of_record(record: dict[str, Any], chosen: str, value: str, stat: str, unit: str = "") -> str:

@@ -102,10 +102,18 @@ def _families(results: Results, **_: Sequence[str]) -> str:
     return f"× is {families.RATIO_CELL}. {meanings}."
 
 
+def _standings(results: Results, **_: Sequence[str]) -> str:
+    every = len(results.problems) + len(results.missing)
+    both = {name: len(results.ratios(name, results.headline)) for name in results.groups()}
+    lacking = [f"× {name} {count} of {every}" for name, count in both.items() if count < every]
+    counted = f" Problems with both times: {', '.join(lacking)}." if lacking else ""
+    return f"× is the {STANDINGS_CELL}.{counted}"
+
+
 #: Tables by their name, each with the sentence that says what it has.
 TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
     "standings": (
-        f"× is the {STANDINGS_CELL}.", lambda results, together=(): standings(results, [together] if together else []),
+        _standings, lambda results, together=(): standings(results, [together] if together else []),
     ),
     "speeds": ("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
     "memory": ("Memory beside input, filters and output.", comparisons.memory),
@@ -123,6 +131,7 @@ MAKERS: dict[str, Maker] = {
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "large": Maker(large.section),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, stem: [results / stem]),
+    "peers": Maker(performance.peers, read=_all_suites, files=lambda results, stem: [results / stem]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
     "numerics": Maker(numerics.section),
     "waits": Maker(first_calls.section),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from leanconv.bench.format import size
 from leanconv.bench.results import Results, Row, geometric_mean
@@ -20,6 +21,29 @@ def suites(found: Sequence[Results]) -> str:
     heads = ["suite", "layers", "missing", "× PyTorch, strict FP32", "× TF32, 16 bits or NPP"]
     heads += ["error, ours / theirs", "workspace, ours / theirs"]
     return f"{'; '.join(about)}.\n\n{records.table((heads, [_line(content) for content in found]))}"
+
+
+#: Peers by the pattern of their engines, where the list of files that have them is what a reader asks for.
+_PEERS = {
+    "torch-fp32-*": "PyTorch, strict FP32", "torch-tf32-*": "PyTorch, TF32", "torch-*float16-*": "PyTorch, 16 bits",
+    "torch": "PyTorch, one channel", "compile-*": "torch.compile", "cudnn:*": "cuDNN, algorithms by name",
+    "cudnn-graph:*": "cuDNN, graph API", "cutlass:*": "CUTLASS", "im2col+cublas": "im2col and cuBLAS",
+    "cufft": "cuFFT", "causal_conv1d": "causal_conv1d", "tensorrt*": "TensorRT", "npp*": "NPP", "cvcuda": "CV-CUDA",
+    "cupy": "CuPy", "cucim": "cuCIM", "opencv": "OpenCV, on the CPU", "scipy": "SciPy, on the CPU",
+}  # fmt: skip
+#: So many files are named, of more only the number is.
+_NAMED = 6
+
+
+def peers(found: Sequence[Results]) -> str:
+    """A line for each peer: the results files of suites that have its times."""
+    lines = []
+    for pattern, name in _PEERS.items():
+        beside = [each.title for each in found if any(fnmatchcase(row.engine, pattern) for row in each.rows)]
+        lines.append([name, str(len(beside)) if beside else "**none**", ", ".join(beside[:_NAMED])])
+        if len(beside) > _NAMED:
+            lines[-1][-1] += " and others"
+    return records.table((["peer", f"of {len(found)} files", "which"], lines))
 
 
 def older(reasons: dict[str, str]) -> str:
@@ -50,8 +74,9 @@ def _line(results: Results) -> list[str]:
     errors = [max((row.error or 0.0 for row in rows), default=None) for rows in both]
     spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in both]
     title = results.title if results.headline else f"{results.title} *"
+    every = len(results.problems) + len(results.missing)
     return [
-        title, str(len(results.problems)), str(len(results.problems) - len(compared)), *cells,
+        title, str(every), str(every - len(compared)), *cells,
         " / ".join("–" if error is None else f"{error:.1e}" for error in errors),
         " / ".join(size(space) for space in spaces),
     ]  # fmt: skip

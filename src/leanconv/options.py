@@ -362,7 +362,7 @@ def _sides_3d(padding: object) -> tuple[int, ...] | str:
 def padding_word(padding: str) -> str:
     if padding not in ("same", "valid"):
         raise ValueError(f"padding={padding!r} is not known; choose 'same', 'valid' or numbers")
-    return str.__str__(padding)
+    return "same" if padding == "same" else "valid"  # a string that is no subclass, in words that Dynamo knows
 
 
 def sides_for(

@@ -35,14 +35,17 @@ def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     filters = replace(made_up.suite(), suite="filters", layout=None)
     pairs = (("leanconv:auto", 10.0), ("torch", 20.0), ("npp", 40.0))
     filters.rows = [made_up.timed("wide", engine, us) for engine, us in pairs]
-    filters.write(default_path(filters, False, tmp_path))
+    path = default_path(filters, False, tmp_path)
+    filters.missing = ["narrow", "long"]
+    filters.write(path)
     text = made_up.filled(tmp_path, "suites every-suite")
     assert "\n\nNVIDIA H200, 2026-01-02, revision 0123456789ab.\n\n" in text
     only = made_up.filled(tmp_path, "suites filters")
-    assert "| filters | 2 |" in only and "im2win" not in only
+    assert "| filters | 4 |" in only and "im2win" not in only
     # PyTorch in NCHW is the quicker one
     assert "| im2win NHWC | 2 | 1 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text
-    assert "| filters | 2 | 1 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
+    # what was not run is missing too
+    assert "| filters | 4 | 3 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
 
 
 def test_a_suite_at_level_tf32_is_not_compared_with_strict_fp32(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from tests.stand_ins import HostDevice, patched_cpu
+
+with suppress(ImportError):
+    import torch.utils.checkpoint  # noqa: F401 - `import torch` leaves it out before PyTorch 2.5
 
 
 @pytest.fixture

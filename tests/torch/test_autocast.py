@@ -16,6 +16,7 @@ import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
 from leanconv.torch import decided, packed, patch, switches  # noqa: E402
 from tests.torch.test_patched_functions import LAYERS, no_kernel  # noqa: E402, F401
+from tests.torch.versions import since  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 #: a layer that is small, and whose filters can be packed
@@ -62,6 +63,7 @@ def test_bits_are_those_of_the_dispatchers_way(
         assert (line.runs != "PyTorch") is taken and "float16" in line.problem
 
 
+@since("2.7", "autocast keeps what it has cast without gradients")
 @pytest.mark.usefixtures("no_kernel")
 def test_the_dispatcher_is_not_asked(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)

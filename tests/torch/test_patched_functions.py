@@ -17,6 +17,7 @@ from leanconv.torch import decided, functions, patch, registration, switches  # 
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
+from tests.torch.versions import before  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 ORIGINAL = F.conv2d
@@ -328,7 +329,7 @@ def test_a_checkpoint_runs_nothing_twice_that_it_need_not(device: HostDevice) ->
     with leanconv.torch.enable(model) as enabled:
         torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
         forward = sum(line.calls for line in enabled.report().lines if line.when == "forward")
-    assert forward == 3
+    assert forward == (4 if before("2.7") else 3)
 
 
 def test_tensors_that_lie_otherwise_do_not_ask_the_dispatcher(device: HostDevice) -> None:

@@ -22,6 +22,7 @@ from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
+from tests.torch.versions import before  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -119,7 +120,7 @@ def test_a_quick_call_asks_little(
     for inside in "run", "allocate":  # what a launch and an allocation do inside is theirs
         if inside in calls:
             calls = calls[: calls.index(inside)]
-    assert len(calls) <= most, calls
+    assert len(calls) <= most + before("2.7"), calls
 
 
 def test_what_is_known_goes_with_its_patch_and_its_filters(device: HostDevice) -> None:

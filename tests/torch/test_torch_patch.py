@@ -31,6 +31,7 @@ from leanconv.plan import Target  # noqa: E402
 from leanconv.torch import patch, recording, registration  # noqa: E402
 from leanconv.torch.expected_time import pytorch_cycles  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
+from tests.torch.versions import before  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 nn = torch.nn
@@ -266,9 +267,10 @@ def test_autocast_checkpoints_and_compile(device: HostDevice) -> None:
         plain = step(lambda_of(model), x)
         assert len(device.launches) - launched == 6
         checkpointed = step(lambda_of(model, checkpoint=True), x)
-        assert len(device.launches) - launched == 6 + 7, "the first layer runs twice"
+        again = 8 if before("2.7") else 7
+        assert len(device.launches) - launched == 6 + again, "the first layer runs twice, before PyTorch 2.7 both do"
         compiled = step(lambda_of(torch.compile(model, fullgraph=True, backend="aot_eager")), x)
-        assert len(device.launches) - launched == 13 + 6, "compiled code meets the same kernels"
+        assert len(device.launches) - launched == 6 + again + 6, "compiled code meets the same kernels"
         for one, two, three in zip(plain, checkpointed, compiled, strict=True):
             assert torch.equal(one, two)
             torch.testing.assert_close(one, three)

@@ -47,7 +47,7 @@ def test_a_problem_is_tuned_shown_exported_and_imported(
     code, out, _ = run("tune", "--show")
     assert code == 0 and "your table" in out and "300.00" in out
     code, out, _ = run("tune", "--verify")
-    assert code == 0 and "1 of 1 winners live, and take 1.000 of their times" in out
+    assert code == 0 and "1 of 1 entries valid, and take 1.000 of their times" in out
     exported = tmp_path / "other" / "mine.json"
     assert run("tune", "--export", exported)[0] == 0 and len(Table.read(exported)) == 1
     (tmp_path / FILE).unlink()
@@ -63,7 +63,7 @@ def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path:
     stage.search(tmp_path).run([LAYER])
     stage.factor = lambda plan: 3.0 if plan.launches[0].header != "kernels/direct/direct.cuh" else 1.0
     code, out, _ = run("tune", "--verify")
-    assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 winners live" in out
+    assert code == 1 and f"{WORDS}, " in out and "differs from direct" in out and "0 of 1 entries valid" in out
 
 
 def test_the_seconds_are_those_of_the_whole_command(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stag
     tables.forget()
     assert choose(LAYER, stage.target).source == tables.MODEL
     code, out, _ = run("tune", "--verify")
-    assert code == 0 and "0 of 1 winners live; leanconv tune --refresh" in out and "kernels have changed: " in out
+    assert code == 0 and "0 of 1 entries valid; leanconv tune --refresh" in out and "kernels have changed: " in out
     told = str(leanconv.explain(LAYER, device="cuda"))
     assert "stale, of kernels before today's: " in told and "measured on such a GPU" not in told
     code, out, err = run("tune", "--refresh", "--no-peers")
@@ -162,10 +162,10 @@ def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._tables().text.startswith("there is none")
     stage.search(tmp_path).run([LAYER])
-    assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of 1 winners live"
+    assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of 1 entries valid"
     path = tmp_path / FILE
     path.write_text(re.sub(r'"kernels":\{"(\w+)":"', r'"kernels":{"\1":"0', path.read_text()))
-    assert doctor._tables().text.endswith("0 of 1 winners live")
+    assert doctor._tables().text.endswith("0 of 1 entries valid")
     (tmp_path / FILE).write_text("{")
     assert doctor._tables().state == "broken" and FILE in doctor._tables().text
     monkeypatch.setenv("LEANCONV_TUNING", "off")

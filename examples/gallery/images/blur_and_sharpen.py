@@ -26,3 +26,4 @@ for axis, title, image in zip(
 ):
     axis.imshow(image)
     axis.set(title=title, xticks=[], yticks=[])
+plt.show()

@@ -31,3 +31,4 @@ for axis, title in zip(
     axes, ("a window of the mosaic", "its edges, from four chunks"), strict=True
 ):
     axis.set(title=title, xticks=[], yticks=[])
+plt.show()

@@ -32,3 +32,4 @@ figure, axes = plt.subplots(1, 5, figsize=(10, 2.7), layout="constrained")
 for axis, (title, image) in zip(axes, {"photograph": photo, **blurred}.items(), strict=True):
     axis.imshow(image)
     axis.set(title=title, xticks=[], yticks=[])
+plt.show()

@@ -24,3 +24,4 @@ for axis, title, image in zip(
 ):
     axis.imshow(image, cmap="gist_earth" if image is heights else "magma")
     axis.set(title=title, xticks=[], yticks=[])
+plt.show()

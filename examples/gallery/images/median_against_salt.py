@@ -33,3 +33,4 @@ figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 for axis, (title, image) in zip(axes, images.items(), strict=True):
     axis.imshow(image)
     axis.set(title=title, xticks=[], yticks=[])
+plt.show()

@@ -29,3 +29,4 @@ shown = {
 for axis, (title, each) in zip(axes, shown.items(), strict=True):
     axis.imshow(each, cmap="gray")
     axis.set(title=f"{title}, {each.dtype}", xticks=[], yticks=[])
+plt.show()

@@ -30,3 +30,4 @@ for axis, title, volume in zip(
 ):
     axis.imshow(volume[32], cmap="gray", vmin=-0.5, vmax=1.5)
     axis.set(title=f"{title}, slice 32", xticks=[], yticks=[])
+plt.show()

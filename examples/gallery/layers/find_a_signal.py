@@ -29,3 +29,4 @@ for axis, title, line in zip(
     highest = line[: len(line) // 500 * 500].reshape(-1, 500).max(1)  # of 500 samples each
     axis.plot(500 * np.arange(len(highest)), highest, linewidth=0.8, color="#0072b2")
     axis.set_title(title, loc="left")
+plt.show()

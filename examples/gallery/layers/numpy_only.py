@@ -32,3 +32,4 @@ for i in range(8):
     axes[1, i].imshow(y[0, i], cmap="magma", vmax=y.max() / 2)
 for axis in axes.flat:
     axis.set_axis_off()
+plt.show()

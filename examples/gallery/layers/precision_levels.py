@@ -35,3 +35,4 @@ for row, (what, x) in zip(
         shown = axis.imshow(map_, cmap="magma", vmin=-6, vmax=1)
         axis.set(title=f"{level}: {what}", xticks=[], yticks=[])
 _ = figure.colorbar(shown, ax=axes, label="largest error of a pixel, power of ten")
+plt.show()

@@ -35,3 +35,4 @@ axis.barh(
 )
 axis.set(xlabel="expected time, that of the chosen algorithm = 1", xlim=(0, None))
 axis.invert_yaxis()
+plt.show()

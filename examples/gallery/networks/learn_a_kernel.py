@@ -48,3 +48,4 @@ shown = {
 for axis, (title, image) in zip(axes, shown.items(), strict=True):
     axis.imshow(image.detach().cpu(), cmap="gray")
     axis.set(title=title, xticks=[], yticks=[])
+plt.show()

@@ -2,9 +2,9 @@
 Switch a ResNet over
 ====================
 
-`leanconv.torch.enable` changes no model: it gives PyTorch's convolutions on CUDA another
-kernel, and its report says what ran, layer by layer. On this page there was no GPU, so the
-report is empty; below stands what would run on an H200.
+`leanconv.torch.enable` changes no model: while it is on, leanconv computes the convolutions of
+PyTorch on a GPU, and its report says what ran, layer by layer. This page was made without a
+GPU, so the report is empty; below stands what would run on an H200.
 """
 
 import matplotlib.pyplot as plt
@@ -62,3 +62,4 @@ for i, name in enumerate(work):
     axis.text(work[name], i, f" {chosen[name]}", va="center", fontsize=8)
 axis.set(xlabel="10⁹ operations of a layer, by its name", xlim=(0, 1.3 * max(work.values())))
 axis.invert_yaxis()
+plt.show()

@@ -58,3 +58,4 @@ axis.set(
     title="the graph of a forward pass; orange is leanconv's",
 )
 axis.set_axis_off()
+plt.show()

@@ -59,3 +59,4 @@ for i, axis in enumerate(axes[:6]):
     axis.set(title=f"frame {i}", xticks=[], yticks=[])
 axes[6].plot(shares, color="#d55e00")
 axes[6].set(title=f"% right; this clip: {found}", xlabel="step", ylim=(0, 105))
+plt.show()

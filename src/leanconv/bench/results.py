@@ -205,7 +205,7 @@ class Results:
 
     def counted(self, algorithms: Collection[str] | None = None) -> str:
         """Of how many layers each group's ratio to leanconv, or the best of ``algorithms``, is; what a caption says."""
-        every, parts = len(self.problems), []
+        every, parts = len(self.problems) + len(self.missing), []
         for name in self.groups():
             count = len(self.ratios(name, algorithms))
             parts.append(f"× {name}: {count} of {every}" + (f", {every - count} missing" if count < every else ""))

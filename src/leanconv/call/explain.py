@@ -162,7 +162,15 @@ def _why_not(strategies: list[Candidate], chosen: Candidate | None, problem: Pro
     how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""
     able = [candidate.cost for candidate in strategies if not candidate.reasons]
     if not able:
-        reasons = tuple(dict.fromkeys(reason for candidate in strategies for reason in candidate.reasons))
+        by_reason: dict[str, list[str]] = {}
+        for candidate in strategies:
+            for reason in candidate.reasons:
+                by_reason.setdefault(reason, []).append(candidate.algorithm.stem)
+        # what holds for some strategies alone names them
+        reasons = tuple(
+            reason if len(stems) == len(strategies) else f"{reason} ({', '.join(stems)})"
+            for reason, stems in by_reason.items()
+        )
         return (reasons[0] + how,) if reasons == (BY_NAME_ONLY,) else reasons
     best = 0.0 if chosen is None else chosen.cost
     longer = best and best < min(able) < inf and (chosen is None or chosen.us is None)

@@ -227,7 +227,7 @@ def _holding(table: Table, source: str) -> str:
     for target in targets:
         if tables.gpu_record(target) == table.gpu:
             held = [not verdict.why for verdict in verify(table, target, source)]
-            return f", {sum(held)} of {len(held)} winners live"
+            return f", {sum(held)} of {len(held)} entries valid"
     return ""
 
 
@@ -251,7 +251,7 @@ def _store() -> Finding:
         text = "LEANCONV_CACHE_LIMIT=0 keeps no kernel: every process compiles its kernels again"
         return Finding(name, "absent", text, "leave it out, or set it to bytes such as 256MiB")
     count, total = cache.size()
-    return Finding(name, "ok", f"{count} kernels, {total / 1e6:.1f} MB in {folder}")
+    return Finding(name, "ok", f"{count} kernel{'s' * (count != 1)}, {total / 1e6:.1f} MB in {folder}")
 
 
 def _bundles() -> Iterator[Finding]:

@@ -163,13 +163,13 @@ def show() -> None:
         print(f"there is no table; leanconv tune writes one into {tables.user_folder()}")
 
 
-#: Of the winners of a shipped table so many must live.
-LEAST_LIVE = 0.95
+#: Of the entries of a shipped table so many must be valid.
+LEAST_VALID = 0.95
 
 
 def check(device: str) -> bool:
     """Check every table of this machine's GPU, or an H200's without one; whether nothing computes wrong values, and
-    enough winners of the shipped table live."""
+    enough entries of the shipped table are valid."""
     try:
         on = launch.open_device(options.device_index(device))
     except CudaUnavailableError as error:
@@ -207,13 +207,13 @@ def _check(source: str, path: Path, target: Target, device: Any, clock: Any) -> 
         print(f"{verdict.problem}, {verdict.winner.algorithm}: {verdict.why}")
     ratios = [v.us / v.winner.us for v in found if v.us and v.winner.us]
     live = len(found) - len(stale) - len(wrong)
-    text = f"{path}: {live} of {len(found)} winners live"
+    text = f"{path}: {live} of {len(found)} entries valid"
     if stale:
         text += "; leanconv tune --refresh tunes the others anew"
     if ratios:
         text += f", and take {statistics.geometric_mean(ratios):.3f} of their times ({max(ratios):.2f} at most)"
     print(text)
-    return not wrong and not (shipped and live < LEAST_LIVE * len(found))
+    return not wrong and not (shipped and live < LEAST_VALID * len(found))
 
 
 def outdated(device: str) -> dict[int | None, list[Problem]]:

@@ -36,7 +36,7 @@ class Slices(CpuAlgorithm):
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
         reasons = shared_limits(problem, ("fprop", "dgrad", "wgrad"))
         if not problem.is_volume:
-            reasons.append("the layer is one of images, which have no slices to gather")
+            reasons.append("it computes layers of volumes only, and this is one of images")
         if is_integer(problem.dtype):
             reasons.append(f"dtype={problem.dtype!r}: layers of volumes are of floating-point numbers")
         return reasons

@@ -256,7 +256,8 @@ def _scaled(graph: fx.Graph, chains: Sequence[Chain]) -> dict[Chain, tuple[Any, 
             return [_as(graph, norm[name], torch.float32) for norm in norms]
 
         with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
-            scales = each(torch._foreach_rsqrt, each(torch._foreach_add, wide("running_var"), norms[0]["eps"]))
+            scales = each(torch._foreach_add, wide("running_var"), norms[0]["eps"])
+            scales = each(torch._foreach_reciprocal, each(torch._foreach_sqrt, scales))
             if norms[0]["weight"] is not None:
                 scales = each(torch._foreach_mul, scales, wide("weight"))
             middles = wide("running_mean")

@@ -34,12 +34,15 @@ _backend: Callable[..., Any] = torch._C._select_conv_backend
 saved_hooks: Callable[[bool], Any] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_is_tracing: None
 )
-#: whether the current stream captures a CUDA graph
-capturing: Callable[[], bool] = (
-    torch._C._cuda_isCurrentStreamCapturing if torch.backends.cuda.is_built() else lambda: False
-)
 #: whether a tensor is one for us
 on_gpu: Callable[[Any], bool] = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+def capturing() -> bool:
+    """Whether the current stream captures a CUDA graph. PyTorch raises where there is no driver: so ask it only where
+    something runs on a GPU.
+    """
+    return torch.cuda.is_initialized() and torch._C._cuda_isCurrentStreamCapturing()
 
 
 def is_default_device_alone() -> bool:
