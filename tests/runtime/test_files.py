@@ -102,6 +102,21 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path, failure:
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
+def test_an_interrupt_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes when the file is made, and nothing is written to it yet."""
+    close = os.close
+
+    def interrupted(descriptor: int) -> None:
+        close(descriptor)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "close", interrupted)
+        with whole(tmp_path / "numbers.npy"):
+            pytest.fail("the block begins")
+    assert not list(tmp_path.iterdir())
+
+
 def test_errors_name_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = tmp_path / "no folder" / "file.txt"
     with pytest.raises(FileNotFoundError) as raised, whole(absent):

@@ -98,8 +98,9 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
     try:
         # NOTE: os.open applies the umask, which Python cannot read without changing it for all threads. Until the new
         # file has the mode of the old one, nobody else may read it.
-        os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
+        # A Ctrl-C may come as soon as it is there.
         try:
+            os.close(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666 if mode is None else 0o600))
             yield beside
             if mode is not None:
                 os.chmod(beside, stat.S_IMODE(mode))
