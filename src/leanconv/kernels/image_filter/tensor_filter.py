@@ -198,6 +198,7 @@ def bands_of(problem: FilterProblem, config: TensorFilterConfig, target: Target,
     """How many bands have ``rows`` rows, and how many the others have: as many as run at a time in whole waves are
     long, and the rest short, so that all warps end at about the same time."""
     import os
+
     waves, short = (float(v) for v in os.environ.get("TAIL", "-1 16").split())
     room = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
     slots = max(1, min(config.min_blocks, room)) * config.warps * target.multiprocessors
@@ -300,7 +301,11 @@ class TensorFilter(TimedAlgorithm):
         bands = long_bands + ceil_div(problem.out_h - long_bands * rows, short)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
         grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
-        heights = Number("int", "band_rows", rows), Number("int", "long_bands", long_bands), Number("int", "short_rows", short)
+        heights = (
+            Number("int", "band_rows", rows),
+            Number("int", "long_bands", long_bands),
+            Number("int", "short_rows", short),
+        )
         given = *arguments(problem, strips, bands), *heights
         compiled = (*constants(problem, problem.channels, 1), *counts)
         # NOTE: the height of a band is an argument, so that images of all sizes share kernels
