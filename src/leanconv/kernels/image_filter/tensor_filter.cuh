@@ -72,10 +72,11 @@ struct TensorWeights {
         for (int p = 0; p < pieces; ++p) cut_piece<Strip::Pixels::is_bfloat16>(to[p], rest);
     }
 
-    __device__ __forceinline__ TensorWeights(const float* w, unsigned char* shared_, int lane) : shared(shared_) {
-        unsigned largest = 0;
+    // `first` is the lane's first weight.
+    __device__ __forceinline__ TensorWeights(const float* w, float first, unsigned char* shared_, int lane) : shared(shared_) {
+        unsigned largest = __float_as_uint(first) & 0x7fffffffu;
 #pragma unroll 1
-        for (int k = lane; k < r * Strip::s; k += 32) largest = max(largest, __float_as_uint(w[k]) & 0x7fffffffu);
+        for (int k = lane + 32; k < r * Strip::s; k += 32) largest = max(largest, __float_as_uint(w[k]) & 0x7fffffffu);
         largest = __reduce_max_sync(0xffffffffu, largest);
         // The largest becomes one between 2^13 and 2^14; delta times the scale stays a float. Pixels of 8 bits have the
         // inverse of the scale, as a float16, and sums none.
@@ -89,9 +90,9 @@ struct TensorWeights {
         bool more = false;
 #pragma unroll 1
         for (int k = lane; k < r * Strip::s; k += 32) {
-            float rest[4] = {w[k] * scale, 0.0f, 0.0f, 0.0f};
-            unsigned first[2];
-            cut_piece<Strip::Pixels::is_bfloat16>(first, rest);
+            float rest[4] = {(k < 32 ? first : w[k]) * scale, 0.0f, 0.0f, 0.0f};
+            unsigned piece[2];
+            cut_piece<Strip::Pixels::is_bfloat16>(piece, rest);
             more |= rest[0] != 0.0f;
         }
         several = __any_sync(0xffffffffu, more);
@@ -427,16 +428,20 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     // Blocks have one filter and one image each. Strips of a band lie side by side.
     const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
     const int filter = blockIdx.x % filters, image = block / of_image;
-    const unsigned number = (block - image * of_image) * Tuning::warps + warp, row = number / strips, strip = number - row * strips;
-    // The first strip and the last one, which have edges, are neighbours, and so in one block; the last band, which has edges
-    // below, comes first, since what has edges takes longer.
-    const int j = (strip + 1 == strips ? 0 : strip + 1) * (Strip::width * Strip::channels);  // in elements
+    const int number = (block - image * of_image) * Tuning::warps + warp;
+    // What has edges takes longer, and comes first: the strips at the sides, in blocks of their own, then the last band and
+    // the first one.
+    const int sides = min(strips, 2), of_sides = sides * bands, inner = max(strips - 2, 1);
+    const bool side = number < of_sides;
+    const int row = side ? number / sides : static_cast<unsigned>(number - of_sides) / inner;
+    const int strip = side ? (number - row * sides) * (strips - 1) : number - of_sides - row * inner + 1;
+    const int j = strip * (Strip::width * Strip::channels);  // in elements
     // The last bands are short, so that all warps end at about the same time.
     const int band = row == 0 ? bands - 1 : row - 1, behind = max(0, band - long_bands);
     const int top = (band - behind) * band_rows + behind * short_rows;
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
-    const bool idle = row >= bands;
+    const bool idle = number >= strips * bands;
     if constexpr (!Tuning::shared) {
         if (idle) return;
     }
@@ -451,11 +456,12 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
     Writer writer(view, top, count, j, lane, mine);
     const bool whole = writer.whole(), plain = whole && rows.plain(inputs) && count % Rows::rows_unrolled == 0;
-    // The first rows are on their way while the weights are made.
+    // The first weights, then the first rows are on their way while the weights are made.
+    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
+    const float first_weight = lane < r * Problem::s ? w[lane] : 0.0f;
     if (!idle && plain) rows.template start<true>(inputs);
     else if (!idle) rows.template start<false>(inputs);
-    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
-    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
+    const TensorWeights<Problem, Tuning> weights(w, first_weight, shared, lane);
     if (Tuning::shared && idle) return;
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
