@@ -9,6 +9,7 @@ import numpy as np
 
 from leanconv.arrays import arrays_of
 from leanconv.call import lookup
+from leanconv.call.as_before import as_before
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel, kernel_beside
@@ -19,6 +20,7 @@ from leanconv.options import Border, FilterOptions, filter_numbers, filter_optio
 Array = TypeVar("Array")
 
 
+@as_before
 def filter2d(
     image: Array,
     kernel: Any,

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from leanconv.arrays import arrays_of
+from leanconv.call.as_before import as_before
 from leanconv.images.api import run, sums_of
 from leanconv.images.filters import gaussian_line
 from leanconv.images.separable import balanced, worth_it
@@ -26,6 +27,7 @@ Mode = Literal["same", "valid"]
 Products = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
+@as_before
 def sep_filter2d(
     image: Array,
     kernel_x: Any,
@@ -67,6 +69,7 @@ def sep_filter2d(
     return run_products(image, factors, requested, value, delta, out)
 
 
+@as_before
 def gaussian_blur(
     image: Array,
     sigma: float | Sequence[float] | None = None,
@@ -106,6 +109,7 @@ def gaussian_blur(
     return run_products(image, [lines], requested, value, 0, out)
 
 
+@as_before
 def sobel(
     image: Array,
     dx: int,
@@ -146,6 +150,7 @@ def sobel(
     return run_products(image, _scaled(factors, scale), requested, value, delta, out)
 
 
+@as_before
 def scharr(
     image: Array,
     dx: int,
@@ -172,6 +177,7 @@ def scharr(
     return run_products(image, _scaled(_slope(dx, dy, (3, 10, 3)), scale), requested, value, delta, out)
 
 
+@as_before
 def prewitt(
     image: Array,
     dx: int,
@@ -198,6 +204,7 @@ def prewitt(
     return run_products(image, _scaled(_slope(dx, dy, (1, 1, 1)), scale), requested, value, delta, out)
 
 
+@as_before
 def laplacian(
     image: Array,
     *,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from leanconv.call.as_before import as_before
 from leanconv.images.api import run, sums_of
 from leanconv.images.named import MOST, Array, Mode, run_products, runs_on_cpu
 from leanconv.options import Border, FilterOptions, Reduction, filter_options, integer, pair
@@ -30,6 +31,7 @@ def _window(size: Any) -> tuple[int, int]:
     return rows, columns
 
 
+@as_before
 def box_blur(
     image: Array,
     size: int | Sequence[int],
@@ -74,6 +76,7 @@ def box_blur(
     return run_products(image, [(np.repeat(weight, rows), ones)], requested, value, 0, out)
 
 
+@as_before
 def erode(
     image: Array,
     size: int | Sequence[int],
@@ -109,6 +112,7 @@ def erode(
     return _box(image, _window(size), "min", 0, requested, value, out)
 
 
+@as_before
 def dilate(
     image: Array,
     size: int | Sequence[int],
@@ -132,6 +136,7 @@ def dilate(
     return _box(image, _window(size), "max", 0, requested, value, out)
 
 
+@as_before
 def median_blur(
     image: Array,
     size: int,

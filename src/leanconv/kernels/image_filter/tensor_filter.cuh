@@ -72,10 +72,11 @@ struct TensorWeights {
         for (int p = 0; p < pieces; ++p) cut_piece<Strip::Pixels::is_bfloat16>(to[p], rest);
     }
 
-    __device__ __forceinline__ TensorWeights(const float* w, unsigned char* shared_, int lane) : shared(shared_) {
-        unsigned largest = 0;
+    // `first` is the lane's first weight.
+    __device__ __forceinline__ TensorWeights(const float* w, float first, unsigned char* shared_, int lane) : shared(shared_) {
+        unsigned largest = __float_as_uint(first) & 0x7fffffffu;
 #pragma unroll 1
-        for (int k = lane; k < r * Strip::s; k += 32) largest = max(largest, __float_as_uint(w[k]) & 0x7fffffffu);
+        for (int k = lane + 32; k < r * Strip::s; k += 32) largest = max(largest, __float_as_uint(w[k]) & 0x7fffffffu);
         largest = __reduce_max_sync(0xffffffffu, largest);
         // The largest becomes one between 2^13 and 2^14; delta times the scale stays a float. Pixels of 8 bits have the
         // inverse of the scale, as a float16, and sums none.
@@ -89,9 +90,9 @@ struct TensorWeights {
         bool more = false;
 #pragma unroll 1
         for (int k = lane; k < r * Strip::s; k += 32) {
-            float rest[4] = {w[k] * scale, 0.0f, 0.0f, 0.0f};
-            unsigned first[2];
-            cut_piece<Strip::Pixels::is_bfloat16>(first, rest);
+            float rest[4] = {(k < 32 ? first : w[k]) * scale, 0.0f, 0.0f, 0.0f};
+            unsigned piece[2];
+            cut_piece<Strip::Pixels::is_bfloat16>(piece, rest);
             more |= rest[0] != 0.0f;
         }
         several = __any_sync(0xffffffffu, more);
@@ -196,20 +197,29 @@ __device__ __forceinline__ void add_products(float (&sums)[Strip::tiles][Strip::
     }
 }
 
-// Stores row i of outputs, if it is one.
-template <class Strip, bool whole, class Writer>
+// What sums begin with.
+template <class Strip, class Weights>
+__device__ __forceinline__ void beginning(float (&begin)[4], float delta, const Weights& weights, int inputs) {
+    const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
+    // NOTE: the zeros keep the compiler from making four registers of one before each product.
+#pragma unroll
+    for (int e = 0; e < 4; ++e) begin[e] = Strip::promoted ? first : first + static_cast<float>(zero_after(inputs + e));
+}
+
+// Stores row i of outputs, if it is one; `all` are.
+template <class Strip, bool whole, bool all = false, class Writer>
 __device__ __forceinline__ void store_row(Writer& writer, const float (&done)[Strip::tiles][4], int i, float inverse, float delta,
                                       int (&doubtful)[2]) {
     if constexpr (!small_integer<typename Strip::In>) {
-        float all = done[0][0];
+        float total = done[0][0];
 #pragma unroll
-        for (int k = 1; k < 4 * Strip::tiles; ++k) all += done[k / 4][k % 4];
-        if (!__all_sync(0xffffffffu, fabsf(all) < __uint_as_float(0x7f800000u)) && i >= 0) {
+        for (int k = 1; k < 4 * Strip::tiles; ++k) total += done[k / 4][k % 4];
+        if (!__all_sync(0xffffffffu, fabsf(total) < __uint_as_float(0x7f800000u)) && i >= 0) {
             doubtful[0] = min(doubtful[0], i);
             doubtful[1] = Strip::two ? i + 1 : i;
         }
     }
-    writer.template store<whole>(done, i, inverse, delta);
+    writer.template store<whole, all>(done, i, inverse, delta);
 }
 
 // Makes the outputs of a strip, row by row; `inputs` rows are read. `plain`: the rows have no edges. `whole`: all outputs lie
@@ -223,11 +233,8 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
     constexpr int depth = Rows::depth;
     // NOTE: of float32 the code of edges would take registers from the other one.
     constexpr int unroll = plain || (whole && !Pixels::scaled) ? Rows::unroll : 1;
-    const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
-    // NOTE: the zeros keep the compiler from making four registers of one before each product.
     float begin[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) begin[e] = Strip::promoted ? first : first + static_cast<float>(zero_after(inputs + e));
+    beginning<Strip>(begin, delta, weights, inputs);
     float sums[tiles][r + 1][4];
 #pragma unroll
     for (int k = 0; k < 4 * (r + 1) * tiles; ++k) sums[k / 4 / (r + 1)][k / 4 % (r + 1)][k % 4] = begin[k % 4];
@@ -258,10 +265,11 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
             cp_async_wait_group<depth - 2>();
             __syncwarp();  // all lanes' copies of the next row have landed, and this one has been read
             typename Rows::Row raw;
-            const In* const next_row = rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::row;
+            const In* const next_row = rows.ring + (at == depth - 1 ? 0 : at + 1) * Strip::pitch;
             if constexpr (plain) rows.read(raw, next_row);
-            if constexpr (!plain) rows.store_one(rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::row);
-            rows.template copy<plain>(rows.ring + at * Strip::row, n + depth, inputs);
+            if constexpr (!plain) rows.store_one(rows.ring + (at == 0 ? depth - 1 : at - 1) * Strip::pitch);
+            rows.template copy<plain>(rows.ring + at * Strip::pitch, n + depth, inputs);
+            cp_async_commit_group();
             // NOTE: copies of edges need registers, which these would take.
             if constexpr (!plain) rows.read(raw, next_row);
             Pixels next[tiles][steps];
@@ -288,41 +296,94 @@ __device__ __forceinline__ void march(Rows& rows, const Weights& weights, Writer
     store_row<Strip, whole>(writer, done, inputs - r, weights.inverse, delta, doubtful);
 }
 
+// The sums of two rows of outputs, from a window whose pairs of rows lie in `pixels`, the first one at place `at`.
+template <class Strip, bool several, int pairs, class Weights>
+__device__ __forceinline__ void add_pairs(float (&sums)[Strip::tiles][4], const typename Strip::Pixels (&pixels)[pairs][Strip::tiles],
+                                          int at, const Weights& weights, const float (&begin)[4], int lane) {
+    constexpr int tiles = Strip::tiles, pieces = several ? Strip::pieces : 1;
+#pragma unroll
+    for (int e = 0; e < 4 * tiles; ++e) sums[e / 4][e % 4] = begin[e % 4];
+#pragma unroll
+    for (int p = 0; p < pairs; ++p)
+#pragma unroll
+        for (int piece = pieces - 1; piece >= 0; --piece) {
+            unsigned filter[2];
+            weights.fragment(filter, piece, p, 0, lane);
+#pragma unroll
+            for (int m = 0; m < tiles; ++m) Strip::Pixels::multiply(sums[m], pixels[(at + p) % pairs][m].pieces[0], filter);
+        }
+}
+
 // The same, two rows of outputs at a time: a product has two rows of a window, which stay in registers until the last window
-// has them.
-template <class Strip, bool plain, bool whole, bool several, class Rows, class Weights, class Writer>
+// has them. Here the rows are plain, and `count` outputs whole iterations, in which places in the ring are constants.
+template <class Strip, bool several, class Rows, class Weights, class Writer>
+__device__ __forceinline__ void march_plain_pairs(Rows& rows, const Weights& weights, Writer& writer, int inputs, int count,
+                                                  float delta, int (&doubtful)[2]) {
+    using Pixels = typename Strip::Pixels;
+    constexpr int pairs = Strip::rows, tiles = Strip::tiles, slots = Rows::depth / 2, unroll = Rows::pairs_unrolled;
+    float begin[4];
+    beginning<Strip>(begin, delta, weights, inputs);
+    Pixels pixels[pairs][tiles];
+    int more = inputs - Rows::depth;  // rows that are not on their way yet
+    // What comes of pair n, once it has landed; the one before it makes place for another, if there are so `many` rows.
+    const auto bring = [&](typename Rows::Pair& raw, int n, int many) {
+        cp_async_wait_group<slots - 2>();
+        __syncwarp();  // all lanes' copies of this pair have landed, and the one before has been read
+        rows.read_pair(raw, rows.ring + n % slots * 2 * Strip::pitch);
+        if (n > 0) rows.copy_pair(rows.ring + (n - 1) % slots * 2 * Strip::pitch, rows.behind, many);
+    };
+#pragma unroll
+    for (int n = 0; n < pairs; ++n) {
+        typename Rows::Pair raw;
+        bring(raw, n, more - 2 * (n - 1));
+        Rows::ready(pixels[n], raw, weights.pixel_scale);
+    }
+    more -= 2 * (pairs - 1);
+#pragma unroll 1
+    for (int i = 0; i < count; i += 2 * unroll, more -= 2 * unroll) {
+#pragma unroll
+        for (int k = 0; k < unroll; ++k) {
+            typename Rows::Pair raw;
+            bring(raw, pairs + k, more - 2 * k);
+            float sums[tiles][4];
+            add_pairs<Strip, several, pairs>(sums, pixels, k, weights, begin, rows.lane);
+            Rows::ready(pixels[k % pairs], raw, weights.pixel_scale);
+            store_row<Strip, true, true>(writer, sums, i + 2 * k, weights.inverse, delta, doubtful);
+        }
+    }
+    cp_async_wait_group<0>();
+    __syncwarp();
+}
+
+// Here rows may have edges, and the last outputs may be missing.
+template <class Strip, bool whole, bool several, class Rows, class Weights, class Writer>
 __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, Writer& writer, int inputs, int count,
                                             float delta, int (&doubtful)[2]) {
     using Pixels = typename Strip::Pixels;
     using In = typename Strip::In;
-    constexpr int pairs = Strip::rows, tiles = Strip::tiles, depth = Rows::depth, pieces = several ? Strip::pieces : 1;
+    constexpr int pairs = Strip::rows, tiles = Strip::tiles, depth = Rows::depth;
     static_assert(depth % 2 == 0 && depth >= 6, "an edge is stored an iteration after it was asked for");
-    const float first = Strip::begins_with_delta ? delta * weights.scale * weights.pixel_scale : 0.0f;
-    // NOTE: the zeros keep the compiler from making four registers of one before each product.
     float begin[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) begin[e] = first + static_cast<float>(zero_after(inputs + e));
+    beginning<Strip>(begin, delta, weights, inputs);
     Pixels pixels[pairs][tiles];
     int slot = 0;  // of a pair's first row in the ring
     const auto before = [&](int rows_before) { return slot < rows_before ? slot + depth - rows_before : slot - rows_before; };
     // What comes of pair n, once it has landed; the one before it makes place for another.
     const auto bring = [&](typename Rows::Pair& raw, int n) {
-        cp_async_wait_group<depth - 4>();
+        cp_async_wait_group<depth / 2 - 2>();
         __syncwarp();  // all lanes' copies of this pair have landed, and the one before has been read
-        if constexpr (plain) rows.read_pair(raw, rows.ring + slot * Strip::row);
         if (n > 0) {
-            if constexpr (!plain) {
-                if (n > 1) {
-                    rows.store_one(rows.ring + before(4) * Strip::row, 0);
-                    rows.store_one(rows.ring + (before(4) + 1) * Strip::row, 1);
-                }
+            if (n > 1) {
+                rows.store_one(rows.ring + before(4) * Strip::pitch, 0);
+                rows.store_one(rows.ring + (before(4) + 1) * Strip::pitch, 1);
             }
 #pragma unroll
             for (int k = 0; k < 2; ++k)
-                rows.template copy<plain>(rows.ring + (before(2) + k) * Strip::row, 2 * (n - 1) + depth + k, inputs, k);
+                rows.template copy<false>(rows.ring + (before(2) + k) * Strip::pitch, 2 * (n - 1) + depth + k, inputs, k);
+            cp_async_commit_group();
         }
         // NOTE: copies of edges need registers, which these would take.
-        if constexpr (!plain) rows.read_pair(raw, rows.ring + slot * Strip::row);
+        rows.read_pair(raw, rows.ring + slot * Strip::pitch);
         slot = slot + 2 == depth ? 0 : slot + 2;
     };
 #pragma unroll
@@ -341,18 +402,7 @@ __device__ __forceinline__ void march_pairs(Rows& rows, const Weights& weights, 
             typename Rows::Pair raw;
             bring(raw, i / 2 + pairs);
             float sums[tiles][4];
-#pragma unroll
-            for (int e = 0; e < 4 * tiles; ++e) sums[e / 4][e % 4] = begin[e % 4];
-#pragma unroll
-            for (int p = 0; p < pairs; ++p)
-#pragma unroll
-                for (int piece = pieces - 1; piece >= 0; --piece) {
-                    unsigned filter[2];
-                    weights.fragment(filter, piece, p, 0, rows.lane);
-#pragma unroll
-                    for (int m = 0; m < tiles; ++m)
-                        Pixels::multiply(sums[m], pixels[(k + p) % pairs][m].pieces[0], filter);
-                }
+            add_pairs<Strip, several, pairs>(sums, pixels, k, weights, begin, rows.lane);
             if (i > 0) store_row<Strip, whole>(writer, done, i - 2, weights.inverse, delta, doubtful);
 #pragma unroll
             for (int e = 0; e < 4 * tiles; ++e) done[e / 4][e % 4] = sums[e / 4][e % 4];
@@ -368,7 +418,7 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_filter(const typename Problem::element* x, const float* w,
                                               typename Problem::result* y, float value, float delta, int height,
                                               int width, int64 x_pitch, int64 x_step, int64 y_pitch, int64 y_step,
-                                              int strips, int bands, int band_rows) {
+                                              int strips, int bands, int band_rows, int long_bands, int short_rows) {
     using Strip = TensorStrip<Problem, Tuning>;
     using Rows = TensorRows<Problem, Tuning>;
     using Out = typename Strip::Out;
@@ -377,11 +427,18 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const int warp = warp_number(), lane = threadIdx.x % 32;
     // Blocks have one filter and one image each. Strips of a band lie side by side.
     const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
-    const int filter = blockIdx.x % filters, image = block / of_image, number = block % of_image * Tuning::warps + warp;
-    // The first strip and the last one, which have edges, are neighbours, and so in one block; the last band, which has edges
-    // below, comes first, since what has edges takes longer.
-    const int j = (number + 1) % strips * (Strip::width * Strip::channels);  // in elements
-    const int top = (number < strips ? bands - 1 : number / strips - 1) * band_rows;
+    const int filter = blockIdx.x % filters, image = block / of_image;
+    const int number = (block - image * of_image) * Tuning::warps + warp;
+    // What has edges takes longer, and comes first: the strips at the sides, in blocks of their own, then the last band and
+    // the first one.
+    const int sides = min(strips, 2), of_sides = sides * bands, inner = max(strips - 2, 1);
+    const bool side = number < of_sides;
+    const int row = side ? number / sides : static_cast<unsigned>(number - of_sides) / inner;
+    const int strip = side ? (number - row * sides) * (strips - 1) : number - of_sides - row * inner + 1;
+    const int j = strip * (Strip::width * Strip::channels);  // in elements
+    // The last bands are short, so that all warps end at about the same time.
+    const int band = row == 0 ? bands - 1 : row - 1, behind = max(0, band - long_bands);
+    const int top = (band - behind) * band_rows + behind * short_rows;
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
     const bool idle = number >= strips * bands;
@@ -392,26 +449,27 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const typename Rows::View view{
         x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Problem::channels,
         out_height, out_width, x_pitch, y_pitch, value};
-    const int count = min(band_rows, out_height - top), inputs = count + r - 1;
+    const int count = min(band < long_bands ? band_rows : short_rows, out_height - top), inputs = count + r - 1;
     using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes, Strip::two>;
     unsigned char* const mine =
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);
     Rows rows(view, top - Problem::anchor_y, j, lane, mine + Writer::bytes);
     Writer writer(view, top, count, j, lane, mine);
-    const bool whole = writer.whole(), plain = whole && rows.plain(inputs);
-    // The first rows are on their way while the weights are made.
+    const bool whole = writer.whole(), plain = whole && rows.plain(inputs) && count % Rows::rows_unrolled == 0;
+    // The first weights, then the first rows are on their way while the weights are made.
+    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
+    const float first_weight = lane < r * Problem::s ? w[lane] : 0.0f;
     if (!idle && plain) rows.template start<true>(inputs);
     else if (!idle) rows.template start<false>(inputs);
-    w += (Problem::per_image ? static_cast<int64>(image) * filters + filter : filter) * (r * Problem::s);
-    const TensorWeights<Problem, Tuning> weights(w, shared, lane);
+    const TensorWeights<Problem, Tuning> weights(w, first_weight, shared, lane);
     if (Tuning::shared && idle) return;
     int doubtful[2] = {weights.finite ? count : 0, weights.finite ? -1 : count - 1};
     if (weights.finite) {
         if constexpr (Strip::two) {
-            if (!whole) march_pairs<Strip, false, false, true>(rows, weights, writer, inputs, count, delta, doubtful);
-            else if (!plain) march_pairs<Strip, false, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
-            else if (weights.several) march_pairs<Strip, true, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
-            else march_pairs<Strip, true, true, false>(rows, weights, writer, inputs, count, delta, doubtful);
+            if (!whole) march_pairs<Strip, false, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else if (!plain) march_pairs<Strip, true, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else if (weights.several) march_plain_pairs<Strip, true>(rows, weights, writer, inputs, count, delta, doubtful);
+            else march_plain_pairs<Strip, false>(rows, weights, writer, inputs, count, delta, doubtful);
         } else {
             if (!whole) march<Strip, false, false, true>(rows, weights, writer, inputs, delta, doubtful);
             else if (!plain) march<Strip, false, true, true>(rows, weights, writer, inputs, delta, doubtful);

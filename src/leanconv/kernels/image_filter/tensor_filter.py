@@ -137,6 +137,8 @@ def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     left = ceil_div(pad * channels, in_vector) * in_vector
     last = width + 8 if config.two_rows else width - pad - 8 + 16 * steps
     row = ceil_div(left + last * channels, in_vector) * in_vector
+    if config.two_rows and size == 1:
+        row = ceil_div(row - 64, 128) * 128 + 64  # as they lie in the kernel
     staging = (1 + config.two_rows) * width * channels * item_bytes(problem.result) if channels > 1 else 0
     fragments = problem.kh // 2 + 1 if config.two_rows else problem.kh * steps
     weights = 8 * 32 * pieces_of(problem)[1] * fragments if config.shared else 0
@@ -190,6 +192,22 @@ def band_rows(problem: FilterProblem, config: TensorFilterConfig, target: Target
     room = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
     blocks = max(1, min(config.min_blocks, room))
     return rows_of_band(problem, config.tiles, blocks * config.warps * target.multiprocessors)
+
+
+def bands_of(problem: FilterProblem, config: TensorFilterConfig, target: Target, rows: int) -> tuple[int, int]:
+    """How many bands have ``rows`` rows, and how many the others have: as many as run at a time in whole waves are
+    long, and the rest short, so that all warps end at about the same time."""
+    import os
+
+    waves, short = (float(v) for v in os.environ.get("TAIL", "-1 16").split())
+    room = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
+    slots = max(1, min(config.min_blocks, room)) * config.warps * target.multiprocessors
+    strips = strips_of(problem, config.tiles)
+    whole = strips * problem.out_h / (slots * rows)
+    if waves < 0 or whole < 1:
+        return problem.out_h // rows, rows
+    many = int((int(whole) - waves) * slots // strips)
+    return min(many, problem.out_h // rows), int(short)
 
 
 class TensorFilter(TimedAlgorithm):
@@ -279,10 +297,16 @@ class TensorFilter(TimedAlgorithm):
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
         strips = strips_of_image(problem, config.tiles)
         rows = band_rows(problem, config, target)
-        bands = ceil_div(problem.out_h, rows)
+        long_bands, short = bands_of(problem, config, target, rows)
+        bands = long_bands + ceil_div(problem.out_h - long_bands * rows, short)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
         grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
-        given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows))
+        heights = (
+            Number("int", "band_rows", rows),
+            Number("int", "long_bands", long_bands),
+            Number("int", "short_rows", short),
+        )
+        given = *arguments(problem, strips, bands), *heights
         compiled = (*constants(problem, problem.channels, 1), *counts)
         # NOTE: the height of a band is an argument, so that images of all sizes share kernels
         tuning = tuple(each for each in config.constants() if each[0] != "rows")

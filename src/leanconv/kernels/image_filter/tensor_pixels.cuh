@@ -230,12 +230,13 @@ struct TensorWriter {
         return reinterpret_cast<Out*>(reinterpret_cast<char*>(image) + to) + elements;
     }
 
-    // Sums that begin with delta times their scale, or have it added, if they are `wanted`; `plain`: where they are `whole`.
+    // Sums that begin with delta times their scale, or have it added, if they are `wanted`, as `all` are; `plain`: where
+    // they are `whole`.
     // NOTE: a __syncwarp() must lie between two calls, which put rows together in one place.
-    template <bool plain>
+    template <bool plain, bool all>
     __device__ __forceinline__ void store(const float (&done)[rows * tiles * channels][4], int i, float inverse, float delta) {
         // Of rows that come one by one the first ones belong to no output.
-        const bool wanted = two ? i + row_of_lane() < height : i >= 0;
+        const bool wanted = all || (two ? i + row_of_lane() < height : i >= 0);
         if (!two && (!plain || channels > 1) && !wanted) return;
         if (!plain && !vectors) {
 #pragma unroll
@@ -283,7 +284,7 @@ struct TensorWriter {
             __syncwarp();
 #pragma unroll
             for (int n = 0; n < rows; ++n) {
-                if (two && i + n >= height) continue;
+                if (two && !all && i + n >= height) continue;
                 const Out* const from = staging + n * row;
                 // from the lane's place to the first of row n
                 Out* const out = two ? reinterpret_cast<Out*>(reinterpret_cast<char*>(at(-column(0))) +

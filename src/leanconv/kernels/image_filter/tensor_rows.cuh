@@ -39,6 +39,8 @@ struct TensorStrip {
     static constexpr int in_vector = 16 / sizeof(In), left = round_up(pad * channels, in_vector);
     static constexpr int vectors = ceil_div(left + (two ? width + 8 : width - pad - 8 + 16 * steps) * channels, in_vector);
     static constexpr int row = vectors * in_vector;
+    // From one row in shared memory to the next. Of bytes two rows are read at a time, from other banks.
+    static constexpr int pitch = two && Pixels::bytes ? round_up(row - 64, 128) + 64 : row;
     // Whether products of one filter row are summed apart, and rounded to nearest when they are added to the others.
     static constexpr bool promoted = Pixels::split || (sizeof(Out) == 4 || (small_integer<Out> && sizeof(Out) == 2));
     // A result that is rounded anyway begins with delta.
@@ -51,6 +53,12 @@ struct TensorStrip {
     static_assert(0 <= Problem::anchor_y && Problem::anchor_y < r, "the anchor lies inside the filter");
 };
 
+__device__ __forceinline__ constexpr int least_common_multiple(int a, int b) {
+    int both = a;
+    while (both % b != 0) both += a;
+    return both;
+}
+
 // Input rows of a strip on their way to a warp's registers, by a ring of rows in shared memory. Vectors that lie inside the
 // image are copied; elements before and behind them, the edges, are loaded one by one.
 template <class Problem, class Tuning>
@@ -62,7 +70,10 @@ struct TensorRows {
     // Of each block of 8 columns, a lane's four pixels of each step of its window.
     using Row = FourElements<In>[Strip::tiles / Strip::channels][Strip::steps][2][Strip::channels];
     static constexpr int depth = Tuning::depth, unroll = Tuning::unroll, in_vector = Strip::in_vector;
-    static constexpr int ring_bytes = depth * Strip::row * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
+    static constexpr int ring_bytes = depth * Strip::pitch * static_cast<int>(sizeof(In)), bytes = ring_bytes + 4 * Strip::row;
+    // Pairs of rows of an iteration, and rows of outputs that plain strips have a multiple of.
+    static constexpr int pairs_unrolled = least_common_multiple(depth / 2, Strip::rows);
+    static constexpr int rows_unrolled = Strip::two ? 2 * pairs_unrolled : 1;
     static_assert(depth >= 3, "an edge is stored an iteration after it was asked for");
     static_assert(depth % unroll == 0, "rows of an iteration are neighbours in the ring");
 
@@ -74,6 +85,7 @@ struct TensorRows {
     unsigned next;           // this lane's first vector in the first row, of plain rows in the next: bytes from the image's
                              // first element on
     const unsigned pitch;    // in bytes
+    const char* behind;      // this lane's first vector in the first row that `start` leaves
     In one[Strip::two ? 2 : 1];  // elements of an edge on their way
 
     __device__ __forceinline__ TensorRows(const View& image_, int first_row_, int j, int lane_, unsigned char* shared)
@@ -85,6 +97,7 @@ struct TensorRows {
         end = max(begin, min(Strip::vectors, (image.width - first) / in_vector));
         if (image.x_pitch % in_vector != 0 || reinterpret_cast<unsigned long long>(image.x) % 16 != 0) begin = end = 0;
         next = static_cast<unsigned>(first_row) * pitch + (first + lane * in_vector) * static_cast<int>(sizeof(In));
+        behind = reinterpret_cast<const char*>(image.x) + next + static_cast<int64>(depth) * pitch;
         if (whole()) return;
 #pragma unroll 1
         for (int k = lane; k < Strip::row; k += 32)
@@ -99,17 +112,19 @@ struct TensorRows {
         return whole() && first_row >= 0 && first_row + inputs <= image.height;
     }
 
-    // Issues the copies of row n, the one after the last, and closes their group. Behind the end the last row comes again. Of
-    // the edges, which `plain` rows have not, the first element of each lane is left in `one`.
+    // Issues the copies of the first rows.
     template <bool plain>
     __device__ __forceinline__ void start(int inputs) {
 #pragma unroll
         for (int n = 0; n < depth; ++n) {
-            In* const to = ring + n * Strip::row;
+            In* const to = ring + n * Strip::pitch;
             copy<plain>(to, n, inputs);
             if constexpr (!plain) store_one(to);
+            if (!Strip::two || n % 2 == 1) cp_async_commit_group();
         }
     }
+    // Issues the copies of row n, the one after the last. Behind the end the last row comes again. Of the edges, which
+    // `plain` rows have not, the first element of each lane is left in `one`.
     template <bool plain>
     __device__ __forceinline__ void copy(In* to, int n, int inputs, int which = 0) {
         if constexpr (plain) {
@@ -128,6 +143,15 @@ struct TensorRows {
             for (int k = lane + 32; k < edges; k += 32) to[place(k)] = element(i, place(k));
             if (lane < edges) one[which] = element(i, place(lane));
         }
+    }
+    // Issues the copies of two plain rows, as far as there are so `many`, and closes their group.
+    __device__ __forceinline__ void copy_pair(In* to, const char*& from, int many) const {
+#pragma unroll
+        for (int n = 0; n < 2; ++n, from += pitch)
+#pragma unroll
+            for (int k = 0; k < Strip::vectors; k += 32)
+                cp_async_16_if(k + lane < Strip::vectors && n < many, to + n * Strip::pitch + (k + lane) * in_vector,
+                               from + 16 * k);
         cp_async_commit_group();
     }
 
@@ -159,7 +183,7 @@ struct TensorRows {
     __device__ __forceinline__ void read_pair(Pair& to, const In* row) const {
         constexpr int channels = Strip::channels, words = sizeof(to[0][0]) / 4;
         const int t = lane % 4;
-        row += (Strip::pairs ? 0 : t / 2 * Strip::row) + Strip::left - Strip::before * channels - shifted;
+        row += (Strip::pairs ? 0 : t / 2 * Strip::pitch) + Strip::left - Strip::before * channels - shifted;
         row += (4 * (lane / 4) + (Strip::pairs ? 2 * t : 4 * (t % 2))) * channels;
 #pragma unroll
         for (int k = 0; k < 2 * Strip::tiles / channels; ++k) {
@@ -167,7 +191,7 @@ struct TensorRows {
 #pragma unroll
             for (int e = 0; e < words; ++e) {
                 if (Strip::pairs && shifted == 0 && e % 2 == 1) continue;
-                const In* const at = Strip::pairs ? from + e / 2 * Strip::row + e % 2 * 2 : from + 4 * e;
+                const In* const at = Strip::pairs ? from + e / 2 * Strip::pitch + e % 2 * 2 : from + 4 * e;
                 to[k / 2][k % 2][e] = *reinterpret_cast<const unsigned*>(at);
             }
         }
