@@ -24,12 +24,12 @@ F, KINDS, _Tensor, Module = torch.nn.functional, functions.KINDS, torch.Tensor, 
 _before, _after = module._global_forward_pre_hooks, module._global_forward_hooks
 _before_backward, _after_backward = module._global_backward_pre_hooks, module._global_backward_hooks
 #: what ``Module.__call__`` is, unless somebody has replaced it
-_PYTORCHS = Module._wrapped_call_impl
+_PYTORCHS = torch.nn.Module._wrapped_call_impl
 
 
 def _call(kind: Any, function: functions.Function) -> Callable[..., Any]:
     """The call of a class of modules, which computes what that function does."""
-    module_call, call_impl, forward, inner = _PYTORCHS, Module._call_impl, kind.forward, kind._conv_forward
+    module_call, call_impl, forward, inner = _PYTORCHS, torch.nn.Module._call_impl, kind.forward, kind._conv_forward
     name, ours, otherwise, named = function.name, function.replacement, functions.otherwise, F.__dict__
 
     @wraps(module_call)
