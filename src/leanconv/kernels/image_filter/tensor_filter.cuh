@@ -429,8 +429,8 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const unsigned block = blockIdx.x / filters, of_image = ceil_div(strips * bands, Tuning::warps);
     const int filter = blockIdx.x % filters, image = block / of_image;
     const int number = (block - image * of_image) * Tuning::warps + warp;
-    // What has edges takes twice as long, and comes first: the strips at the sides, in blocks of their own, then the last
-    // band and the first one.
+    // What has edges takes longer, and comes first: the strips at the sides, in blocks of their own, then the last band and
+    // the first one.
     const int sides = min(strips, 2), of_sides = sides * bands, inner = max(strips - 2, 1);
     const bool side = number < of_sides;
     const int row = side ? number / sides : static_cast<unsigned>(number - of_sides) / inner;

@@ -69,8 +69,8 @@ class FilterSpeeds(Speeds):
 
 #: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared, two_rows.
 Shape = tuple[int, int, int, int, int, bool, bool]
-#: The fastest on an H200 at 8192²: of two rows at a time, of bytes, of float16 and of several channels, whose rings are
-#: those of `ring_of`; of elements of up to 16 bits and filters of 5 to 7 rows, of fewer, of float16 with 5 to 7; of other
+#: The fastest on an H200 at 8192²: of two rows at a time, of bytes, of float16 and of several channels, with the rings
+#: of `ring_of`; of elements of up to 16 bits and filters of 5 to 7 rows, of fewer, of float16 with 5 to 7; of other
 #: filters of one step, of larger ones, and of several channels; and what else is worth timing.
 PAIRS: Shape = (48, 2, 8, 1, 4, False, True)
 HALF_PAIRS: Shape = (32, 1, 8, 1, 4, False, True)
