@@ -250,9 +250,9 @@ class TensorFilter(TimedAlgorithm):
     def shapes(self, problem: FilterProblem) -> Iterator[Shape]:
         if takes_two_rows(problem):
             channeled = layout_of(problem)[0] > 1
-            rows, tiles, _, *rest = CHANNELED_PAIRS if channeled else HALF_PAIRS if problem.dtype in HALVES else PAIRS
+            shape = CHANNELED_PAIRS if channeled else HALF_PAIRS if problem.dtype in HALVES else PAIRS
             depth, step = ring_of(problem)
-            yield ceil_div(rows, step) * step, tiles, depth, *rest
+            yield ceil_div(shape[0], step) * step, shape[1], depth, *shape[3:]
         if layout_of(problem)[0] > 1:
             yield CHANNELED
         elif steps_of(problem) == 1:
