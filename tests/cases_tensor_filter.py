@@ -42,6 +42,7 @@ def _cases() -> list[Case]:
             add(f"columns-{columns}{name}", 1, 9, columns, *size, gap=gap, y_gap=gap, dtype="uint8", channels=channels)
     add("valid-channels", 2, 20, 500, 4, 5, valid=True, dtype="uint8", channels=3)
     add("bands", 1, 300, 400, 3, 3, border="wrap", dtype="float16")
+    add("bands-uint8", 1, 52, 528, 3, 3, dtype="uint8")
     add("filters-of-images", 3, 11, 400, 3, 3, per_image=True, filters=2, dtype="uint8")
     return found
 

@@ -183,7 +183,7 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]
         self.whole, self.failed = whole, ""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, (OurModule, FusedConv)):
+        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, (OurModule, FusedConv)) or _is_conv(m):
             return True
         return bool(super().is_leaf_module(m, module_qualified_name)) or patterns.has_hooks(m)
 
@@ -291,7 +291,7 @@ class _Work:
         if not isinstance(module, _CONVS) or isinstance(module, OurModule):
             return False
         why = ""
-        if type(module) not in _CONVS:
+        if not _is_conv(module):
             why = f"it is a {type(module).__name__}"
         elif module.padding_mode != "zeros":
             why = f"its padding_mode is {module.padding_mode!r}"
@@ -334,6 +334,16 @@ class _Work:
                 self.left.append((name, "it is a module of leanconv"))
             elif module is not None and _folds(module):
                 self.left.append((name, "no convolution stands before it, or others read that one's result"))
+
+
+def _is_conv(module: nn.Module) -> bool:
+    """Whether it computes as PyTorch's convolution does: also one of a class that only makes it in another way, as
+    those of torchvision's networks of videos."""
+    kind = next((each for each in _CONVS if isinstance(module, each)), None)
+    if kind is None or "weight" not in module._parameters or not {"forward", "_conv_forward"}.isdisjoint(vars(module)):
+        return False
+    mine: Any = type(module)
+    return (mine.forward, mine._conv_forward) == (kind.forward, kind._conv_forward)
 
 
 def _is_frozen(module: nn.Module) -> bool:

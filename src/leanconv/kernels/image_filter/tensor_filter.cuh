@@ -418,7 +418,7 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void tensor_filter(const typename Problem::element* x, const float* w,
                                               typename Problem::result* y, float value, float delta, int height,
                                               int width, int64 x_pitch, int64 x_step, int64 y_pitch, int64 y_step,
-                                              int strips, int bands, int band_rows, int long_bands, int short_rows) {
+                                              int strips, int bands, int band_rows) {
     using Strip = TensorStrip<Problem, Tuning>;
     using Rows = TensorRows<Problem, Tuning>;
     using Out = typename Strip::Out;
@@ -436,9 +436,7 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const int row = side ? number / sides : static_cast<unsigned>(number - of_sides) / inner;
     const int strip = side ? (number - row * sides) * (strips - 1) : number - of_sides - row * inner + 1;
     const int j = strip * (Strip::width * Strip::channels);  // in elements
-    // The last bands are short, so that all warps end at about the same time.
-    const int band = row == 0 ? bands - 1 : row - 1, behind = max(0, band - long_bands);
-    const int top = (band - behind) * band_rows + behind * short_rows;
+    const int top = (row == 0 ? bands - 1 : row - 1) * band_rows;
     const int out_height = Problem::valid ? height - (r - 1) : height;
     const int out_width = (Problem::valid ? width - (Problem::s - 1) : width) * Problem::channels;
     const bool idle = number >= strips * bands;
@@ -449,7 +447,7 @@ __device__ __forceinline__ void tensor_filter(const typename Problem::element* x
     const typename Rows::View view{
         x + image * x_step, y + (static_cast<int64>(image) * filters + filter) * y_step, height, width * Problem::channels,
         out_height, out_width, x_pitch, y_pitch, value};
-    const int count = min(band < long_bands ? band_rows : short_rows, out_height - top), inputs = count + r - 1;
+    const int count = min(band_rows, out_height - top), inputs = count + r - 1;
     using Writer = TensorWriter<Out, Tuning::tiles, Strip::channels, Strip::Pixels::bytes, Strip::two>;
     unsigned char* const mine =
         shared + (Tuning::shared ? Strip::fragment_bytes : 0) + warp * (Rows::bytes + Writer::bytes);

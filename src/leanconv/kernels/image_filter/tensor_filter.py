@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any
 
 from leanconv.dtypes import item_bytes
@@ -68,14 +69,15 @@ class FilterSpeeds(Speeds):
 
 #: Rows of a band, 0 for whole waves; tiles, depth, unroll, warps, shared, two_rows.
 Shape = tuple[int, int, int, int, int, bool, bool]
-#: The fastest on an H200 at 8192²: of two rows at a time, of bytes and of float16; of elements of up to 16 bits and
-#: filters of 5 to 7 rows, of fewer, of float16 with 5 to 7; of other filters of one step, of larger ones, and of
-#: several channels; and what else is worth timing.
+#: The fastest on an H200 at 8192²: of two rows at a time, of bytes, of float16 and of several channels, with the rings
+#: of `ring_of`; of elements of up to 16 bits and filters of 5 to 7 rows, of fewer, of float16 with 5 to 7; of other
+#: filters of one step, of larger ones, and of several channels; and what else is worth timing.
 PAIRS: Shape = (48, 2, 8, 1, 4, False, True)
-NARROW_PAIRS: Shape = (32, 1, 8, 1, 4, False, True)
-SMALL: Shape = (48, 2, 4, 4, 4, False, False)
+HALF_PAIRS: Shape = (32, 1, 8, 1, 4, False, True)
+CHANNELED_PAIRS: Shape = (72, 1, 8, 1, 4, False, True)
+SMALL: Shape = (64, 2, 4, 4, 4, False, False)
 LOW: Shape = (32, 2, 4, 4, 4, False, False)
-HALF: Shape = (32, 2, 8, 4, 2, False, False)
+HALF: Shape = (64, 2, 8, 4, 2, False, False)
 MEDIUM: Shape = (80, 1, 4, 4, 4, True, False)
 LARGE: Shape = (0, 1, 4, 1, 4, True, False)
 CHANNELED: Shape = (64, 1, 4, 4, 4, False, False)
@@ -127,6 +129,14 @@ def takes_two_rows(problem: FilterProblem) -> bool:
     one_piece = problem.dtype in BYTES_OF_PIXELS or (channels == 1 and problem.dtype in HALVES)
     rounded = problem.result in (*BYTES_OF_PIXELS, *HALVES)
     return one_piece and rounded and 4 + (problem.kw - 1) * apart <= 8
+
+
+def ring_of(problem: FilterProblem) -> tuple[int, int]:
+    """Of two rows at a time: rows in the ring, such that few iterations go around it and around the window, and rows of
+    outputs that these make."""
+    pairs = problem.kh // 2 + 1
+    depth = 12 if pairs == 3 else max(8, 2 * pairs)
+    return depth, 2 * lcm(depth // 2, pairs)
 
 
 def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
@@ -194,22 +204,6 @@ def band_rows(problem: FilterProblem, config: TensorFilterConfig, target: Target
     return rows_of_band(problem, config.tiles, blocks * config.warps * target.multiprocessors)
 
 
-def bands_of(problem: FilterProblem, config: TensorFilterConfig, target: Target, rows: int) -> tuple[int, int]:
-    """How many bands have ``rows`` rows, and how many the others have: as many as run at a time in whole waves are
-    long, and the rest short, so that all warps end at about the same time."""
-    import os
-
-    waves, short = (float(v) for v in os.environ.get("TAIL", "-1 16").split())
-    room = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
-    slots = max(1, min(config.min_blocks, room)) * config.warps * target.multiprocessors
-    strips = strips_of(problem, config.tiles)
-    whole = strips * problem.out_h / (slots * rows)
-    if waves < 0 or whole < 1:
-        return problem.out_h // rows, rows
-    many = int((int(whole) - waves) * slots // strips)
-    return min(many, problem.out_h // rows), int(short)
-
-
 class TensorFilter(TimedAlgorithm):
     """Correlation by mma.sync, in pieces of pixels and weights, sums in float32, every border, no workspace."""
 
@@ -255,11 +249,14 @@ class TensorFilter(TimedAlgorithm):
 
     def shapes(self, problem: FilterProblem) -> Iterator[Shape]:
         if takes_two_rows(problem):
-            yield NARROW_PAIRS if problem.dtype in HALVES or layout_of(problem)[0] > 1 else PAIRS
+            channeled = layout_of(problem)[0] > 1
+            shape = CHANNELED_PAIRS if channeled else HALF_PAIRS if problem.dtype in HALVES else PAIRS
+            depth, step = ring_of(problem)
+            yield ceil_div(shape[0], step) * step, shape[1], depth, *shape[3:]
         if layout_of(problem)[0] > 1:
             yield CHANNELED
         elif steps_of(problem) == 1:
-            narrow = problem.kh <= 7 and item_bytes(problem.dtype) < 4
+            narrow = problem.kh <= 7 or problem.dtype == "float32"
             small = LOW if problem.kh <= 4 else HALF if problem.dtype == "float16" else SMALL
             yield from (small, MEDIUM) if narrow else (MEDIUM, small)
         yield LARGE
@@ -277,7 +274,9 @@ class TensorFilter(TimedAlgorithm):
             if shared_bytes(problem, config) > target.shared_per_block:
                 continue
             # small images have short bands
-            yield replace(config, rows=min(rows, max(4, band_rows(problem, config, target))))
+            step = ring_of(problem)[1] if two_rows else 1
+            least = ceil_div(max(4, band_rows(problem, config, target)), step) * step
+            yield replace(config, rows=min(rows, least))
 
     def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, TensorFilterConfig]]:
         speeds = FilterSpeeds.of(target)
@@ -297,16 +296,10 @@ class TensorFilter(TimedAlgorithm):
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
         strips = strips_of_image(problem, config.tiles)
         rows = band_rows(problem, config, target)
-        long_bands, short = bands_of(problem, config, target, rows)
-        bands = long_bands + ceil_div(problem.out_h - long_bands * rows, short)
+        bands = ceil_div(problem.out_h, rows)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
         grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
-        heights = (
-            Number("int", "band_rows", rows),
-            Number("int", "long_bands", long_bands),
-            Number("int", "short_rows", short),
-        )
-        given = *arguments(problem, strips, bands), *heights
+        given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows))
         compiled = (*constants(problem, problem.channels, 1), *counts)
         # NOTE: the height of a band is an argument, so that images of all sizes share kernels
         tuning = tuple(each for each in config.constants() if each[0] != "rows")
