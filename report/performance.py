@@ -51,7 +51,7 @@ def _line(results: Results) -> list[str]:
     spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in both]
     title = results.title if results.headline else f"{results.title} *"
     return [
-        title, str(len(results.problems)), str(len(results.problems) - len(compared)), *cells,
+        title, str(len(results.problems)), str(len(results.problems) - len(compared) + len(results.missing)), *cells,
         " / ".join("–" if error is None else f"{error:.1e}" for error in errors),
         " / ".join(size(space) for space in spaces),
     ]  # fmt: skip
