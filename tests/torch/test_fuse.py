@@ -119,6 +119,26 @@ def test_sixteen_bits_are_rounded_once() -> None:
     assert errors[0] <= 1.1 * errors[1] < 0.02
 
 
+def test_a_class_that_makes_a_convolution_in_another_way_is_one() -> None:
+    """As torchvision's networks of videos have; one that computes otherwise is left."""
+
+    class Simple(nn.Conv3d):
+        def __init__(self, c: int, k: int) -> None:
+            super().__init__(c, k, (1, 3, 3), padding=(0, 1, 1), bias=False)
+
+    class Twice(nn.Conv3d):
+        def forward(self, input: Any) -> Any:
+            return 2 * super().forward(input)
+
+    model = nn.Sequential(Simple(2, 4), nn.BatchNorm3d(4), nn.ReLU(), Twice(4, 4, 1)).eval()
+    model[1].running_mean.fill_(0.5)
+    x, fused = torch.randn(1, 2, 3, 6, 5), ours.fuse(model)
+    assert fused.report.counts == {"conv+bn+relu": 1}
+    torch.testing.assert_close(fused(x), model(x))
+    model[0].forward = lambda input: model[3](input)
+    assert not ours.fuse(model).report.counts
+
+
 def test_copies_pickles_and_state() -> None:
     x = torch.randn(2, 3, 18, 16)
     fused = ours.fuse(made(Net))

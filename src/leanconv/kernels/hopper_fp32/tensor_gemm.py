@@ -366,10 +366,12 @@ class TensorGemm(SplitGemm[TensorConfig]):
         if not phases:
             return []
         products, whole = 1 if problem.precision == "tf32" else 3, len(phases) == 1 and phases[0].whole
+        # Explored (H200, fbef80e): in two layers of 3 channels one product takes 1.4 and 1.6 times as long as three.
+        few = phases[0].problem.group_c < ROW // 2
         ways: list[tuple[Way, int]] = [("columns", _channel_block(phases[0].problem))]
         if all(_in_rows(phase) for phase in phases):
             ways = [("rows", ROW)]
-        elif all(by_lanes(phase.problem) for phase in phases):
+        elif not few and all(by_lanes(phase.problem) for phase in phases):
             ways.append(("lanes", ROW))
         elif whole and is_linear(phases[0].problem):
             ways.insert(0, ("linear", ROW))
@@ -378,8 +380,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         found = [
             _config(tile, way, channel_block, each, shared, row_pixels)
             for way, channel_block in ways
-            # Explored (H200, fbef80e): of columns of few channels one product takes 1.4 to 1.6 times as long as three.
-            for each in dict.fromkeys((products, 3 if way == "columns" else products))
+            for each in [3 if way == "columns" and few else products]
             for tile in (TILES if each == 3 else ONE_PRODUCT)
             if way != "lanes" or tile[0] == 2  # the lanes of more warpgroups have too few registers
             for row_pixels in sorted({0, row_pixels_of(phases[0].problem, 64 * tile[0]) if by_row else 0})
