@@ -56,7 +56,8 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
 def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
     """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too; and, once
     measured, those of its networks of videos; but for layers of kernels that are younger than the file."""
-    for path in filter(Path.is_file, (RESULTS / f"{name}.json" for name in ("layers", "group-layers", "volume-layers"))):
+    names = "layers", "group-layers", "volume-layers"
+    for path in filter(Path.is_file, (RESULTS / f"{name}.json" for name in names)):
         record = columns.read(path)
         for row in record["rows"]:
             problem = parse_problem(row["problem"])

@@ -17,8 +17,8 @@ from leanconv.torch.deciding import Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
 
 #: Clock cycles that predictions of short kernels are too long, where what follows a layer is in its kernel. Explored
-#: (H200, fc7e145; 131 layers of fused ResNet-50, EfficientNet-B0, RegNet-Y and MobileNet-V3): kernels that are predicted
-#: at 12 to 14 us take 5 to 7.
+#: (H200, fc7e145; layers of fused ResNet-50, EfficientNet-B0, RegNet-Y and MobileNet-V3): kernels that are predicted at
+#: 12 to 14 us take 5 to 7.
 _TOO_LONG = 5 * CYCLES_PER_US
 #: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
 #: a layer is taken only where that pays.

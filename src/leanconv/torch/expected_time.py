@@ -41,8 +41,8 @@ _MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
 _MOST_16_WEIGHT = {"1x1": 1.0, "other": 1.15}
 _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
 _MOST_TENSOR_CORES = 0.5
-#: Of layers in groups of several channels: in TF32 and in 16 bits. Explored (H200, fc7e145: 180 layers of ResNeXt-50 and
-#: RegNet-Y-1.6GF with their gradients): of what is taken so none lost.
+#: Of layers in groups of several channels: in TF32 and in 16 bits. Of the 180 measured ones of ResNeXt-50 and
+#: RegNet-Y-1.6GF, with their gradients, none that is taken so lost (benchmarks/results/nvidia-h200/group-layers.json).
 _MOST_GROUPS, _MOST_GROUPS_WEIGHT, _MOST_GROUPS_STRIDED, _MOST_GROUPS_ODD = (0.9, 1.15), (1.8, 0.9), 0.8, 1.3
 #: Of volumes, in strict FP32, in TF32, and in 16 bits by the most channels that a share is for. Explored (H200,
 #: ef45da80, suite conv3d channels last; 05d2ebb, 144 of its layers by operation, type and layout): of what is taken so
