@@ -23,7 +23,7 @@ from leanconv.runtime.driver import CudaError
 from leanconv.torch import recorded
 from leanconv.torch.deciding import Choice, Deciding, active
 from leanconv.torch.layers import precision_asked
-from leanconv.torch.packed import CastFilters, PackedFilters, lowered, signature, signature_of, version_of
+from leanconv.torch.packed import CastFilters, PackedFilters, lowered, memory_of, signature, signature_of, version_of
 from leanconv.torch.report import Calls, Line
 from leanconv.torch.switches import (
     address,
@@ -152,11 +152,6 @@ class Layer:
             and (at & 15, input.get_device(), input.is_neg()) == self.input
             and (None if bias is None else signature(bias)) == self.bias
         )
-
-
-def memory_of(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
-    """What a ready call depends on besides sizes and strides: alignment of the images, addresses of the parameters."""
-    return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
 
 
 # What computes a call as the one before: a tuple that begins with a function of itself, images, filters, bias and the

@@ -183,6 +183,11 @@ def _nothing() -> None:
     """No bias."""
 
 
+def memory_of(x: Any, w: Any, bias: Any) -> tuple[Any, ...]:
+    """What a ready call depends on besides sizes and strides: alignment of the images, addresses of the parameters."""
+    return x.data_ptr() & 15, w.data_ptr(), None if bias is None else bias.data_ptr()
+
+
 def signature_of(weight: Any, bias: Any, dtype: Any) -> tuple[Any, ...]:
     """What must stay the same of the parameters whose filters are kept: of the bias only what is cast."""
     if dtype is None:
