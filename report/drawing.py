@@ -75,6 +75,24 @@ def bars(
     axis.set_xlim(-0.55, len(names) - 0.45)
 
 
+def dots(axis: Any, names: Sequence[str], places: dict[str, list[float]], colours: dict[str, str], origin: str) -> None:
+    """A row for each name with a dot of each series, on one scale from 0; ``origin`` is who stands at 1."""
+    rows = range(len(names))
+    ends = ([end(1, *(values[i] for values in places.values())) for i in rows] for end in (min, max))
+    axis.hlines(rows, *ends, color=GRID, linewidth=1.2)
+    axis.axvline(1, color=INK, linewidth=1.0)
+    for label, values in places.items():
+        axis.scatter(values, rows, s=34, color=colours[label], edgecolor=INK, linewidth=0.4, zorder=3)
+    tidy(axis, grid="x", hidden=("top", "right", "left"))
+    axis.annotate(
+        f"{origin} = 1", (1, len(names) - 0.2), xytext=(4, 0), textcoords="offset points", fontsize=8.5, color=INK,
+        va="center",
+    )  # fmt: skip
+    axis.set_yticks(rows, names, fontsize=8.5, color=INK)
+    axis.tick_params(axis="y", length=0)
+    axis.set(xlim=(0, None), ylim=(len(names) + 0.3, -0.6))
+
+
 def legend(axis: Any, colours: dict[str, str], hatch: str = "", above: float = 1.02) -> None:
     """What each colour stands for, over the axis; and what hatched bars do."""
     from matplotlib.patches import Patch

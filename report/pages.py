@@ -143,7 +143,7 @@ MAKERS: dict[str, Maker] = {
     "short": Maker(modes.short),
     "strict": Maker(modes.strict),
     "networks-figure": Maker(
-        modes.picture, shows="Bars: how many times as fast as PyTorch whole networks run in three modes"
+        modes.picture, shows="Dots: how many times as fast as PyTorch whole networks run in three modes"
     ),
     "training": Maker(training.section),
     # computed from the timed candidates, which say themselves of which kernels they are
