@@ -128,6 +128,9 @@ MAKERS: dict[str, Maker] = {
         for name, (caption, table) in TABLES.items()
     },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
+    "ratio-figure": Maker(
+        figures.ratios, shows="Dots: how many times as fast as PyTorch each algorithm is on each layer", read=_suite
+    ),
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "large": Maker(large.section),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, stem: [results / stem]),
