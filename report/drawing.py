@@ -5,7 +5,7 @@ The figures' colours are safe for colour-blind readers (the palette of Okabe and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,30 @@ def bars(
     axis.set_xticks(range(len(names)), names, fontsize=8.5, color=INK)
     axis.tick_params(axis="x", length=0)
     axis.set_xlim(-0.55, len(names) - 0.45)
+
+
+def dots(
+    axis: Any, names: Sequence[str], places: Mapping[str, Sequence[float | None]], colours: dict[str, str], origin: str
+) -> None:
+    """A row for each name with a dot of each series that has a value, on one scale from 0; ``origin`` stands at 1."""
+    rows = range(len(names))
+    found = [[value for values in places.values() if (value := values[i]) is not None] for i in rows]
+    ends = ([end(1, *values) for values in found] for end in (min, max))
+    axis.hlines(rows, *ends, color=GRID, linewidth=1.2)
+    axis.axvline(1, color=INK, linewidth=1.0)
+    for label, values in places.items():
+        there = [i for i in rows if values[i] is not None]
+        axis.scatter(
+            [values[i] for i in there], there, s=34, color=colours[label], edgecolor=INK, linewidth=0.4, zorder=3
+        )
+    tidy(axis, grid="x", hidden=("top", "right", "left"))
+    axis.annotate(
+        f"{origin} = 1", (1, len(names) - 0.2), xytext=(4, 0), textcoords="offset points", fontsize=8.5, color=INK,
+        va="center",
+    )  # fmt: skip
+    axis.set_yticks(rows, names, fontsize=8.5, color=INK)
+    axis.tick_params(axis="y", length=0)
+    axis.set(xlim=(0, None), ylim=(len(names) + 0.3, -0.6))
 
 
 def legend(axis: Any, colours: dict[str, str], hatch: str = "", above: float = 1.02) -> None:

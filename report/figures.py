@@ -10,7 +10,7 @@ from pathlib import Path
 
 from leanconv.bench.format import quantity
 from leanconv.bench.results import PEER_LAYOUTS, TABLE_BYTES, Group, Results, Row, right
-from report.drawing import INK, bars, finish, legend, panels, refuse_empty
+from report.drawing import INK, bars, dots, finish, legend, panels, refuse_empty
 
 #: leanconv's algorithms, PyTorch and im2col, then cuDNN's algorithms: what they are called, and their colour. The
 #: figures leave out others.
@@ -28,6 +28,7 @@ _CUDNN = {
     "winograd": ("cuDNN Winograd", "#8a4f7d"), "winograd_nonfused": ("cuDNN Winograd non-fused", "#cc79a7"),
 }  # fmt: skip
 _COLOURS = {**_OWN, **dict(_GROUPS.values()), **dict(_CUDNN.values())}
+_DOTS = ("#56b4e9", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#8c8c8c")
 _DASHED = {"color": INK, "linewidth": 0.8, "linestyle": (0, (4, 3))}
 
 
@@ -60,6 +61,23 @@ def best_own(series: dict[str, dict[str, Row]], problem: str) -> str | None:
     return min(own, key=lambda label: series[label][problem].us, default=None)
 
 
+def ratios(results: Results, path: Path) -> None:
+    """Draw how many times as fast as PyTorch in strict FP32 each algorithm is, and what `auto` picks: a row for each
+    layer, a dot for each of them. Raises ValueError without rows.
+    """
+    pytorch = {problem: row for problem in results.problems if (row := results.peers(problem).get("PyTorch"))}
+    places: dict[str, list[float | None]] = {}
+    for name in (*results.own_algorithms(), *(results.headline or ())):
+        own = {problem: results.own(problem, [name]) for problem in pytorch}
+        places[name] = [pytorch[problem].us / row.us if row else None for problem, row in own.items()]
+    refuse_empty(pytorch and places)
+    colours = dict(zip(places, [*_DOTS[: len(places) - 1], "#d55e00"], strict=True))
+    figure, (axis,) = panels(1, 1, (8.2, 1.3 + 0.2 * len(pytorch)))
+    dots(axis, list(pytorch), places, colours, "PyTorch")
+    legend(axis, colours, above=1.0)
+    finish(figure, path, f"{results.title} on {results.place}: times as fast as PyTorch in strict FP32")
+
+
 def speed(results: Results, path: Path) -> None:
     """Draw TFLOP/s of each algorithm, ours and the peers', layer by layer. Raises ValueError without rows.
 
@@ -82,5 +100,7 @@ def speed(results: Results, path: Path) -> None:
             f"cuBLAS\n{quantity(ceiling)}", (1, ceiling), xycoords=("axes fraction", "data"), xytext=(4, 0),
             textcoords="offset points", va="center", fontsize=8, color=INK, annotation_clip=False,
         )  # fmt: skip
+    # the names of the fastest stand over their bars
+    axes[0].set_ylim(0, 1.4 * max(row.tflops for of in series.values() for row in of.values()))
     legend(axes[0], colours, hatch="needs a workspace")
     finish(figure, path, f"{results.title} on {results.place}: effective TFLOP/s, counted as direct convolution")

@@ -23,7 +23,7 @@ from leanconv.bench.format import size
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
-from report.drawing import bars, finish, legend, panels, refuse_empty
+from report.drawing import dots, finish, legend, panels, refuse_empty
 from report.fields import ratio
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, of videos frames, height and width.
@@ -401,18 +401,21 @@ def _sizes(row: dict[str, Any] | None) -> str:
 
 
 def picture(record: dict[str, Any], path: Path) -> None:
-    """Bars of how many times as fast as PyTorch in the same mode a forward pass is, of networks that all modes have."""
+    """How many times as fast as PyTorch in the same mode a forward pass is: dots, of networks that all modes have."""
     of = _by_key(record)
-    names = [name for name in NETWORKS if all("leanconv_graph_us" in of.get((name, "forward", m), {}) for m in _SHORT)]
-    refuse_empty(names)
-    heights: dict[str, list[float | None]] = {"PyTorch": [1.0] * len(names)}
-    for mode, title in _SHORT.items():
-        rows = [of[name, "forward", mode] for name in names]
-        heights[f"leanconv, {title}"] = [row["torch_graph_us"] / row["leanconv_graph_us"] for row in rows]
-    colours = dict(zip(heights, ("#8c8c8c", "#d55e00", "#e69f00", "#f0e442"), strict=True))
-    figure, (axis,) = panels(1, 1, (9.5, 3.4))
-    bars(axis, names, heights, colours)
-    legend(axis, colours)
+    rows = {name: [of.get((name, "forward", mode), {}) for mode in _SHORT] for name in NETWORKS}
+    found = {
+        name: [each["torch_graph_us"] / each["leanconv_graph_us"] for each in modes]
+        for name, modes in rows.items()
+        if all("leanconv_graph_us" in each for each in modes)
+    }
+    refuse_empty(found)
+    names = sorted(found, key=lambda name: -found[name][0])
+    places = {title: [found[name][i] for name in names] for i, title in enumerate(_SHORT.values())}
+    colours = dict(zip(places, ("#d55e00", "#0072b2", "#f0e442"), strict=True))
+    figure, (axis,) = panels(1, 1, (8.2, 1.3 + 0.2 * len(names)))
+    dots(axis, names, places, colours, "PyTorch")
+    legend(axis, {f"leanconv, {title}": colour for title, colour in colours.items()}, above=1.0)
     gpu = record["machine"]["gpu"]
     finish(figure, path, f"Whole networks on one {gpu}, forward: times as fast as PyTorch in the same mode")
 

@@ -128,6 +128,9 @@ MAKERS: dict[str, Maker] = {
         for name, (caption, table) in TABLES.items()
     },
     "speed-figure": Maker(figures.speed, shows="Bars: TFLOP/s of each algorithm on each layer", read=_suite),
+    "ratio-figure": Maker(
+        figures.ratios, shows="Dots: how many times as fast as PyTorch each algorithm is on each layer", read=_suite
+    ),
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "large": Maker(large.section),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, stem: [results / stem]),
@@ -143,7 +146,7 @@ MAKERS: dict[str, Maker] = {
     "short": Maker(modes.short),
     "strict": Maker(modes.strict),
     "networks-figure": Maker(
-        modes.picture, shows="Bars: how many times as fast as PyTorch whole networks run in three modes"
+        modes.picture, shows="Dots: how many times as fast as PyTorch whole networks run in three modes"
     ),
     "training": Maker(training.section),
     # computed from the timed candidates, which say themselves of which kernels they are

@@ -70,7 +70,7 @@ def test_a_wheel_without_a_kernel_or_a_table_is_found(tmp_path: Path) -> None:
 def test_the_lowest_versions_are_those_that_are_stated(project: Any) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     floors = dict(each.split("==") for each in other_pythons.floors(text))
-    assert floors["typer"] == "0.16.*" and floors["cuda-bindings"] == "13.0.*" and floors["torch"] == "2.4.*"
+    assert floors["typer"] == "0.16.*" and floors["cuda-bindings"] == "13.0.*" and floors["torch"] == "2.5.*"
     assert "pytest" not in floors and "hatchling" not in floors
     stated = {re.split(r"[\[<>=]", each)[0] for each in project["project"]["dependencies"]}
     assert stated <= floors.keys()

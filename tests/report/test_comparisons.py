@@ -89,6 +89,16 @@ def test_figures_show_what_was_measured(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
+def test_ratios_to_pytorch_are_dots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    suite = made_up.in_nhwc()
+    figures.ratios(suite, tmp_path / "a.svg")
+    shown = (tmp_path / "a.svg").read_text()
+    assert all(f"<!-- {name} -->" in shown for name in (*suite.problems, *suite.own_algorithms(), "PyTorch = 1"))
+    with pytest.raises(ValueError, match="nothing to draw"):
+        figures.ratios(replace(suite, rows=[]), tmp_path / "b.svg")
+
+
 def test_the_speed_figure_leaves_out_no_algorithm_that_wins(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for path in (ROOT / "benchmarks" / "results").glob("*/im2win*.json"):

@@ -98,7 +98,7 @@ def test_networks_that_all_modes_have_are_drawn(tmp_path: Path) -> None:
     modes.picture({"machine": made_up.ABOUT, "rows": [*rows, rows[0] | {"network": "vgg16"}]}, tmp_path / "a.svg")
     shown = (tmp_path / "a.svg").read_text()
     assert "<!-- unet -->" in shown and "<!-- vgg16 -->" not in shown
-    assert all(f"<!-- {name} -->" in shown for name in ("PyTorch", "leanconv, 16 bits", "leanconv, TF32 allowed"))
+    assert all(f"<!-- {name} -->" in shown for name in ("PyTorch = 1", "leanconv, 16 bits", "leanconv, TF32 allowed"))
 
 
 def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.stand_ins import HostDevice, patched_cpu
 
 with suppress(ImportError):
-    import torch.utils.checkpoint  # noqa: F401 - `import torch` leaves it out before PyTorch 2.5
+    import torch.utils.checkpoint  # noqa: F401 - older PyTorch leaves it out of `import torch`
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_bits_are_those_of_the_dispatchers_way(
         assert (line.runs != "PyTorch") is taken and "float16" in line.problem
 
 
-@since("2.7", "autocast keeps what it has cast without gradients")
+@since("2.13", "autocast keeps what it has cast without gradients")
 @pytest.mark.usefixtures("no_kernel")
 def test_the_dispatcher_is_not_asked(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)

@@ -187,7 +187,7 @@ def test_empty_images(shape: Any) -> None:
     assert dx.shape == shape and not dk.any()
 
 
-@since("2.7", "Dynamo cannot read the environment")
+@since("2.13", "Dynamo cannot read the environment")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_code_has_no_breaks(dynamic: bool) -> None:
     def call(image: Any, kernel: Any) -> Any:

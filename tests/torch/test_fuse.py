@@ -17,10 +17,8 @@ torch = pytest.importorskip("torch")
 import leanconv.torch as ours  # noqa: E402
 from leanconv.torch import comparing, expected_time, fused_backend, fused_layer, fusing  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
-from tests.torch.versions import since  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
-of_functions = since("2.5", "Dynamo gives a backend modules, not functions")
 
 
 class Block(nn.Module):
@@ -312,7 +310,6 @@ def test_filters_stay_packed_until_they_change(on_stand_in: HostDevice, monkeypa
     assert counts == [1, 1, 2, 2]
 
 
-@of_functions
 def test_the_backend_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Dynamo gives becomes calls of the operator, but where a gradient is recorded."""
     model, x = made(Block, 4, 8, 2), torch.randn(2, 4, 10, 10)
@@ -335,7 +332,6 @@ def test_the_backend_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "leanconv" not in graphs.pop()
 
 
-@of_functions
 def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made(Block, 4, 8, 2), torch.randn(2, 4, 10, 10)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import torch
 
 
 def before(version: str) -> bool:
-    """Whether this PyTorch is older, such as ``before("2.5")``."""
+    """Whether this PyTorch is older, such as ``before("2.10")``."""
     mine, other = ([int(part) for part in each.split(".")[:2]] for each in (torch.__version__, version))
     return mine < other
 
