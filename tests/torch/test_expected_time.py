@@ -64,8 +64,7 @@ def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]
             if choose(as_images(problem), H200, limit=row["limit"]).algorithm.stem not in record["machine"]["kernels"]:
                 continue
             for peer, peer_us in row["peers"].items():
-                if not peer.endswith("-unsearched"):
-                    yield problem, row["limit"], peer, row["us"], peer_us
+                yield problem, row["limit"], peer, row["us"], peer_us
 
 
 def test_what_is_taken_does_not_lose(monkeypatch: pytest.MonkeyPatch) -> None:

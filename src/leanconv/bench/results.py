@@ -222,12 +222,15 @@ class Results:
 
 
 def _grouped(entries: Iterable[dict[str, str]], every: Sequence[str]) -> list[dict[str, Any]]:
-    """Entries with the problems that share an engine and a reason; without them, where they are ``every`` one."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Entries with the problems that share an engine and a reason, by their places in ``every``, or by names where they
+    have none; without them, where they are every one."""
+    found: dict[tuple[str, str], list[int | str]] = {}
+    places = {name: i for i, name in enumerate(every)}
     for entry in entries:
-        found.setdefault((entry["engine"], entry["reason"]), []).append(entry["problem"])
+        name = entry["problem"]
+        found.setdefault((entry["engine"], entry["reason"]), []).append(places.get(name, name))
     return [
-        {"engine": engine, "reason": reason} | ({} if problems == every else {"problems": problems})
+        {"engine": engine, "reason": reason} | ({} if problems == [*places.values()] else {"problems": problems})
         for (engine, reason), problems in found.items()
     ]
 
@@ -235,9 +238,9 @@ def _grouped(entries: Iterable[dict[str, str]], every: Sequence[str]) -> list[di
 def _apart(groups: Iterable[dict[str, Any]], every: Sequence[str]) -> list[dict[str, str]]:
     """An entry for each problem of each group, problem by problem."""
     entries = [
-        {"problem": problem, "engine": group["engine"], "reason": group["reason"]}
+        {"problem": every[at] if isinstance(at, int) else at, "engine": group["engine"], "reason": group["reason"]}
         for group in groups
-        for problem in group.get("problems", every)
+        for at in group.get("problems", every)
     ]
     places = {name: i for i, name in enumerate(every)}
     return sorted(entries, key=lambda entry: places.get(entry["problem"], len(places)))
