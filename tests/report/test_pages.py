@@ -49,7 +49,7 @@ def test_files_of_whole_suites_in_their_order(tmp_path: Path) -> None:
 
 
 def test_a_block_without_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    for what in set(pages.MAKERS) - {"suites", "older"}:
+    for what in set(pages.MAKERS) - {"suites", "older", "peers"}:
         with pytest.raises(ValueError, match=f"page.md: block '{what} a-file': .*there is no file a-file.json"):
             made_up.filled(tmp_path, f"{what} a-file")
 

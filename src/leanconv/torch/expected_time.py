@@ -44,6 +44,8 @@ _MOST_TENSOR_CORES = 0.5
 #: Of layers in groups of several channels: in TF32 and in 16 bits. Of the 180 measured ones of ResNeXt-50 and
 #: RegNet-Y-1.6GF, with their gradients, none that is taken so lost (benchmarks/results/nvidia-h200/group-layers.json).
 _MOST_GROUPS, _MOST_GROUPS_WEIGHT, _MOST_GROUPS_STRIDED, _MOST_GROUPS_ODD = (0.9, 1.15), (1.8, 0.9), 0.8, 1.3
+#: of gradients of the input in 16 bits
+_MOST_GROUPS_STRIDED_NCHW = 0.42
 #: Of volumes, in strict FP32, in TF32, and in 16 bits by the most channels that a share is for. Explored (H200,
 #: ef45da80, suite conv3d channels last; 05d2ebb, 144 of its layers by operation, type and layout): of what is taken so
 #: none lost. PyTorch's gradients of filters with few channels take down to a third of what is expected in 16 bits.
@@ -179,7 +181,7 @@ def _most_of_groups(problem: ConvProblem) -> float:
     if problem.op == "wgrad":
         return _MOST_GROUPS_WEIGHT[is_16bit]
     if is_16bit and strided and (problem.op, problem.layout) == ("dgrad", "NCHW"):
-        return 0.0
+        return _MOST_GROUPS_STRIDED_NCHW
     if _is_odd(problem):
         return _MOST_GROUPS_ODD
     return _MOST_GROUPS_STRIDED if is_16bit and strided else _MOST_GROUPS[is_16bit]
