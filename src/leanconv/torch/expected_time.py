@@ -21,9 +21,9 @@ _16BIT = (0.62, 50, 1.0)
 #: before the product and after it.
 _REARRANGED, _REARRANGING = 0.5, 2
 #: Of layers in groups of several channels, on tensor cores: the fewest channels that a group takes in a product; what
-#: part remains of the share above; in the gradient of the filters; and where a group has not 2, 4, 8, ... channels, for
-#: which cuDNN has slower kernels.
-_GROUP_TILE, _GROUPS, _GROUPS_WEIGHT, _GROUPS_ODD = 32, 0.75, {"16 bits": 1.0, "NCHW": 0.55, "NHWC": 0.3}, 1 / 3
+#: part remains of the share above; of that in the gradient of the filters, in 16 bits and in TF32 by layout; and where
+#: a group's channels are no power of two, for which cuDNN has slower kernels.
+_GROUP_TILE, _GROUPS, _GROUPS_WEIGHT, _GROUPS_OTHER = 32, 0.75, {"16 bits": 1.0, "NCHW": 0.55, "NHWC": 0.3}, 1 / 3
 #: of depthwise layers' multiply-adds, of the peak of the FP32 cores
 _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.07)}
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
@@ -41,11 +41,13 @@ _MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
 _MOST_16_WEIGHT = {"1x1": 1.0, "other": 1.15}
 _MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
 _MOST_TENSOR_CORES = 0.5
-#: Of layers in groups of several channels: in TF32 and in 16 bits. Of the 180 measured ones of ResNeXt-50 and
-#: RegNet-Y-1.6GF, with their gradients, none that is taken so lost (benchmarks/results/nvidia-h200/group-layers.json).
-_MOST_GROUPS, _MOST_GROUPS_WEIGHT, _MOST_GROUPS_STRIDED, _MOST_GROUPS_ODD = (0.9, 1.15), (1.8, 0.9), 0.8, 1.3
-#: of gradients of the input in 16 bits
-_MOST_GROUPS_STRIDED_NCHW = 0.42
+#: Of layers in groups of several channels, pairs in TF32 and in 16 bits: forward and input's gradient, then filters'
+#: gradient. Of the 180 measured ones of ResNeXt-50 and RegNet-Y-1.6GF, with their gradients, none that is taken so lost
+#: (benchmarks/results/nvidia-h200/group-layers.json).
+_MOST_GROUPS, _MOST_GROUPS_WEIGHT = (0.9, 1.15), (1.8, 0.9)
+#: The same with strides in 16 bits; of these the input's gradient channels first; and where a group's channels are no
+#: power of two.
+_MOST_GROUPS_STRIDED, _MOST_GROUPS_STRIDED_NCHW, _MOST_GROUPS_OTHER = 0.8, 0.42, 1.3
 #: Of volumes, in strict FP32, in TF32, and in 16 bits by the most channels that a share is for. Explored (H200,
 #: ef45da80, suite conv3d channels last; 05d2ebb, 144 of its layers by operation, type and layout): of what is taken so
 #: none lost. PyTorch's gradients of filters with few channels take down to a third of what is expected in 16 bits.
@@ -112,9 +114,9 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
         share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY
         is_16bit = problem.dtype != "float32"
         if problem.groups > 1 and (is_16bit or tf32):
-            # of volumes nothing is measured: nothing is quicker than memory
-            known = not problem.is_volume
-            work, share = (_grouped(problem, target, is_16bit), _MEMORY_GROUPS) if known else (0.0, 1.0)
+            # those of volumes are not measured: nothing is quicker than memory
+            work = 0.0 if problem.is_volume else _grouped(problem, target, is_16bit)
+            share = 1.0 if problem.is_volume else _MEMORY_GROUPS
         elif is_16bit or tf32:
             # a tensor core multiplies at least 16 channels, a tile 64 filters
             products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
@@ -148,8 +150,8 @@ def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
     reached = _GROUPS * most * channels / (channels + half)
     if problem.op == "wgrad":
         reached *= _GROUPS_WEIGHT[kind]
-    if _is_odd(problem):
-        reached *= _GROUPS_ODD
+    if not _is_power_of_two(problem.group_c):
+        reached *= _GROUPS_OTHER
     return products / (target.multiprocessors * target.tensor_flops / (2 if is_16bit else 4) * reached)
 
 
@@ -176,20 +178,18 @@ def most_share(problem: ConvProblem, tf32: bool) -> float:
 
 
 def _most_of_groups(problem: ConvProblem) -> float:
-    """On tensor cores."""
     is_16bit, strided = problem.dtype != "float32", problem.stride != (1, 1)
     if problem.op == "wgrad":
         return _MOST_GROUPS_WEIGHT[is_16bit]
     if is_16bit and strided and (problem.op, problem.layout) == ("dgrad", "NCHW"):
         return _MOST_GROUPS_STRIDED_NCHW
-    if _is_odd(problem):
-        return _MOST_GROUPS_ODD
+    if not _is_power_of_two(problem.group_c):
+        return _MOST_GROUPS_OTHER
     return _MOST_GROUPS_STRIDED if is_16bit and strided else _MOST_GROUPS[is_16bit]
 
 
-def _is_odd(problem: ConvProblem) -> bool:
-    """Whether a group has not 2, 4, 8, ... channels."""
-    return bool(problem.group_c & (problem.group_c - 1))
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _most_of_volumes(problem: ConvProblem, tf32: bool) -> float:
