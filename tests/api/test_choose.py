@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from leanconv.kernels.simt.winograd1d import Winograd1d
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.tuning.trials import candidates_of
+from tests.calls import calls_of
 from tests.cases import KIB, TARGETS
 
 LAYERS = [
@@ -82,21 +83,13 @@ def test_a_gpu_with_too_little_shared_memory_is_told_so() -> None:
     [({}, None), ({"op": "dgrad"}, None), ({"op": "wgrad"}, None), ({"op": "wgrad", "dtype": "float16"}, 32 << 20)],
     ids=str,
 )
-def test_a_new_shape_is_chosen_for_within_two_milliseconds(way: dict[str, Any], limit: int | None) -> None:
-    """On an idle core 1.2 ms in the median; here other tests may run beside it, so the best of four rounds counts."""
-    rounds = []
-    for more in (4, 8, 12, 16):
-        problems: list[Problem] = [replace(problem, n=problem.n + more, **way) for problem in LAYERS[::5]]
-        if "dtype" in way:
-            problems = [problem for problem in problems if problem.layout != "CHWN"]  # type: ignore[union-attr]
-        choose(problems[0], TARGETS[0], "auto", limit)
-        took = []
-        for problem in problems:
-            begin = time.thread_time()
-            choose(problem, TARGETS[0], "auto", limit)
-            took.append(time.thread_time() - begin)
-        rounds.append(statistics.median(took))
-    assert min(rounds) < 4e-3, f"{1e3 * min(rounds):.1f} ms"
+def test_a_new_shape_is_chosen_for_quickly(way: dict[str, Any], limit: int | None) -> None:
+    """4,200 to 8,400 calls in the median, some 250 ns each on an idle core. Time itself depends on what runs beside."""
+    problems: list[Problem] = [replace(problem, n=problem.n + 4, **way) for problem in LAYERS[::5]]
+    if "dtype" in way:
+        problems = [problem for problem in problems if problem.layout != "CHWN"]  # type: ignore[union-attr]
+    counts = [len(calls_of(partial(choose, problem, TARGETS[0], "auto", limit))) for problem in problems]
+    assert 1000 < statistics.median(counts) < 10_000, counts
 
 
 def test_what_is_not_asked_would_not_have_been_chosen() -> None:

@@ -194,13 +194,11 @@ def test_different_kernels_compile_at_the_same_time_and_equal_ones_once(store: A
     loaded = Kernels(FakeDriver(), "sm_90a")  # type: ignore[arg-type]
     wanted = [launch(number % 4) for number in range(16)]
     threads = [threading.Thread(target=loaded.get, args=(each,)) for each in wanted]
-    begun = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert store["compiled"] == 4 and store["most"] == 4
-    assert time.perf_counter() - begun < 4 * 0.2
 
 
 def test_a_kernel_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:

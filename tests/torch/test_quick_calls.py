@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
-import sys
 import threading
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 
+from tests.calls import calls_of
 from tests.stand_ins import HostDevice
 
 torch = pytest.importorskip("torch")
@@ -102,21 +103,10 @@ def test_a_quick_call_asks_little(
     """In a network each function that the host calls is one that it has not at hand: calls of Python's and C's."""
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if way == "taken" else 1e-6)
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
-    calls: list[str] = []
-
-    def count(frame: Any, event: str, given: Any) -> None:
-        if event in ("call", "c_call"):
-            calls.append(given.__name__ if event == "c_call" else frame.f_code.co_name)
-
     with leanconv.torch.enable(), torch.set_grad_enabled(way == "recorded"):
         for _ in range(3):
             layer(x)
-        sys.setprofile(count)
-        try:
-            layer(x)
-        finally:
-            sys.setprofile(None)
-    calls = calls[: calls.index("setprofile")]
+        calls = calls_of(partial(layer, x))
     for inside in "run", "allocate":  # what a launch and an allocation do inside is theirs
         if inside in calls:
             calls = calls[: calls.index(inside)]
