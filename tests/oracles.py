@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,7 @@ FILTERS_AXIS = {"NCHW": 1, "NHWC": -1, "CHWN": 0}
 
 
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines.
+    """Float64 convolution by the definition, one place of a filter at a time.
 
     For dgrad each element of x, a gradient, goes back to where the forward layer has read from; for wgrad ``w`` is the
     gradient of the output.
@@ -24,27 +26,9 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     to_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 3, 1, 2), "CHWN": (3, 0, 1, 2)}[problem.layout]
     from_nchw = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}[problem.layout]
     x, w = x.transpose(to_nchw), w.transpose(to_nchw)
-    top, bottom, left, right = problem.padding
-    if problem.op == "dgrad":
-        y = _scatter(problem, x.astype(np.float64), w)[:, :, top : top + problem.h, left : left + problem.w]
-        if bias is not None:
-            y += bias.astype(np.float64)[:, None, None]
-        return y.transpose(from_nchw)
-    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
     if problem.op == "wgrad":
-        return _correlate(problem, padded, w.astype(np.float64)).transpose(from_nchw)
-    y = np.zeros((problem.n, problem.k, problem.p, problem.q))
-    for k in range(problem.k):
-        first = k // problem.group_k * problem.group_c
-        for c in range(problem.group_c):
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    i, j = r * problem.dilation[0], s * problem.dilation[1]
-                    taps = padded[
-                        :, first + c, i : i + (problem.p - 1) * problem.stride[0] + 1 : problem.stride[0],
-                        j : j + (problem.q - 1) * problem.stride[1] + 1 : problem.stride[1],
-                    ]  # fmt: skip
-                    y[:, k] += taps * float(w[k, c, r, s])
+        return _correlate(problem, x, w).transpose(from_nchw)
+    y = _scatter(problem, x, w) if problem.op == "dgrad" else _gather(problem, x, w)
     if bias is not None:
         y += bias.astype(np.float64)[:, None, None]
     if problem.activation == "relu":
@@ -52,34 +36,52 @@ def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.nda
     return y.transpose(from_nchw)
 
 
-def _scatter(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarray:
+def _in_groups(problem: ConvProblem, array: np.ndarray) -> np.ndarray:
+    """(N, C, H, W) as (N, groups, channels of a group, H, W) in float64."""
+    return array.astype(np.float64).reshape(len(array), problem.groups, -1, *array.shape[2:])
+
+
+def _padded(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
     top, bottom, left, right = problem.padding
-    padded = np.zeros((problem.n, problem.c, top + problem.h + bottom, left + problem.w + right))
-    for k in range(problem.k):
-        first = k // problem.group_k * problem.group_c
-        for c in range(problem.group_c):
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    i, j = r * problem.dilation[0], s * problem.dilation[1]
-                    padded[
-                        :, first + c, i : i + (problem.p - 1) * problem.stride[0] + 1 : problem.stride[0],
-                        j : j + (problem.q - 1) * problem.stride[1] + 1 : problem.stride[1],
-                    ] += grad[:, k] * float(w[k, c, r, s])  # fmt: skip
-    return padded
+    return np.pad(x, ((0, 0), (0, 0), (0, 0), (top, bottom), (left, right)))
 
 
-def _correlate(problem: ConvProblem, padded: np.ndarray, grad: np.ndarray) -> np.ndarray:
+def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+    """Each place of a filter, and the pixels that it meets, of all outputs."""
+    for r, s in np.ndindex(problem.r, problem.s):
+        i, j = r * problem.dilation[0], s * problem.dilation[1]
+        rows = slice(i, i + (problem.p - 1) * problem.stride[0] + 1, problem.stride[0])
+        columns = slice(j, j + (problem.q - 1) * problem.stride[1] + 1, problem.stride[1])
+        yield r, s, (..., rows, columns)
+
+
+def _gather(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    padded, w = _padded(problem, _in_groups(problem, x)), w.astype(np.float64)
+    w = w.reshape(problem.groups, problem.group_k, *w.shape[1:])
+    y = np.zeros((problem.n, problem.groups, problem.group_k, problem.p, problem.q))
+    for r, s, pixels in _taps(problem):
+        y += np.einsum("gkc,ngcpq->ngkpq", w[..., r, s], padded[pixels])
+    return y.reshape(problem.n, problem.k, problem.p, problem.q)
+
+
+def _scatter(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarray:
+    grad, w = _in_groups(problem, grad), w.astype(np.float64)
+    w = w.reshape(problem.groups, problem.group_k, *w.shape[1:])
+    padded = _padded(problem, np.zeros((problem.n, problem.groups, problem.group_c, problem.h, problem.w)))
+    for r, s, pixels in _taps(problem):
+        padded[pixels] += np.einsum("gkc,ngkpq->ngcpq", w[..., r, s], grad)
+    top, _, left, _ = problem.padding
+    dx = padded[..., top : top + problem.h, left : left + problem.w]
+    return dx.reshape(problem.n, problem.c, problem.h, problem.w)
+
+
+def _correlate(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
     """For each weight the products of what it saw and of the gradients of the outputs."""
-    dw = np.zeros((problem.k, problem.group_c, problem.r, problem.s))
-    for k in range(problem.k):
-        for c in range(problem.group_c):
-            image = padded[:, k // problem.group_k * problem.group_c + c]
-            for r in range(problem.r):
-                for s in range(problem.s):
-                    rows = r * problem.dilation[0] + problem.stride[0] * np.arange(problem.p)
-                    columns = s * problem.dilation[1] + problem.stride[1] * np.arange(problem.q)
-                    dw[k, c, r, s] = (image[:, rows[:, None], columns] * grad[:, k]).sum()
-    return dw
+    padded, grad = _padded(problem, _in_groups(problem, x)), _in_groups(problem, grad)
+    dw = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
+    for r, s, pixels in _taps(problem):
+        dw[..., r, s] = np.einsum("ngkpq,ngcpq->gkc", grad, padded[pixels])
+    return dw.reshape(problem.k, problem.group_c, problem.r, problem.s)
 
 
 _PAD_MODES = {"replicate": "edge", "reflect": "symmetric", "reflect101": "reflect", "wrap": "wrap"}
