@@ -22,7 +22,7 @@ from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.cases_tensor_filter import TENSOR_FILTER_CASES
-from tests.cases_volumes import VOLUME_CASES
+from tests.cases_volumes import TRANSFORM_VOLUMES, VOLUME_CASES
 from tests.variants import VARIANTS
 
 MET = [
@@ -33,7 +33,7 @@ MET = [
         *SEPARABLE_CASES,
         *NATIVE_CASES,
         *VOLUME_CASES,
-        *(() if a.precision == "ieee" else TRANSFORM_CASES),
+        *(() if a.precision == "ieee" else (*TRANSFORM_CASES, *TRANSFORM_VOLUMES)),
     )
 ]
 MET += [(a, c) for a in VARIANTS if a.name in ("register_cache", "tensor_filter") for c in TENSOR_FILTER_CASES]
@@ -43,7 +43,7 @@ THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 
 
 #: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
-VARIED = [(a, c) for a, c in THOROUGH if a.precision == "ieee" or c in TRANSFORM_CASES]
+VARIED = [(a, c) for a, c in THOROUGH if a.precision == "ieee" or c in TRANSFORM_CASES or c in TRANSFORM_VOLUMES]
 DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 
