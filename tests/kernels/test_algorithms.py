@@ -285,6 +285,10 @@ def test_auto_knows_when_tensor_cores_and_transforms_pay():
     assert choose(replace(layer, stride=(2, 2)), TARGETS[0]).algorithm.name == "tensor_gemm"
     # where tensor cores have products of warps only, or none
     assert choose(layer, TARGETS[1]).algorithm.name.startswith(("winograd", "tensor_gemm_sync"))
+    volume = replace(layer, n=8, d=8, t=3, padding_d=(1, 1))
+    assert choose(volume, TARGETS[0]).algorithm.name.startswith("tensor")
+    assert all(choose(volume, target).algorithm.name.startswith("winograd") for target in TARGETS[1:])
+    assert choose(replace(volume, stride=(2, 2)), TARGETS[1]).algorithm.name == "implicit_gemm"
     assert choose(replace(layer, precision="ieee"), TARGETS[0]).algorithm.name == "im2win_fused"
     # one small image: the launch that prepares the filters would cost more than it saves
     assert choose(replace(layer, n=1), TARGETS[0]).algorithm.name == "im2win_fused"
