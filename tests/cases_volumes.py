@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from leanconv.problem import ConvProblem
-from tests.cases import Case
+from tests.cases import ALL_OF, USUAL, Case, Layers
 
 #: Named by what they vary; 16-bit elements and the gradients take the same ones.
 _LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -91,3 +91,23 @@ def _cases() -> list[Case]:
 
 
 VOLUME_CASES = _cases()
+
+
+def _transform_cases() -> list[Case]:
+    """As `tests.cases.TRANSFORM_CASES`: rows of whole tiles, of narrower ones and a rest, in slices of volumes."""
+    layers = Layers("transform-volume-")
+    add, padded, far = layers.add, dict[str, Any](padding=(1, 1, 1, 1)), dict[str, Any](stride_d=2, padding_d=(1, 2))
+    #                     n  c   h  w   k   r  s
+    add("width-3", 2, 12, 5, 15, 36, 3, 3, thorough=USUAL, d=4, t=3, padding_d=(2, 0), **padded, **ALL_OF)
+    add("far", 2, 13, 6, 14, 35, 2, 4, d=7, t=2, dilation_d=3, dilation=(2, 1), bias=True, **far)
+    add("pieces-8", 1, 9, 4, 17, 37, 2, 8, d=5, t=3, padding=(1, 0, 4, 3), **far)
+    add("width-9", 1, 5, 3, 21, 9, 2, 9, d=3, t=2, precision="relaxed", padding=(1, 1, 4, 4), padding_d=(0, 1))
+    add("tiles-relaxed", 1, 7, 5, 10, 37, 3, 3, d=3, t=2, precision="relaxed", padding_d=(1, 0), dilation_d=2, **padded)
+    gradient = dict[str, Any](op="dgrad", padding_d=(2, 0))
+    add("gradient-width-3", 1, 36, 5, 15, 12, 3, 3, d=4, t=3, **padded, **gradient)
+    add("gradient-pieces-9", 1, 9, 4, 17, 20, 1, 9, d=5, t=3, dilation_d=2, padding=(0, 0, 4, 4), **gradient)
+    add("gradient-groups", 2, 10, 4, 9, 24, 3, 4, d=3, t=2, groups=2, padding=(1, 1, 2, 1), **gradient)
+    return layers.cases
+
+
+TRANSFORM_VOLUMES = _transform_cases()

@@ -172,7 +172,7 @@ def _packed_nchw(p: Numbers, t: Numbers) -> Span:
 def _winograd(p: Numbers, t: Numbers) -> Span:
     """The transformed filters (`FilterBlocks` in winograd_tiles.cuh)."""
     height, width = p["tile_h"] - p["out_h"] + 1, p["tile_w"] - p["out_w"] + 1
-    transforms = ceil(p["r"] // height / p["taps"]) * p["taps"] * ceil(p["s"] / width)
+    transforms = p.get("t", 1) * ceil(p["r"] // height / p["taps"]) * p["taps"] * ceil(p["s"] / width)
     floats = p["groups"] * transforms * p["padded_c"] * p["states"] * p["padded_k"]
     return 4 * p["prepared_offset"], 4 * (p["prepared_offset"] + floats)
 

@@ -22,7 +22,7 @@ from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import TF32_CASES
 from tests.cases_tensor_filter import TENSOR_FILTER_CASES
-from tests.cases_volumes import VOLUME_CASES
+from tests.cases_volumes import TRANSFORM_VOLUMES, VOLUME_CASES
 from tests.variants import VARIANTS
 
 MET = [
@@ -33,7 +33,7 @@ MET = [
         *SEPARABLE_CASES,
         *NATIVE_CASES,
         *VOLUME_CASES,
-        *(() if a.precision == "ieee" else TRANSFORM_CASES),
+        *(() if a.precision == "ieee" else (*TRANSFORM_CASES, *TRANSFORM_VOLUMES)),
     )
 ]
 MET += [(a, c) for a in VARIANTS if a.name in ("register_cache", "tensor_filter") for c in TENSOR_FILTER_CASES]
@@ -43,7 +43,7 @@ THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 
 
 #: Algorithms that transform have thorough layers of their own; what those vary is not the others' loaders.
-VARIED = [(a, c) for a, c in THOROUGH if a.precision == "ieee" or c in TRANSFORM_CASES]
+VARIED = [(a, c) for a, c in THOROUGH if a.precision == "ieee" or c in TRANSFORM_CASES or c in TRANSFORM_VOLUMES]
 DECLINED = [(a, c.problem) for a, c in MET if a.reasons(c.problem, TARGETS[0])]
 
 
@@ -285,6 +285,10 @@ def test_auto_knows_when_tensor_cores_and_transforms_pay():
     assert choose(replace(layer, stride=(2, 2)), TARGETS[0]).algorithm.name == "tensor_gemm"
     # where tensor cores have products of warps only, or none
     assert choose(layer, TARGETS[1]).algorithm.name.startswith(("winograd", "tensor_gemm_sync"))
+    volume = replace(layer, n=8, d=8, t=3, padding_d=(1, 1))
+    assert choose(volume, TARGETS[0]).algorithm.name.startswith("tensor")
+    assert all(choose(volume, target).algorithm.name.startswith("winograd") for target in TARGETS[1:])
+    assert choose(replace(volume, stride=(2, 2)), TARGETS[1]).algorithm.name == "implicit_gemm"
     assert choose(replace(layer, precision="ieee"), TARGETS[0]).algorithm.name == "im2win_fused"
     # one small image: the launch that prepares the filters would cost more than it saves
     assert choose(replace(layer, n=1), TARGETS[0]).algorithm.name == "im2win_fused"

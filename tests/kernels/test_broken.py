@@ -23,7 +23,7 @@ from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
 from tests.cases_tensor_filter import TENSOR_FILTER_CASES
-from tests.cases_volumes import VOLUME_CASES
+from tests.cases_volumes import TRANSFORM_VOLUMES, VOLUME_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
 from tests.kernels.breaks import BREAKS, scales
 from tests.kernels.breaks.base import Break
@@ -36,6 +36,7 @@ MET = (
     *TENSOR_FILTER_CASES,
     *NATIVE_CASES,
     *VOLUME_CASES,
+    *TRANSFORM_VOLUMES,
     *PAIR_CASES,
     *TENSOR_CASES,
     *TF32_CASES,

@@ -101,6 +101,7 @@ USUAL |= {
     "volume-depthwise-dgrad": replace(SLICES, stride=(2, 2), op="dgrad"),
     "volume-depthwise-wgrad-nhwc": replace(SLICES, op="wgrad", layout="NHWC"),
     "volume-patches": ConvProblem(4, 3, 224, 224, 96, 4, 4, stride=(4, 4), d=32, t=2, stride_d=2, op="dgrad"),
+    "volume-3x3x3": replace(SLICES, c=128, k=128, groups=1, h=28, w=28, d=8, bias=True),
     "volume-few-pixels": FEW_PIXELS,
     "volume-few-pixels-wgrad-nhwc": replace(FEW_PIXELS, layout="NHWC", op="wgrad"),
 }

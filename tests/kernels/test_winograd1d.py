@@ -29,6 +29,7 @@ from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 from tests import cases, emulator, proof, selection
 from tests.cases import TARGETS
+from tests.cases_volumes import VOLUME_CASES
 from tests.variants import NAMED
 
 WINOGRAD = NAMED["winograd1d"]
@@ -128,16 +129,8 @@ def whole_and_cut() -> list[Any]:
 
     def differs(each: Any) -> Any:
         problem, segments, alpha, _ = each
-        return (
-            (alpha, problem.s),
-            (alpha, problem.op),
-            (alpha, segments),
-            (problem.layout, problem.op),
-            (
-                problem.layout,
-                segments,
-            ),
-        )
+        yield from ((alpha, problem.s), (alpha, problem.op), (alpha, segments))
+        yield from ((problem.layout, problem.op), (problem.layout, segments))
 
     return selection.marked(found, selection.cover(found, differs), lambda each: (each[:3], each[3]))
 
@@ -226,6 +219,33 @@ def test_filters_in_column_blocks_are_transformed_to_the_last_bits(width: int, b
     assert WINOGRAD.plan(larger, config, TARGETS[0]).prepare == prepare
 
 
+def volumes() -> list[Any]:
+    """Each way of cutting rows in each direction and layout; in ``make test`` each way and each direction once."""
+    ways = ("whole-4", "whole-8", "whole-16", "cut-8", "cut-16", "blocks-8", "producers-8", "offsets-8")
+    found = list(product(ways, ("fprop", "dgrad"), LAYOUTS[:2]))
+    chosen = [(way, ("fprop", "dgrad")[i % 2], LAYOUTS[i // 2 % 2]) for i, way in enumerate(ways)]
+    return selection.marked(found, chosen, lambda each: (each, "-".join(each)))
+
+
+@pytest.mark.parametrize(("way", "op", "layout"), volumes())
+def test_volumes_are_right(way: str, op: str, layout: str) -> None:
+    """Slices of filters as further row blocks; those of windows that lie outside of the volume; 64-bit offsets."""
+    kind, alpha, how = way.split("-")[0], int(way.split("-")[1]), dict[str, Any]()
+    slices: dict[str, Any] = {"h": 4, "d": 4, "t": 3, "dilation_d": 2, "padding_d": (3, 2), "dilation": (2, 1)}
+    slices |= {"stride_d": 2, "bias": True} if op == "fprop" else {}
+    slices["c"] = 21 if alpha == 8 else 9
+    if kind == "blocks":
+        problem, config = wide(9, 5, layout, op=op, **slices)
+    else:
+        slices |= {"k": 70} if kind == "producers" else {"r": 1 if alpha == 16 else 3}
+        problem = (gradient if op == "dgrad" else layer)(alpha, {4: 3, 8: 3, 16: 9}[alpha], layout, **slices)
+        found = [c for c in configs(problem, alpha) if c.segments == (kind == "cut")]
+        config = next(c for c in found if bool(c.producers) == (kind == "producers"))
+    if kind == "offsets":
+        how["change"] = lambda plan: proof.wide_offsets(WINOGRAD, problem, config, TARGETS[0])
+    proof.check(WINOGRAD, problem, config, kinds=cases.KINDS[:1], **how)
+
+
 def test_long_sums_are_made_of_short_ones() -> None:
     """16 states keep their precision by it; it takes as many registers again as the sums, which 8 states do without."""
     for alpha, width in ELEVEN:
@@ -256,7 +276,10 @@ def drawn(draw: st.DrawFn) -> ConvProblem:
         bias=op == "fprop" and draw(st.booleans()),
         op=op,
     )
-    assume(problem.p > 0 and problem.q > 0 and not WINOGRAD.reasons(problem, TARGETS[0]))
+    if problem.layout != "CHWN" and draw(st.booleans()):
+        d, t, back, front = (draw(st.integers(*each)) for each in ((1, 3), (1, 2), (0, 2), (0, 2)))
+        problem = replace(problem, d=d, t=t, padding_d=(front, back), dilation_d=draw(st.integers(1, 2)))
+    assume(min(problem.z, problem.p, problem.q) > 0 and not WINOGRAD.reasons(problem, TARGETS[0]))
     return problem
 
 
@@ -448,14 +471,16 @@ def test_precisions() -> None:
             in reasons(5, **{name: 5}, **other)
         )
         assert not reasons(5, **{name: 11}, **other) and not reasons(5, **{name: 5}, precision="relaxed", **other)
+    assert "12" in reasons(3, r=MOST_TAPS + 1, t=2, d=3) and not reasons(3, r=MOST_TAPS, t=2, d=3, stride_d=2)
+    assert "stride 2 along the depth" in reasons(3, t=2, d=3, stride_d=2, op="dgrad")
     assert "stride 1,2" in reasons(3, stride=(1, 2)) and "dilation 2 along the row" in reasons(3, dilation=(1, 2))
     assert not reasons(3, dilation=(2, 1)) and "wgrad" in reasons(3, op="wgrad")
 
 
 FORWARD = [
     pytest.param(forward_of(c.problem), id=c.name)
-    for c in (*cases.CONV_CASES, *cases.GRADIENT_CASES)
-    if c.problem.op == "fprop" or c.problem.stride == (1, 1)
+    for c in (*cases.CONV_CASES, *cases.GRADIENT_CASES, *VOLUME_CASES)
+    if c.problem.op == "fprop" or (c.problem.op == "dgrad" and (c.problem.stride_d, *c.problem.stride) == (1, 1, 1))
 ]
 
 

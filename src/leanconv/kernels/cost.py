@@ -92,7 +92,9 @@ def mean_products(problem: ConvProblem) -> int:
     (sh, sw), (dh, dw), (top, _, left, _) = problem.stride, problem.dilation, problem.padding
     rows = pixels_read(problem.h, problem.r, sh, dh, top, problem.p)
     columns = pixels_read(problem.w, problem.s, sw, dw, left, problem.q)
-    return problem.group_c * rows * columns // max(1, problem.p * problem.q)
+    front, stride, dilation = problem.padding_d[0], problem.stride_d, problem.dilation_d
+    slices = pixels_read(problem.d, problem.t, stride, dilation, front, problem.z)
+    return problem.group_c * slices * rows * columns // max(1, problem.z * problem.p * problem.q)
 
 
 def fma_cycles(problem: ConvProblem, target: Target, fewer: float = 1) -> float:

@@ -72,7 +72,9 @@ def _segment(problem: ConvProblem, first_q: int, count: int, first_weight: int =
     left -= first_q * whole.stride[1]
     right = (count - 1) * whole.stride[1] + (whole.s - 1) * whole.dilation[1] + 1 - whole.w - left
     segment = replace(whole, padding=(top, bottom, left, right))
-    return PartialConvolution(segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight))
+    return PartialConvolution(
+        segment, OutputView(whole.p, whole.q, first_q=first_q, first_weight=first_weight, out_d=whole.z)
+    )
 
 
 def segment_cycles(problem: ConvProblem, first_q: int, count: int, target: Target) -> float:

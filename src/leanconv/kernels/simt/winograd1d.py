@@ -140,10 +140,10 @@ class ColumnRange:
 
 def taps_of(problem: ConvProblem) -> tuple[int, int]:
     """Rows of a row block, and how many a filter has: as few rows of zeros in the last block as can be, then as few
-    blocks.
+    blocks. Of volumes each slice is one.
     """
     if problem.r <= MOST_TAPS:
-        return problem.r, 1
+        return problem.r, problem.t
     taps = min(range(MOST_TAPS, LEAST_TAPS - 1, -1), key=lambda taps: taps * ceil_div(problem.r, taps))
     return taps, ceil_div(problem.r, taps)
 
@@ -239,22 +239,26 @@ class Winograd1d(TimedAlgorithm):
     """Γα(n, S), n = α + 1 − S: Winograd along the rows, with no workspace but the transformed filters.
 
     ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])`` for each tile of n outputs of a row. Wide filters are
-    cut into column blocks: each block of a filter row is one more row to sum over, whose pixels begin further right.
+    cut into column blocks: each block of a filter row is one more row to sum over, whose pixels begin further right. Of
+    volumes the rows of all slices are summed over.
     """
 
     name = "winograd1d"
     paper = "Z. Zhang et al., Im2col-Winograd (ICPP 2024)"
     precision = "fp32"
+    volumes = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target, 2.5 if problem.precision in ("ieee", "fp32") else 4.5)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits(problem, "fprop", "dgrad")
+        reasons = limits(problem, "fprop", "dgrad") + tiles.strided_slices(problem)
         if problem.stride != (1, 1):
             reasons.append(f"stride {problem.stride[0]},{problem.stride[1]} is not 1,1")
         if problem.dilation[1] != 1:
             reasons.append(f"dilation {problem.dilation[1]} along the row is not 1")
+        if problem.is_volume and problem.r > MOST_TAPS:
+            reasons.append(f"filters of volumes are {problem.r} rows high, more than {MOST_TAPS}")
         if reasons:
             return reasons
         forward = forward_of(problem)

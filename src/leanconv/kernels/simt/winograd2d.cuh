@@ -5,6 +5,7 @@
 //   y = A^T [ sum over c of (G w[c] G^T) o (B^T x[c] B) ] A      for each tile of m x m outputs
 //
 // Requires   float32; 3 x 3 filters of unit stride and dilation.
+// Volumes    slices of a filter are further steps, and c above is (t, c).
 // Numerics   float32; m = 4 is for "relaxed".
 // CTA tile, roles, pipelines: those of winograd1d, with one step a chunk of channels.
 // Work       counted, m = 2: 16 products a tile and channel instead of 36, 2.25 times fewer; m = 4: 36 instead of 144,

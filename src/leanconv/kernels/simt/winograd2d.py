@@ -66,7 +66,7 @@ class SquareSpeeds(Speeds):
 
 def transform_of(problem: ConvProblem, m: int) -> Transform:
     """F(m x m, 3 x 3) of the whole output."""
-    return Transform(matrices(m, 3), True, 0, forward_of(problem).q)
+    return Transform(matrices(m, 3), True, 0, forward_of(problem).q, row_blocks=problem.t)
 
 
 def outputs_of(config: Winograd2dConfig) -> int:
@@ -75,17 +75,19 @@ def outputs_of(config: Winograd2dConfig) -> int:
 
 
 class Winograd2d(TimedAlgorithm):
-    """Winograd in both directions, no workspace but transformed filters; 3 x 3 filters, unit stride and dilation."""
+    """Winograd in both directions, no workspace but transformed filters; 3 x 3 filters, unit stride and dilation. Of
+    volumes it sums over the slices of T x 3 x 3 filters."""
 
     name = "winograd2d"
     paper = "R. L. Castro et al., openCNN (2021)"
     precision = "fp32"
+    volumes = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target, 2.25)
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return limits(problem, "fprop", "dgrad") + why_not_2d(problem)
+        return limits(problem, "fprop", "dgrad") + tiles.strided_slices(problem) + why_not_2d(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Winograd2dConfig]]:
         configs = []

@@ -23,6 +23,7 @@ __device__ __forceinline__ void winograd_convolution(const float* x, const float
 
     Column* const columns = reinterpret_cast<Column*>(shared_memory());
     Source* const sources = reinterpret_cast<Source*>(columns + Tiles::columns);
+    static_assert(sizeof(Column) == 16 * (1 + Problem::wide + Depth<Problem>::volume), "shared_bytes in winograd_tiles.py");
     constexpr int source_count = Problem::taps * Tuning::step_sources;
     float* const shared = reinterpret_cast<float*>(sources + (source_count + 1) / 2 * 2);
     for (int i = threadIdx.x; i < Tiles::columns; i += Tiles::all_threads)

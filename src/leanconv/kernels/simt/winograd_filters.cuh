@@ -18,9 +18,9 @@ __device__ __forceinline__ int weight_of_block(int first, int place) {
     constexpr int blocks = Blocks::column_blocks, width = Blocks::width;
     const int block = first + place / width;
     const int row = block / blocks, column = block % blocks * width + place % width;
-    if (row >= Problem::r || column >= Problem::s) return -1;
+    if (row >= filter_rows<Problem> || column >= Problem::s) return -1;
     const int at = row * Problem::s + column;
-    return Problem::rotated ? Problem::r * Problem::s - 1 - at : at;
+    return Problem::rotated ? filter_taps<Problem> - 1 - at : at;
 }
 
 // For the data gradient (Problem::rotated) filters rotate by 180 degrees, and what the forward pass sums over, its
@@ -36,7 +36,7 @@ __device__ __forceinline__ void winograd_filters(const float* w, float* prepared
     constexpr int outer = Problem::rotated ? channels : filters, inner = Problem::rotated ? filters : channels;
     constexpr int group_outer = Problem::rotated ? Problem::group_c : Problem::group_k;
     constexpr int group_inner = Problem::rotated ? Problem::group_k : Problem::group_c;
-    constexpr int weights = rows * width, all = Problem::r * Problem::s;
+    constexpr int weights = rows * width, all = filter_taps<Problem>;
     constexpr int pitch = channels * weights | 1;  // of a filter in shared memory: odd, for 32 lanes on 32 banks
     constexpr int blocks_k = Problem::padded_k / filters, blocks_c = Problem::padded_c / channels;
     static_assert(Problem::padded_k % filters == 0 && Problem::padded_c % channels == 0, "padding fills the blocks");

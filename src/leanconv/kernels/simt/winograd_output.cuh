@@ -185,7 +185,7 @@ struct WinogradOutput {
 #pragma unroll
         for (int first = 0; first < width; first += joined) {
             const Column at = place(tile + first);
-            float* const to = y + at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q);
+            float* const to = y + at.y + static_cast<Offset<Problem>>(k) * output_pixels<Problem>;
 #pragma unroll
             for (int below = 0; below < Problem::out_h; ++below) {
 #pragma unroll
@@ -258,7 +258,7 @@ struct WinogradOutput {
             const float value =
                 exchange[(below * Problem::out_w + aside) * Tiles::exchange_plane + Tiles::exchange_at(in_round, tile)];
             float* const to =
-                &y[at.y + static_cast<Offset<Problem>>(k) * (Problem::p * Problem::q) + below * Problem::q + aside];
+                &y[at.y + static_cast<Offset<Problem>>(k) * output_pixels<Problem> + below * Problem::q + aside];
             *to = stored(value, to);
         }
     }

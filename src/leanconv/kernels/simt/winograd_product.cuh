@@ -21,7 +21,8 @@ struct WinogradProduct {
     static constexpr int stages = Tuning::stages, taps = Tiles::taps, channels = Tiles::channels;
     static constexpr int states = Tiles::states;
     // Steps are counted from the first transform: the products begin `taps` steps later. High filters have all chunks
-    // of channels several times, each time with other rows; wide ones, each time with other columns.
+    // of channels several times, each time with other rows; wide ones, each time with other columns; those of volumes,
+    // with other slices.
     static constexpr int steps = (Tiles::chunks * Tiles::tap_blocks + 1) * taps;
     static_assert(stages >= 2, "one stage is computed on while others are under way");
 
@@ -87,8 +88,9 @@ struct WinogradProduct {
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr bool whole = Problem::group_c % channels == 0;
         const int first_c = step / taps % Tiles::chunks * channels;
-        // 0 but for high filters, and for wide ones
-        const int below = step / taps / (Tiles::chunks * Tiles::column_blocks) * taps * Problem::dilation_h;
+        // 0 but for high filters and those of volumes, and for wide ones
+        using Axis = BlockAxis<Problem>;
+        const int ahead = step / taps / (Tiles::chunks * Tiles::column_blocks) * Axis::taps * Axis::dilation;
         const int right = step / taps / Tiles::chunks % Tiles::column_blocks * FilterBlocks<Problem>::width;
         const Source* const from = sources + step % taps * pixels;
         float* const raw = stage(step) + Tiles::filter_floats;
@@ -99,8 +101,8 @@ struct WinogradProduct {
             const int quad = Problem::nhwc ? e % quads : e / pixels, number = Problem::nhwc ? e / quads : e % pixels;
             const int c = first_c + quad * 4;
             const Source source = from[number];
-            const bool inside = source.place.inside(below, right);
-            const B at = source.x + ((static_cast<B>(below) * Problem::w + right) * strides.pixel +
+            const bool inside = source.place.inside(ahead, right);
+            const B at = source.x + ((static_cast<B>(ahead) * Axis::pixels + right) * strides.pixel +
                                      static_cast<B>(c) * strides.channel) * 4;
             float* const to = raw + Tiles::source_run(number) * Tuning::run_pitch +
                 Tiles::source_pixel(number) * Tuning::pixel_pitch + quad * 4 * Tuning::channel_pitch;

@@ -16,13 +16,15 @@ namespace leanconv {
 // What of a filter and channel is transformed: `rows` times `column_blocks` blocks of height x width weights. In 2-D that
 // is the whole filter. In 1-D it is a filter row, or a column block of a wide one: column block j of row r is one more
 // row to sum over, whose pixels begin j * width further right. Rows are filled up with zeros to whole row blocks of
-// `taps`, the last column block to its width.
+// `taps`, the last column block to its width. Of volumes each slice of a filter is a row block: its rows, or in 2-D its
+// one transform.
 template <class Problem>
 struct FilterBlocks {
     static constexpr int height = Problem::tile_h - Problem::out_h + 1, width = Problem::tile_w - Problem::out_w + 1;
-    static constexpr int rows = ceil_div(Problem::r / height, Problem::taps) * Problem::taps;
+    static constexpr int rows = FilterDepth<Problem>::t * (ceil_div(Problem::r / height, Problem::taps) * Problem::taps);
     static constexpr int column_blocks = ceil_div(Problem::s, width);
     static_assert(Problem::r % height == 0, "several rows are transformed as a whole or not at all");
+    static_assert(!FilterDepth<Problem>::volume || Problem::r / height == Problem::taps, "slices are row blocks");
 };
 
 // The host computes the sizes (`geometry` in winograd_tiles.py). Of a block: tile_k filters, `tiles` tiles of outputs in
@@ -122,8 +124,19 @@ struct WinogradTiles {
     static __device__ __forceinline__ int swapped(int state, int k) { return lane_states == 1 ? k : k ^ state % 2 * 16; }
 };
 
-// One column of a block's tiles: where its first tile reads and writes.
+// The axis along which pixels move from one row block of the filters to the next, by `taps` times the dilation: the rows of
+// an image, the slices of a volume. `pixels` lie between neighbours of it.
 template <class Problem>
+struct BlockAxis {
+    using D = Depth<Problem>;
+    static constexpr int extent = D::volume ? D::d : Problem::h;
+    static constexpr int pixels = D::volume ? Problem::h * Problem::w : Problem::w;
+    static constexpr int taps = D::volume ? 1 : Problem::taps;
+    static constexpr int dilation = D::volume ? D::dilation : Problem::dilation_h;
+};
+
+// One column of a block's tiles: where its first tile reads and writes.
+template <class Problem, bool volume = Depth<Problem>::volume>
 struct alignas(16) WinogradColumn {
     Bytes<Problem> x;   // of its first pixel, first channel of the group; in bytes
     int h, w;           // of its first pixel; far outside the image where the column does not exist
@@ -134,14 +147,15 @@ struct alignas(16) WinogradColumn {
     // Columns are numbered along the tiles of a row, then over groups of rows, then over images; in CHWN over images
     // first. A group of rows are Tuning::rows output rows, dilation_h apart.
     template <class Tuning>
+    static constexpr int row_groups =
+        ceil_div(ceil_div(Problem::p, Problem::dilation_h), Tuning::rows * Problem::out_h) * Problem::dilation_h;
+    template <class Tuning>
     static __device__ __forceinline__ WinogradColumn make(Offset<Problem> number, long long batch, int group) {
-        constexpr int row_groups = ceil_div(ceil_div(Problem::p, Problem::dilation_h), Tuning::rows * Problem::out_h) *
-            Problem::dilation_h;
         const Offset<Problem> of_image = Problem::chwn ? number / static_cast<Offset<Problem>>(batch) : number;
-        const Offset<Problem> line = of_image / Problem::row_tiles, beyond = line / row_groups;
+        const Offset<Problem> line = of_image / Problem::row_tiles, beyond = line / row_groups<Tuning>;
         const Offset<Problem> n = Problem::chwn ? number - of_image * static_cast<Offset<Problem>>(batch) : beyond;
         const int at = static_cast<int>(of_image - line * Problem::row_tiles);
-        const int row_group = static_cast<int>(line - beyond * row_groups);
+        const int row_group = static_cast<int>(line - beyond * row_groups<Tuning>);
         const int p = row_group % Problem::dilation_h +
             row_group / Problem::dilation_h * (Tuning::rows * Problem::out_h * Problem::dilation_h);
         const int q = Problem::first_q + at * Problem::out_w;
@@ -158,29 +172,51 @@ struct alignas(16) WinogradColumn {
         return c;
     }
 };
+// The same of volumes, of which each output slice has as many columns as an image. Windows begin with slice `slice`.
+template <class Problem>
+struct alignas(16) WinogradColumn<Problem, true> : WinogradColumn<Problem, false> {
+    int slice;
 
-// Row and column of a raw pixel; far outside the image where it does not exist. Columns are known from the start unless
-// filter rows are cut into column blocks, which read other columns one after the other.
+    template <class Tuning>
+    static __device__ __forceinline__ WinogradColumn make(Offset<Problem> number, long long batch, int group) {
+        using D = Depth<Problem>;
+        using OfImage = WinogradColumn<Problem, false>;
+        constexpr int of_slice = Problem::row_tiles * OfImage::template row_groups<Tuning>;
+        const Offset<Problem> slices = number / of_slice, n = slices / D::z;
+        const int z = static_cast<int>(slices - n * D::z);
+        WinogradColumn c;
+        static_cast<OfImage&>(c) = OfImage::template make<Tuning>(number - (slices - n) * of_slice, batch, group);
+        c.slice = z * D::stride - D::pad;
+        c.x += static_cast<Bytes<Problem>>(c.slice) * BlockAxis<Problem>::pixels * InputStrides<Problem>(batch).pixel * 4;
+        c.y += static_cast<Offset<Problem>>(z) * (Problem::p * Problem::q) * OutputStrides<Problem>(batch).pixel;
+        return c;
+    }
+};
+
+// Where a raw pixel lies along the axis of blocks, and its column; far outside the image where it does not exist. Columns
+// are known from the start unless filter rows are cut into column blocks, which read other columns one after the other;
+// the rows of volumes are known from the start.
 template <class Problem, bool in_blocks = (FilterBlocks<Problem>::column_blocks > 1)>
 struct WinogradPlace {
-    int h;
+    int at;
 
-    static __device__ __forceinline__ WinogradPlace make(int h, int w, bool exists) {
-        return {exists && static_cast<unsigned>(w) < Problem::w ? h : WinogradColumn<Problem>::absent};
+    static __device__ __forceinline__ WinogradPlace make(int at, int w, bool exists) {
+        return {exists && static_cast<unsigned>(w) < Problem::w ? at : WinogradColumn<Problem>::absent};
     }
-    __device__ __forceinline__ bool inside(int below, int) const {
-        return static_cast<unsigned>(h + below) < Problem::h;
+    __device__ __forceinline__ bool inside(int ahead, int) const {
+        return static_cast<unsigned>(at + ahead) < BlockAxis<Problem>::extent;
     }
 };
 template <class Problem>
 struct WinogradPlace<Problem, true> {
-    int h, w;
+    int at, w;
 
-    static __device__ __forceinline__ WinogradPlace make(int h, int w, bool exists) {
-        return {exists ? h : WinogradColumn<Problem>::absent, w};
+    static __device__ __forceinline__ WinogradPlace make(int at, int w, bool exists) {
+        return {exists ? at : WinogradColumn<Problem>::absent, w};
     }
-    __device__ __forceinline__ bool inside(int below, int aside) const {
-        return static_cast<unsigned>(h + below) < Problem::h && static_cast<unsigned>(w + aside) < Problem::w;
+    __device__ __forceinline__ bool inside(int ahead, int aside) const {
+        return static_cast<unsigned>(at + ahead) < BlockAxis<Problem>::extent &&
+            static_cast<unsigned>(w + aside) < Problem::w;
     }
 };
 
@@ -206,7 +242,12 @@ struct alignas(FilterBlocks<Problem>::column_blocks > 1 ? 16 : 2 * sizeof(Bytes<
         WinogradSource source;
         source.x = column.x +
             (static_cast<Bytes<Problem>>(below) * Problem::w + aside) * InputStrides<Problem>(batch).pixel * 4;
-        source.place = WinogradPlace<Problem>::make(column.h + below, column.w + aside, exists);
+        if constexpr (Depth<Problem>::volume) {
+            const bool in_slice = static_cast<unsigned>(column.h + below) < Problem::h;
+            source.place = WinogradPlace<Problem>::make(column.slice, column.w + aside, exists && in_slice);
+        } else {
+            source.place = WinogradPlace<Problem>::make(column.h + below, column.w + aside, exists);
+        }
         return source;
     }
 };

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from leanconv.kernels.common.layers import conv_arguments, conv_constants, forward_of, has_wide_tensors
+from leanconv.kernels.common.layers import (
+    conv_arguments,
+    conv_constants,
+    filter_slices,
+    forward_of,
+    has_wide_tensors,
+)
 from leanconv.kernels.contract import Config, ceil_div, named, variant
 from leanconv.kernels.cost import Speeds, launch_cycles
 from leanconv.kernels.winograd_matrices import Matrices, Rows
@@ -83,8 +89,9 @@ class Transform:
     """What one kernel transforms: F(n, width) along the rows, or with ``square`` along rows and columns.
 
     ``taps`` transforms of a filter are computed together: in 2-D the filter's one, in 1-D those of a block of its rows,
-    of which a filter has ``row_blocks``. Wide rows are cut into ``column_blocks``, each with transforms of its own. The
-    kernel computes columns ``first`` to ``first + count`` of the output. Its filters begin at ``offset``, in floats.
+    of which a filter has ``row_blocks``: of volumes one for each slice, in 2-D too. Wide rows are cut into
+    ``column_blocks``, each with transforms of its own. The kernel computes columns ``first`` to ``first + count`` of
+    the output. Its filters begin at ``offset``, in floats.
     """
 
     matrices: Matrices
@@ -125,6 +132,13 @@ class Transform:
         return config.run * ceil_div(ceil_div(self.count, self.matrices.n), config.run)
 
 
+def strided_slices(problem: ConvProblem) -> list[str]:
+    """Why the kernels cannot compute the gradient of a layer with a stride along the depth; forward layers have any."""
+    if problem.op != "dgrad" or problem.stride_d == 1:
+        return []
+    return [f"stride {problem.stride_d} along the depth of a layer whose gradient is asked for is not 1"]
+
+
 def padded_sizes(problem: ConvProblem) -> tuple[int, int]:
     """Channels and filters of a group, as the transformed filters count them: whole tiles of any configuration."""
     k = problem.group_k
@@ -162,6 +176,7 @@ def _filter_constants(problem: ConvProblem, transform: Transform) -> Constants:
         ("padded_k", k),
         ("prepared_offset", transform.offset),
         ("g", _ratios(transform.matrices.g)),
+        *filter_slices(forward),
     )
 
 
@@ -225,7 +240,8 @@ def shared_bytes(problem: ConvProblem, transform: Transform, config: WinogradTil
     """Shared memory of a block: its tables, and stages with two steps of transformed tiles, or exchanged sums."""
     sizes, wide = geometry(problem, transform, config), has_wide_tensors(forward_of(problem))
     source = 16 if wide or transform.column_blocks > 1 else 8
-    tables = config.columns * (32 if wide else 16) + 2 * ceil_div(transform.taps * sizes["step_sources"], 2) * source
+    column = 16 * (1 + wide + problem.is_volume)
+    tables = config.columns * column + 2 * ceil_div(transform.taps * sizes["step_sources"], 2) * source
     stages = config.stages * sizes["stage_floats"] + 2 * config.channels * sizes["channel_floats"]
     return tables + 4 * max(stages, transform.states * sizes["exchange_plane"])
 
@@ -234,7 +250,7 @@ def blocks(problem: ConvProblem, transform: Transform, config: WinogradTileConfi
     forward = forward_of(problem)
     d = forward.dilation[0]
     row_groups = d * ceil_div(ceil_div(forward.p, d), config.rows * transform.out[0])
-    columns = forward.n * row_groups * transform.row_tiles(config)
+    columns = forward.n * forward.z * row_groups * transform.row_tiles(config)
     return ceil_div(columns, config.columns) * ceil_div(forward.group_k, config.tile_k) * forward.groups
 
 
@@ -284,7 +300,7 @@ def main_cycles(
 
 def prepare_cycles(problem: ConvProblem, transform: Transform, target: Target) -> float:
     """Predicted clock cycles of `filter_launch`, and until the next launch."""
-    weights = problem.k * problem.group_c * problem.r * problem.s
+    weights = problem.k * problem.group_c * problem.taps
     return launch_cycles(target) + 4 * (prepared_floats(problem, transform) + weights) / target.bytes_per_cycle
 
 
