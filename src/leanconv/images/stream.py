@@ -41,7 +41,8 @@ from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
 #: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
-#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two.
+#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two. Explored (one core of a Xeon,
+#: 9a64054): copies in bands of 8 MiB are a fifth faster than in bands of 16, and in bands of 4 as fast.
 HOST_BYTES, GPU_BYTES = 1 << 20, 8 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
