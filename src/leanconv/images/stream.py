@@ -41,15 +41,15 @@ from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
 #: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
-#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two. Explored (one core of a Xeon,
-#: 9a64054): copies in bands of 8 MiB are a fifth faster than in bands of 16, and in bands of 4 as fast.
+#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two. Explored (a core of a Xeon,
+#: 2eb3032): copies in bands of 8 MiB are a fifth faster than in bands of 16, and in bands of 4 as fast.
 HOST_BYTES, GPU_BYTES = 1 << 20, 8 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
 #: Lanes at most, on the CPU and through a GPU: each takes memory for a band and its result.
 MOST_LANES, MOST_GPU_LANES = 16, 32
 #: Up to so many cores wait for each other to write to a file, rather than write through a map: `FileRows`. Explored (2
-#: cores, Linux 6.18, 9a64054): four threads write a new file 1.4 times as fast if all wait.
+#: cores, Linux 6.18, 2eb3032): four threads write a new file 1.4 times as fast if all wait.
 FEW = 4
 
 #: ``filter2d`` with all arguments but the image and ``out``.
