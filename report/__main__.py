@@ -101,6 +101,25 @@ def layers(
     print(measure(results, name, seconds, revision))
 
 
+@app.command()
+def older(
+    run: Annotated[bool, typer.Option("--run", help="Run them one after the other.")] = False,
+    seconds: Annotated[float, typer.Option(min=0, help="With --run: begin no further one after this time.")] = 500,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Files such as conv3d, or 'modes resnet*'; again for more, in their order.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder that the new results files go to.")] = Path("build/older"),
+    results: Records = RESULTS,
+    revision: command_line.Revision = None,
+) -> None:
+    """List what measures anew the files of earlier kernels, or run it on this machine's GPU; a second run goes on."""
+    from report import older as study
+
+    found = study.chosen(study.plan(results, out), only or ())
+    for line in study.run(found, results, out, seconds, revision) if run else [study.listing(found)]:
+        print(line, flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     command_line.run(app, "python -m report", arguments)
 

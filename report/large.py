@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from leanconv.bench import machine
@@ -140,6 +141,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
 
     about = machine.describe(True, None, {"torch": torch.__version__}, revision)
     rows: list[dict[str, Any]] = []
+    begun = perf_counter()
     for (name, words), layout in product(LAYERS.items(), PEER_LAYOUTS):
         whole = replace(_layer(words), layout=layout)
         problem = fitting(whole, torch.cuda.mem_get_info()[0])
@@ -148,7 +150,7 @@ def measure(results: Path, revision: str | None = None) -> Path:
             for row in _rows(name, problem):
                 rows.append(row | {"rows": problem.h, "of_rows": whole.h})
                 print(rows[-1], flush=True)
-                path = records.write(results, "large", about, rows)
+                path = records.write(results, "large", about, rows, seconds=round(perf_counter() - begun, 1))
     return path
 
 

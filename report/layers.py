@@ -128,7 +128,8 @@ def measure(results: Path, name: str, seconds: float | None = None, revision: st
                 # as PyTorch runs with its search, which is what it is expected to take
                 "peers": {peer: us for peer, us in each.peers.items() if not peer.endswith("-unsearched")},
             }  # fmt: skip
-        records.write(results, name, about, rows.values(), layers=len(every))
+        took = round(perf_counter() - begun + (earlier.get("seconds", 0) if same else 0), 1)
+        records.write(results, name, about, rows.values(), layers=len(every), seconds=took)
     if wrong:
         raise WrongResultError("\n".join(wrong))
     return path

@@ -349,12 +349,14 @@ def measure(
             continue
         if seconds is not None and time.monotonic() - begin > seconds:
             break
+        started = time.monotonic()
         with arithmetic(mode.tf32):
             model, x = network(name, mode, kind != "forward")
             graph = name not in UNCAPTURED
             forward = partial(measure_forward, compiled=compiled and graph, tuned=tuned and graph, graph=graph)
             found = (forward if kind == "forward" else measure_step)(model, x, mode)
-        row = {**mine, "batch": len(x), **found, "revision": about["git_revision"], "date": about["date"]}
+        took = {"seconds": round(time.monotonic() - started, 1)}
+        row = {**mine, "batch": len(x), **found, **took, "revision": about["git_revision"], "date": about["date"]}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x
         torch.cuda.empty_cache()

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -189,11 +190,11 @@ def record(name: str, entries: Sequence[Any], revision: str | None = None, gpu: 
 
 def measure(results: Path, revision: str | None = None) -> Path:
     """Measure everything that this machine can run and write its record below ``results``; returns the file."""
-    gpu = why_no_gpu() is None
+    gpu, begun = why_no_gpu() is None, perf_counter()
     if gpu:
         compile_kernels()
     name = launch.open_device(0).name if gpu else "the CPU"
     made = record(name, measured(gpu=gpu), revision, gpu)
     path = results / machine.slug({"gpu": name if gpu else None}) / "numerics.json"
-    columns.write(path, made)
+    columns.write(path, {**made, "seconds": round(perf_counter() - begun, 1)})
     return path

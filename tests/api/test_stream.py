@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 import sys
 import threading
+import time
 import types
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +67,116 @@ def test_files(shape: Any, dtype: str, result: Any, tmp_path: Path, rng: np.rand
     assert sorted(each.name for each in tmp_path.iterdir()) == ["in.npy", "out.npy"]
 
 
+@pytest.mark.parametrize("border", ["reflect", "wrap", "replicate"])
+def test_calls_may_read_and_write_less_than_was_asked(
+    border: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    image, kernel = whole_numbers(rng, 2, 17, 9, dtype="int16"), rng.integers(-3, 4, (5, 3))
+    np.save(tmp_path / "in.npy", image)
+    read, write, calls = os.preadv, os.pwrite, [0, 0]
+
+    def preadv(file: int, buffers: list[Any], place: int) -> int:
+        calls[0] += 1
+        return read(file, [buffers[0][:7]], place)
+
+    def pwrite(file: int, memory: Any, place: int) -> int:
+        calls[1] += 1
+        return write(file, memory[:11], place)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    filter_file(tmp_path / "in.npy", tmp_path / "out.npy", kernel, band_rows=4, border=border)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), leanconv.filter2d(image, kernel, border=border))
+    assert calls[0] > image.nbytes / 7 and calls[1] > image.nbytes / 11
+
+
+def test_a_file_in_fortrans_order_is_mapped(tmp_path: Path, rng: np.random.Generator) -> None:
+    image = whole_numbers(rng, 11, 6)
+    np.save(tmp_path / "in.npy", np.asfortranarray(image))
+    filter_file(tmp_path / "in.npy", tmp_path / "out.npy", np.ones((3, 3)), band_rows=2)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), leanconv.filter2d(image, np.ones((3, 3))))
+
+
+def test_what_finds_another_one_writing_goes_through_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    image, path = whole_numbers(rng, 2, 6, 1000), tmp_path / "out.npy"
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=image.shape)
+    called = []
+    monkeypatch.setattr(os, "pwrite", lambda file, memory, place: called.append(place) or len(memory))
+    rows = stream.FileRows(path.open("r+b", buffering=0), mapped)
+    with rows._writing:
+        for each in range(2):
+            for top in (0, 3):
+                rows[each, top : top + 3] = image[each, top : top + 3]
+    np.testing.assert_array_equal(np.load(path), image)
+    assert not called
+    rows[1, 3:6] = image[1, 3:6]
+    assert called == [mapped.offset + 9 * 4000]
+
+    def full(start: Any, size: Any, advice: int) -> int:
+        ctypes.set_errno(errno.EFAULT)
+        return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: types.SimpleNamespace(madvise=full))
+    with rows._writing, pytest.raises(OSError, match="No space left"):
+        rows[0, 0:3] = image[0, 0:3]
+
+
+@pytest.mark.parametrize("few", [0, 4])
+def test_writers_wait_for_each_other_on_few_cores_alone(
+    few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Of three that come at once one writes by a call at a time; the others wait, or go through the map."""
+    write, inside, most, together = os.pwrite, [0], [0], threading.Barrier(3, timeout=20)
+    mapped = []
+
+    class AtOnce(stream.HostLane):
+        def filtered(self, rows: int) -> Any:
+            together.wait()
+            return super().filtered(rows)
+
+    def pwrite(*given: Any) -> int:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.05)
+        inside[0] -= 1
+        return write(*given)
+
+    monkeypatch.setattr(stream, "FEW", few)
+    monkeypatch.setattr(stream, "HostLane", AtOnce)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(stream.FileRows, "_populate", lambda self, rows: mapped.append(rows))
+    image = whole_numbers(rng, 9, 5)
+    filter_file(image, tmp_path / "out.npy", [[2]], band_rows=1)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), 2 * image)
+    assert most == [1] and bool(mapped) == (few == 0)
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "in.npy", np.ones((100, 1000), np.float32))
+
+    class Cutting(stream.HostLane):
+        def filtered(self, rows: int) -> Any:
+            os.truncate(tmp_path / "in.npy", 40_000)
+            return super().filtered(rows)
+
+    monkeypatch.setattr(stream, "HostLane", Cutting)
+    with pytest.raises(OSError, match="the file became shorter while it was read: .*in.npy"):
+        filter_file(tmp_path / "in.npy", tmp_path / "out.npy", [[2]], band_rows=1)
+    assert [each.name for each in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_a_disk_that_others_fill_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left on device: .*out.npy"):
+        filter_file(np.ones((90, 4), np.uint8), tmp_path / "out.npy", [[2]], band_rows=1)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 4, 5)])
 def test_nothing_to_do(shape: Any) -> None:
     filter_file(np.zeros(shape, np.float32), np.zeros(shape, np.float32), [[1]], channels_last=False)
@@ -100,10 +214,15 @@ def test_an_error_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         def filtered(self, rows: int) -> Any:
             raise RuntimeError("a kernel failed")
 
-    monkeypatch.setattr(stream, "HostLane", Broken)
-    with pytest.raises(RuntimeError, match="a kernel failed"):
-        filter_file(np.ones((90, 4), np.uint8), tmp_path / "out.npy", [[2]], band_rows=1)
-    assert not [*tmp_path.iterdir()]
+    class TooLarge:
+        def __init__(self, *given: Any) -> None:
+            raise MemoryError("no page-locked memory")
+
+    for lane, error in ((Broken, "a kernel failed"), (TooLarge, "no page-locked memory")):
+        monkeypatch.setattr(stream, "HostLane", lane)
+        with pytest.raises((RuntimeError, MemoryError), match=error):
+            filter_file(np.ones((90, 4), np.uint8), tmp_path / "out.npy", [[2]], band_rows=1)
+        assert not [*tmp_path.iterdir()]
 
 
 def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,14 +267,21 @@ class FakeCuda:
 
     def Stream(self, index: int) -> Any:  # noqa: N802
         made = types.SimpleNamespace(work=[], index=index)
+        self.streams.append(made)
+        return made
+
+    def Event(self, blocking: bool) -> Any:  # noqa: N802
+        assert blocking
+        made = types.SimpleNamespace()
+
+        def record() -> None:
+            made.work, self.here.stream.work = self.here.stream.work, []
 
         def synchronize() -> None:
             for each in made.work:
                 each()
-            made.work.clear()
 
-        made.synchronize = synchronize
-        self.streams.append(made)
+        made.record, made.synchronize = record, synchronize
         return made
 
     @contextmanager
@@ -195,7 +321,7 @@ def test_a_gpus_lane_waits_for_its_stream(monkeypatch: pytest.MonkeyPatch, rng: 
     result = np.zeros_like(image, np.int16)
     filter_file(image, result, kernel, band_rows=2, dtype="int16", device="cuda", border="wrap")
     np.testing.assert_array_equal(result, leanconv.filter2d(image, kernel, dtype="int16", border="wrap"))
-    assert len(fake.streams) == 3 and fake.pinned == 6
+    assert len(fake.streams) == 6 and fake.pinned == 12, "two lanes for each core"
 
 
 @pytest.mark.gpu

@@ -94,7 +94,7 @@ def test_a_second_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
     monkeypatch.setattr(search, "tune", tune)
     monkeypatch.setattr(study.machine, "describe", described)
-    clock = iter([0.0, 1.0, 101.0])
+    clock = iter([0.0, 1.0, 2.0, 101.0])
     monkeypatch.setattr(study, "perf_counter", lambda: next(clock))
     path = study.measure(tmp_path, "layers", 100)
     assert [row["problem"] for row in _rows(path)] == [study.format_problem(each.problem) for each in every[:2]]

@@ -65,7 +65,18 @@ def test_blocks_of_another_layout_say_where_the_peers_ran(tmp_path: Path) -> Non
 def test_every_command_that_is_named_exists() -> None:
     texts = [ROOT / "Makefile", *(ROOT / "docs").glob("**/*.md"), *(ROOT / "report").glob("*.*")]
     named = {word for path in texts for word in re.findall(r"-m report ([a-z-]+)", path.read_text(encoding="utf-8"))}
-    assert named == {"at-scale", "cpu", "first-calls", "large", "layers", "modes", "numerics", "pages", "refit"}
+    assert named == {
+        "at-scale",
+        "cpu",
+        "first-calls",
+        "large",
+        "layers",
+        "modes",
+        "numerics",
+        "older",
+        "pages",
+        "refit",
+    }
     for word in named:
         with pytest.raises(SystemExit) as stopped:
             main([word, "--help"])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import leanconv
+from leanconv.bench import candidates
 from leanconv.call.choose import choose
 from leanconv.cli import doctor
 from leanconv.cli import tune as tuner
@@ -57,6 +58,11 @@ def test_a_problem_is_tuned_shown_exported_and_imported(
     monkeypatch.delenv("LEANCONV_TUNING")
     code, out, _ = run("tune", "--import", exported)
     assert code == 0 and (tmp_path / FILE).exists() and "1 of them imported" in out
+    # the form in which the repository has timed candidates is taken too
+    candidates.write(exported, Table.read(exported))
+    (tmp_path / FILE).unlink()
+    code, out, _ = run("tune", "--import", exported)
+    assert code == 0 and "1 of them imported" in out and set(Table.read(tmp_path / FILE)) == {WORDS}
 
 
 def test_a_winner_that_is_wrong_by_now_is_told(run: Any, stage: Stage, tmp_path: Path) -> None:
@@ -133,7 +139,7 @@ def test_mistakes(run: Any, stage: Stage, tmp_path: Path) -> None:
         ((f"{tmp_path}/none.py:x",), "there is no file"),
         (("--export", "x.json"), "has not one table for this machine's GPU: none; leanconv tune writes it"),
         ((WORDS, "--refresh"), "give one thing to tune"),
-        (("--import", str(path)), "is no table of tuned problems"),
+        (("--import", str(path)), "network.py is damaged: "),
         ((WORDS, "--mode", "maybe"), "mode='maybe'"),
     ):
         code, _, err = run("tune", *arguments)

@@ -178,15 +178,29 @@ def refuse(
         raise ValueError(f"{path} is damaged: it has no problem")
     if not isinstance(about.get("kernels"), Mapping):
         raise ValueError(f"{path} is damaged: it does not say with which kernels it was measured")
-    versions, today = dict(about["kernels"]), kernels()
-    for equal in same_code(path.parent.parent):
-        versions = {stem: equal.get(version, version) for stem, version in versions.items()}
-    changed = [stem for stem, version in versions.items() if today.get(stem) != version]
+    changed = changed_kernels(about, path.parent.parent)
     if changed and f"{path.parent.name}/{path.name}" not in older:
         raise ValueError(
             f"{path} is of earlier kernels: {', '.join(changed)} changed since; measure it anew, or list it in {OLDER} "
             "with a reason"
         )
+
+
+def changed_kernels(about: Mapping[str, Any], results: Path) -> list[str]:
+    """The kernels in the record of a machine that are others today; those whose machine code is equal are none."""
+    versions, today = dict(about.get("kernels", {})), kernels()
+    for equal in same_code(results):
+        versions = {stem: equal.get(version, version) for stem, version in versions.items()}
+    return [stem for stem, version in versions.items() if today.get(stem) != version]
+
+
+@cache
+def same_headers(commit: str) -> bool:
+    """Whether all kernel headers are those of a commit; False where its history is not at hand."""
+    try:
+        return not _git(_PACKAGE, "diff", "--name-only", commit, "--", "*.cuh")
+    except (OSError, subprocess.CalledProcessError):
+        return False
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table as Screen
 
 from leanconv import options, words
-from leanconv.bench import cases_of, with_batch
+from leanconv.bench import candidates, cases_of, with_batch
 from leanconv.bench.tables import console
 from leanconv.call.explain import NOMINAL
 from leanconv.options import PRECISIONS
@@ -252,7 +252,7 @@ def import_table(source: Path) -> None:
     """Merge a file into the user's table of its GPU."""
     if env.tuning_mode() != "on":
         raise ValueError(f"LEANCONV_TUNING={env.tuning_mode()}: no table is written")
-    table = Table.read(source)
+    table = candidates.read(source)
     path = tables.path_of(tables.user_folder(), str(table.gpu.get("name")))
     merged = tables.update(path, table)
     print(f"{path}: {len(merged)} problems of {table.gpu.get('name')}, {len(table)} of them imported")

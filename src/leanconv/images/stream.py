@@ -3,22 +3,28 @@
 A band of rows is read with the rows that its windows reach, filtered, and written. Several bands are on their way at a
 time, each in a lane: a thread with memory of its own and, on a GPU, a stream. So one lane's copy to the GPU overlaps
 with another one's kernel and a third one's copy back, and the copies between files and page-locked memory, which a
-single core is too slow for, have as many cores as there are lanes. No lane waits for another one.
+single core is too slow for, have all cores. On a GPU there are twice as many lanes as cores: while one waits for its
+stream, which takes no core, another one copies.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
+import mmap
 import os
 import shutil
+import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,12 +41,16 @@ from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
 #: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
-#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two.
-HOST_BYTES, GPU_BYTES = 1 << 20, 16 << 20
+#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two. Explored (a core of a Xeon,
+#: 2eb3032): copies in bands of 8 MiB are a fifth faster than in bands of 16, and in bands of 4 as fast.
+HOST_BYTES, GPU_BYTES = 1 << 20, 8 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
-#: Lanes at most: each takes memory for a band and its result, on the GPU and on the host.
-MOST_LANES = 16
+#: Lanes at most, on the CPU and through a GPU: each takes memory for a band and its result.
+MOST_LANES, MOST_GPU_LANES = 16, 32
+#: Up to so many cores wait for each other to write to a file, rather than write through a map: `FileRows`. Explored (2
+#: cores, Linux 6.18, 2eb3032): four threads write a new file 1.4 times as fast if all wait.
+FEW = 4
 
 #: ``filter2d`` with all arguments but the image and ``out``.
 Filter = Callable[..., Any]
@@ -65,13 +75,13 @@ def filter_file(
     """Filter images that need not fit in memory, as `leanconv.filter2d` does, from a .npy file to a .npy file.
 
     Args:
-        source: path of a .npy file, which is mapped, or what has a shape, a dtype and slices that NumPy reads, such as
+        source: path of a .npy file, or what has a shape, a dtype and slices that NumPy reads, such as
             an array of h5py or zarr: (..., height, width), or (..., height, width, channels) with ``channels_last``.
         target: path of a .npy file, which appears whole or not at all, or an array of the result's shape and dtype
             whose slices can be assigned, by several threads.
         kernel: (kh, kw): a list or a NumPy array of any real dtype.
         device: ``"cuda"`` or ``"cuda:1"`` filters on that GPU, through PyTorch's streams; the CPU by default.
-        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 16, and no less than eight times the kernel's.
+        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 8, and no less than eight times the kernel's.
         progress_bar: whether a terminal shows one.
         All else as in `leanconv.filter2d`.
 
@@ -80,8 +90,9 @@ def filter_file(
             written, or the disk has no room for the result. ImportError: a GPU is asked for, and PyTorch is missing.
             CudaUnavailableError: as `leanconv.conv2d`. Nothing has been written then.
 
-    Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``). Results are those of the whole
-    image; on the CPU, where the order of floating-point sums depends on shapes, up to rounding.
+    Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``), on a GPU up to 32, two for each.
+    Results are those of the whole image; on the CPU, where the order of floating-point sums depends on shapes, up to
+    rounding.
 
     >>> import numpy as np
     >>> image, result = np.arange(5, dtype=np.uint8)[:, None], np.empty((5, 1), np.uint8)
@@ -115,12 +126,16 @@ def filter_file(
     bands = [Band(each, top, min(rows, problem.h - top)) for each in images for top in range(0, problem.h, rows)]
     if isinstance(x, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(x, target):
         raise ValueError("target overlaps source in memory; the result must go elsewhere")
-    with _written(target, shape, np.dtype(result)) as y, progress(len(bands), progress_bar) as begin:
-        lanes: SimpleQueue[Lane] = SimpleQueue()
-        for _ in range(min(len(bands), env.threads(), MOST_LANES)):
-            lanes.put(HostLane(*made) if index is None else GpuLane(*made, index))
+    threads = env.threads()
+    count = min(len(bands), *((threads, MOST_LANES) if index is None else (2 * threads, MOST_GPU_LANES)))
+    with _written(target, shape, np.dtype(result), threads <= FEW) as y, progress(len(bands), progress_bar) as begin:
+        make: Callable[[], Lane] = partial(HostLane, *made) if index is None else partial(GpuLane, *made, index)
+        lanes: SimpleQueue[Lane | None] = SimpleQueue()
+        for _ in range(count):
+            lanes.put(None)
         begin("filtering")
-        side_by_side([partial(_pass, lanes, problem, x, y, band, value) for band in bands], lambda: begin("filtering"))
+        work = [partial(_pass, lanes, make, problem, x, y, band, value) for band in bands]
+        side_by_side(work, lambda: begin("filtering"), count)
 
 
 class Band(NamedTuple):
@@ -161,7 +176,8 @@ class GpuLane:
         import torch
 
         self._call, self._cuda = call, torch.cuda
-        self._stream = torch.cuda.Stream(index)
+        # a thread that waits for an event sleeps; one that waits for a stream takes its core
+        self._stream, self._done = torch.cuda.Stream(index), torch.cuda.Event(blocking=True)
         types = [getattr(torch, each.name) for each in (dtype, result)]
         with torch.cuda.stream(self._stream):
             self._x, self._y = (torch.empty(shape, dtype=each, device=f"cuda:{index}") for each in types)
@@ -175,14 +191,20 @@ class GpuLane:
             x.copy_(self._from[:rows], non_blocking=True)
             self._call(x, out=y)
             self._to[:rows].copy_(y, non_blocking=True)
-        self._stream.synchronize()
+            self._done.record()
+        self._done.synchronize()
         return self._results[:rows]
 
 
-def _pass(lanes: SimpleQueue[Lane], problem: FilterProblem, x: Any, y: Any, band: Band, value: float) -> None:
-    """One band, from the source to the target."""
+def _pass(
+    lanes: SimpleQueue[Lane | None], make: Callable[[], Lane], problem: FilterProblem, x: Any, y: Any, band: Band,
+    value: float,
+) -> None:  # fmt: skip
+    """One band, from the source to the target. A lane is made by its first band, while others are on their way: to lock
+    its pages takes long."""
     lane = lanes.get()
     try:
+        lane = lane or make()
         before = problem.anchor[0]
         _read(problem, x, band, value, lane.pixels)
         done = lane.filtered(band.rows + problem.kh - 1)
@@ -207,20 +229,96 @@ def _read(problem: FilterProblem, x: Any, band: Band, value: float, pixels: np.n
         if run.step < 0:
             low, into = low - count + 1, into[::-1]
         rows = *band.image, slice(low, low + count)
-        into[...] = x[rows]
+        if isinstance(x, FileRows):
+            x.read(rows, into)
+        else:
+            into[...] = x[rows]
 
 
-def _opened(path: Any) -> np.ndarray:
-    """An array in a .npy file, mapped."""
-    open_regular(path).close()
+class FileRows:
+    """Rows of an array in a .npy file, read by calls and written by calls or through a map.
+
+    Of a map the system makes and clears each page of a new file when it is touched first, which takes a core longer
+    than a call that writes it; but of calls that write to one file it lets one go on at a time. So what finds another
+    one writing goes through the map, unless ``waits``: few cores have more from the calls alone.
+    """
+
+    def __init__(self, file: BinaryIO, mapped: np.memmap, waits: bool = False) -> None:
+        self.shape, self.dtype = mapped.shape, mapped.dtype
+        self._file, self._map, self._waits, self._writing = file, mapped, waits, threading.Lock()
+        weakref.finalize(self, file.close)
+
+    def read(self, rows: tuple[Any, ...], into: np.ndarray) -> None:
+        """Rows of one image, to as many rows or, of one, to all. Raises OSError where the file has become shorter."""
+        shape = (rows[-1].stop - rows[-1].start, *into.shape[1:])
+        # not of rows that a border repeats or has backwards, nor of another order of bytes
+        straight = into.shape == shape and into.flags.c_contiguous and into.dtype == self.dtype
+        part = into if straight else np.empty(shape, self.dtype)
+        place, memory = self._place(rows), _bytes(part)
+        while memory:
+            count = os.preadv(self._file.fileno(), [memory], place)
+            if not count:
+                raise OSError(errno.EIO, "the file became shorter while it was read", str(self._map.filename))
+            place, memory = place + count, memory[count:]
+        if not straight:
+            into[...] = part
+
+    def __setitem__(self, rows: tuple[Any, ...], given: np.ndarray) -> None:
+        if not self._writing.acquire(blocking=self._waits):
+            self._populate(rows)
+            self._map[rows] = given
+            return
+        try:
+            place, memory = self._place(rows), _bytes(np.ascontiguousarray(given))
+            while memory:
+                count = os.pwrite(self._file.fileno(), memory, place)
+                place, memory = place + count, memory[count:]
+        finally:
+            self._writing.release()
+
+    def _place(self, rows: tuple[Any, ...]) -> int:
+        """Where rows of an image begin in the file."""
+        return self._map.offset + sum(
+            at * step for at, step in zip((*rows[:-1], rows[-1].start), self._map.strides, strict=False)
+        )
+
+    def _populate(self, rows: tuple[Any, ...]) -> None:
+        """Have the system make the pages together. Raises OSError on a full disk, where a store ends the process."""
+        part = self._map[rows]
+        before = part.ctypes.data % mmap.PAGESIZE
+        # NOTE: mmap's own madvise keeps Python's lock, and all other lanes wait
+        madvise = ctypes.CDLL(None, use_errno=True).madvise
+        start, size = ctypes.c_void_p(part.ctypes.data - before), ctypes.c_size_t(part.nbytes + before)
+        if madvise(start, size, _POPULATE_WRITE) and ctypes.get_errno() == errno.EFAULT:  # EINVAL: before Linux 5.14
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+#: Of Linux; Python has no name for it.
+_POPULATE_WRITE = 23
+
+
+def _bytes(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _opened(path: Any) -> FileRows | np.ndarray:
+    """An array in a .npy file; a map of it where its rows do not follow each other, or calls cannot read at a place."""
+    file = open_regular(path)
     try:
-        return np.lib.format.open_memmap(path, mode="r")
-    except ValueError as error:
-        raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
+        mapped = np.lib.format.open_memmap(path, mode="r")
+    except BaseException as error:
+        file.close()
+        if isinstance(error, ValueError):
+            raise ValueError(f"{path} is no .npy file of numbers: {error}") from None
+        raise
+    if mapped.flags.c_contiguous and hasattr(os, "preadv"):
+        return FileRows(file, mapped)
+    file.close()
+    return mapped
 
 
 @contextmanager
-def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[Any]:
+def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype, waits: bool) -> Iterator[Any]:
     """The array to write to; a file takes its place once it is whole."""
     if not isinstance(target, (str, os.PathLike)):
         if tuple(target.shape) != shape or target.dtype != dtype:
@@ -228,12 +326,13 @@ def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype) -> Iterator[A
         yield target
         return
     room, needed = shutil.disk_usage(Path(target).absolute().parent).free, dtype.itemsize * math.prod(shape)
-    if room < needed:  # written through a map, a full disk ends the process
+    if room < needed:
         raise OSError(errno.ENOSPC, f"the result has {needed} bytes, and the disk has room for {room}", str(target))
     with whole(Path(target)) as file:
-        y = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
-        yield y
-        y.flush()
+        mapped = np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
+        with open(file, "r+b", buffering=0) as opened:
+            yield FileRows(opened, mapped, waits) if sys.platform == "linux" else mapped
+            mapped.flush()
 
 
 def _gpu(device: object) -> int:

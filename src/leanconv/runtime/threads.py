@@ -34,14 +34,17 @@ def _quota(cgroup: Path) -> int:
     return sys.maxsize
 
 
-def side_by_side(work: Sequence[Callable[[], object]], done: Callable[[], object] = lambda: None) -> None:
-    """Do each piece of work, as many at a time as there are cores; ``done`` is called after each, in this thread.
+def side_by_side(
+    work: Sequence[Callable[[], object]], done: Callable[[], object] = lambda: None, threads: int | None = None
+) -> None:
+    """Do each piece of work, so many at a time, by default as there are cores; ``done`` is called after each, in this
+    thread.
 
     The first error ends it: pieces that have not begun are dropped, and the error is raised.
     """
     from concurrent.futures import ThreadPoolExecutor, as_completed  # logging, and more
 
-    with ThreadPoolExecutor(max(1, min(len(work), cores()))) as pool:
+    with ThreadPoolExecutor(max(1, min(len(work), cores() if threads is None else threads))) as pool:
         futures = [pool.submit(each) for each in work]
         try:
             for future in as_completed(futures):
