@@ -107,6 +107,18 @@ def test_integers_of_eleven_bits_are_exact(algorithm, op):
     assert (run(algorithm, problem, given) == oracle.conv2d(problem, given[first.role], given[second.role])).all()
 
 
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("algorithm", "op"), [(GEMM, "fprop"), (GEMM, "dgrad"), (WEIGHT, "wgrad")])
+def test_neighbouring_windows_meet_each_bank_once(algorithm, op, stride):
+    """Rows of 16 bytes of eight windows, or, where lanes load by themselves, of 32 bytes of four."""
+    problem = replace(TF32, h=28, w=28, stride=stride, op=op)
+    windows, (count, size) = windows_of(problem), (4, 8) if op == "wgrad" else (8, 4)
+    for config in algorithm.configs(problem, TARGETS[0]):
+        row, pitch = config.row_pixels(windows) * windows.rows.step, config.pitch(config.channels(windows), windows)
+        places = [each // config.across * row + each % config.across for each in range(count)]
+        assert len({place * pitch * 4 % 32 // size for place in places}) == count, config
+
+
 def test_filters_are_read_where_they_lie():
     for layer, op in product((LAYER, TF32), ("fprop", "dgrad")):
         problem, launches = replace(layer, op=op), 1

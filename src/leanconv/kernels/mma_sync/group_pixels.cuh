@@ -200,8 +200,15 @@ struct GroupPixels {
     static constexpr int in_rows = (Tile::rows - 1) * step_h + W::Rows::reach + 1;
     static constexpr int in_columns = (Tile::columns - 1) * step_w + W::Columns::reach + 1;
     static constexpr int pitch = 16 * pitch_of(Tile::units, by_lanes), apart = ceil_div(in_columns, step_w) * pitch;
-    // So many pixels more lie between rows that eight windows of several rows meet each bank once too.
-    static constexpr int pad = Tile::across >= 8 ? 0 : (Tile::across - ceil_div(in_columns, step_w) * step_w % 8 + 8) % 8;
+    // So many pixels more lie between rows that eight windows of several rows meet each bank once too: in 16 bits where rows of
+    // windows are one row of pixels apart, in TF32 where they are a stride apart too, but for fours.
+    static __host__ __device__ constexpr int padding() {
+        const int row = ceil_div(in_columns, step_w) * step_w, rows = sizeof(T) == 4 && step_h % 4 != 0 ? step_h : 1;
+        int more = 0;
+        while (Tile::across < 8 && more < 7 && (row + more) * rows % 8 != Tile::across) ++more;
+        return more;
+    }
+    static constexpr int pad = padding();
     static constexpr int row_bytes = step_w * apart + pad * pitch, bytes = in_rows * row_bytes;
     static_assert(!Problem::chwn, "images are outermost");
 

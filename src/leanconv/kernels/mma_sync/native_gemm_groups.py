@@ -151,13 +151,17 @@ class GroupsConfig(Config):
         """Columns of sixteen windows that are multiplied at once."""
         return min(16, self.columns & -self.columns)
 
+    def row_pixels(self, windows: Windows) -> int:
+        """Pixels from one row to the next in shared memory, as kernels/mma_sync/group_pixels.cuh lays them out."""
+        step, across = windows.columns.step, self.across
+        row = step * ceil_div(self.pixels(windows)[1], step)
+        down = windows.rows.step if windows.kind == "TF32" and windows.rows.step % 4 else 1
+        return row + (0 if across >= 8 else next((m for m in range(7) if (row + m) * down % 8 == across), 7))
+
     def shared_bytes(self, windows: Windows) -> int:
-        """As kernels/mma_sync/group_pixels.cuh lays pixels out."""
-        rows, columns = self.pixels(windows)
-        step = windows.columns.step
-        row = step * ceil_div(columns, step)
-        pad = 0 if self.across >= 8 else (self.across - row) % 8
-        return STAGES * rows * (row + pad) * UNIT_BYTES * self.pitch(self.channels(windows), windows)
+        """Of all stages."""
+        pixels = self.pixels(windows)[0] * self.row_pixels(windows)
+        return STAGES * pixels * UNIT_BYTES * self.pitch(self.channels(windows), windows)
 
     def pitch(self, channels: int, windows: Windows) -> int:
         """Units from one pixel to the next: of an odd number rows of ldmatrix meet each bank once."""
