@@ -2,7 +2,8 @@
 
 ``python -m report layers`` needs a GPU, PyTorch and torchvision. It times what the cost model chooses for each of the
 different layers, and PyTorch in the same layout, and writes benchmarks/results/<machine>/layers.json, a row for each
-layer, as it goes on. What PyTorch is expected to take is fitted to these (leanconv.torch.expected_time).
+layer, as it goes on. Layers are in float32's accuracy and in 16 bits, those in groups of ``group-layers`` in precision
+``tf32`` too. What PyTorch is expected to take is fitted to these (leanconv.torch.expected_time).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from leanconv.bench import machine
 from leanconv.bench.results import PEER_LAYOUTS as LAYOUTS
 from leanconv.bench.suites import format_problem, parse_problem
 from leanconv.call.choose import choose
-from leanconv.options import Layout
+from leanconv.options import Layout, Precision
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.volumes.images import as_images
@@ -54,11 +55,14 @@ def layers(target: Target, networks: Sequence[str], grouped: bool = False) -> li
     """The different layers: of each type, layout, operation and kind of groups in turn, long and short ones; with
     ``grouped`` those in groups of several channels alone."""
     by_kind: dict[Any, dict[ConvProblem, tuple[float, Layer]]] = {}
-    for network, dtype, layout in product(networks, ("float16", "float32"), LAYOUTS):
-        for problem, limit in _of_network(network, layout, dtype):
+    ways: list[tuple[str, Precision]] = [("float16", "fp32"), ("float32", "fp32")]
+    ways += [("float32", "tf32")] * grouped
+    for network, (dtype, precision), layout in product(networks, ways, LAYOUTS):
+        for problem, limit in _of_network(network, layout, dtype, precision):
             if grouped and (problem.groups == 1 or problem.group_c == 1):
                 continue
-            kind, images = (problem.dtype, problem.layout, problem.op, problem.groups > 1), as_images(problem)
+            kind = problem.dtype, problem.precision, problem.layout, problem.op, problem.groups > 1
+            images = as_images(problem)
             cost = choose(images, replace(target, model=""), limit=limit).cost
             by_kind.setdefault(kind, {}).setdefault(images, (cost, Layer(problem, limit)))
     ordered = [[layer for _, layer in sorted(each.values(), key=lambda found: -found[0])] for each in by_kind.values()]
@@ -70,7 +74,9 @@ def _in_turn(*lists: list[Layer]) -> list[Layer]:
     return [layer for together in zip_longest(*lists) for layer in together if layer]
 
 
-def _of_network(network: str, layout: Layout, dtype: str) -> Iterator[tuple[ConvProblem, int | None]]:
+def _of_network(
+    network: str, layout: Layout, dtype: str, precision: Precision
+) -> Iterator[tuple[ConvProblem, int | None]]:
     import torch
 
     from leanconv.torch.recording import problems_of
@@ -82,7 +88,7 @@ def _of_network(network: str, layout: Layout, dtype: str) -> Iterator[tuple[Conv
         x = torch.empty(SHAPES[network], dtype=getattr(torch, dtype))
         form = memory_format(x, layout)
         model, x = model.to(x.dtype, memory_format=form), x.contiguous(memory_format=form)
-    for limit, problems in problems_of(model, x, backward=True).items():
+    for limit, problems in problems_of(model, x, backward=True, precision=precision).items():
         for problem in problems:
             if problem.dtype == dtype and not problem.is_empty:
                 yield problem, limit
@@ -149,8 +155,10 @@ def section(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         problem: Any = parse_problem(row["problem"])
         groups = "" if problem.groups == 1 else "depthwise" if problem.group_c == 1 else "grouped"
-        for peer in set(row["peers"]) & set(PEERS):
-            key = PEERS[peer], groups, problem.op, row["layout"]
+        # TF32 beside TF32 alone
+        both = problem.precision == "tf32"
+        for peer in set(row["peers"]) & ({"torch-tf32"} if both else set(PEERS)):
+            key = PEERS[peer] + ", leanconv too" * both, groups, problem.op, row["layout"]
             found.setdefault(key, []).append(row["peers"][peer] / row["us"])
     lines = [[*key, str(len(each)), f"{statistics.geometric_mean(each):.2f}", f"{min(each):.2f}"]
              for key, each in sorted(found.items())]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from leanconv.problem import ConvProblem
@@ -114,6 +116,30 @@ def _tf32_cases() -> list[Case]:
 
 
 TF32_CASES = _tf32_cases()
+
+
+def _tf32_group_cases() -> list[Case]:
+    """Groups of few channels: eight filters of one group or of several, units of four channels of one tap or of two."""
+    layers = Layers("tf32-", precision="tf32")
+    last: dict[str, Any] = {"layouts": ("NHWC",)}
+    same: dict[str, Any] = {"padding": (1, 1, 1, 1)}
+    more: dict[str, Any] = {"bias": True, "scale": True, "add": True}
+    gradient, weight = {"op": "dgrad", **same}, {"op": "wgrad", **same}
+    layers.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, activation="silu", **more, **same)
+    layers.add("groups-eights", 2, 40, 9, 11, 40, 3, 3, groups=5, stride=(2, 2), bias=True, **last, **same)
+    layers.add("groups-twelves", 2, 36, 6, 7, 36, 3, 2, groups=3, dilation=(2, 1), **last, **same)
+    layers.add("groups-24", 1, 72, 7, 8, 72, 3, 3, groups=3, accumulate=True, activation="relu", **same)
+    layers.add("groups-more-filters", 2, 16, 7, 6, 32, 3, 3, groups=4, bias=True, **last)
+    layers.add("groups-gradient-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, stride=(2, 2), **gradient)
+    layers.add("groups-gradient-bias", 1, 32, 7, 6, 64, 1, 1, groups=4, stride=(2, 1), bias=True, op="dgrad", **last)
+    layers.add("groups-weight-fours", 3, 24, 9, 11, 24, 3, 3, groups=6, **last, **weight)
+    layers.add("groups-weight-eights", 3, 40, 9, 8, 40, 3, 3, groups=5, stride=(2, 1), **weight)
+    layers.add("groups-weight-twelves", 2, 24, 6, 7, 48, 3, 2, groups=2, accumulate=True, **last, **weight)
+    return layers.cases
+
+
+#: Met by the kernels for groups of few channels.
+TF32_GROUP_CASES = _tf32_group_cases()
 
 #: 64 x 3 x 3 products an output.
 LAYER = ConvProblem(1, 64, 6, 8, 64, 3, 3, padding=(1, 1, 1, 1), layout="NHWC")

@@ -66,6 +66,11 @@ class Target:
         return self.capability >= 80
 
     @property
+    def rounds_to_tf32(self) -> bool:
+        """Whether an instruction rounds float32 to TF32, to the nearest of two the even one: from 9.0 on."""
+        return self.capability >= 90
+
+    @property
     def tensor_flops(self) -> int:
         """Dense float16 flops, summed in float32, that the tensor cores of a multiprocessor compute in a clock cycle.
 

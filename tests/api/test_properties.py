@@ -75,7 +75,8 @@ def suited(algorithm, problem):
         c, k = (4 * groups * (1 + each % 2) for each in (problem.c, problem.k))
         # images to share among partial sums
         n = problem.n + 6 * name.endswith("split_k")
-        problem = replace(problem, n=n, c=c, k=k, groups=groups, layout=layout, dtype="float16")
+        way = {"dtype": "float16"} if problem.w % 2 else {"dtype": "float32", "precision": "tf32"}
+        problem = replace(problem, n=n, c=c, k=k, groups=groups, layout=layout, **way)
     if name == "native_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8
         return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")

@@ -4,7 +4,8 @@
 // off, toward zero, at so many bits below float32's last bit there as `guard` says; they are added exactly, and the
 // result is cut off to float32, toward zero. A product's exponent is the sum of its factors', though the product may be
 // twice as large. wgmma adds 16 products at once with two such bits: equal to an H200 in each of 128 sums of 2,304 and
-// 9,216 products (2 differ if products are normalised first). mma.sync, as on sm_80, adds eight and eight with one.
+// 9,216 products (2 differ if products are normalised first). mma.sync, as on sm_80, adds eight and eight with one, of TF32 four and
+// four.
 // Subnormals are kept; what is too large becomes infinity; each NaN is 7fffffff.
 #include <runtime.h>
 
@@ -25,7 +26,7 @@ constexpr unsigned not_a_number = 0x7fffffff;
 struct Fragments {
     float* sums;
     const unsigned *a, *b;
-    bool bfloat16;
+    emulator::Factors factors;
 };
 
 struct Matrices {
@@ -143,18 +144,39 @@ void give_matrices(int first) {
     }
 }
 
+// Of TF32 a register holds one element.
+void multiply_tf32_matrices(int first) {
+    constexpr int half = depth / 4;
+    double a[16][2 * half], b[8][2 * half];
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = posted<Fragments>(first + lane);
+        for (int i = 0; i < 4; ++i) a[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * half] = widen_tf32(mine.a[i]);
+        for (int i = 0; i < 2; ++i) b[lane / 4][lane % 4 + i * half] = widen_tf32(mine.b[i]);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = posted<Fragments>(first + lane);
+        for (int i = 0; i < 4; ++i) {
+            const double *x = a[lane / 4 + i / 2 * 8], *w = b[lane % 4 * 2 + i % 2];
+            mine.sums[i] = add_products<half>(add_products<half>(mine.sums[i], x, w, 1), x + half, w + half, 1);
+        }
+    }
+}
+
 void multiply_matrices(int first) {
+    const emulator::Factors factors = posted<Fragments>(first).factors;
+    if (factors == emulator::Factors::tf32) return multiply_tf32_matrices(first);
+    const bool bfloat16 = factors == emulator::Factors::bfloat16;
     double a[16][depth], b[8][depth];
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = posted<Fragments>(first + lane);
         const int group = lane / 4, pair = lane % 4;
         for (int i = 0; i < 8; ++i) {
             const int column = 2 * pair + i % 2 + i / 4 * 8;
-            a[group + i / 2 % 2 * 8][column] = widen(static_cast<unsigned short>(mine.a[i / 2] >> i % 2 * 16), mine.bfloat16);
+            a[group + i / 2 % 2 * 8][column] = widen(static_cast<unsigned short>(mine.a[i / 2] >> i % 2 * 16), bfloat16);
         }
         for (int i = 0; i < 4; ++i) {
             const int k = 2 * pair + i % 2 + i / 2 * 8;
-            b[group][k] = widen(static_cast<unsigned short>(mine.b[i / 2] >> i % 2 * 16), mine.bfloat16);
+            b[group][k] = widen(static_cast<unsigned short>(mine.b[i / 2] >> i % 2 * 16), bfloat16);
         }
     }
     for (int lane = 0; lane < 32; ++lane) {
@@ -180,9 +202,9 @@ void ldmatrix(unsigned* to, int count, const void* row, bool transposed, Site si
     warp_exchange(load_matrices, ~0u, reinterpret_cast<uintptr_t>(&mine), 0, 32, site);
 }
 
-void mma(bool bfloat16, float* sums, const unsigned* a, const unsigned* b, Site site) {
+void mma(Factors factors, float* sums, const unsigned* a, const unsigned* b, Site site) {
     fibres[current].products.loaded.clear();
-    Fragments mine{sums, a, b, bfloat16};
+    Fragments mine{sums, a, b, factors};
     warp_exchange(multiply, ~0u, reinterpret_cast<uintptr_t>(&mine), 0, 32, site);
 }
 

@@ -147,6 +147,38 @@ def test_ldmatrix_waits_for_copies():
         play(body.replace("/* wait */ mbarrier_wait_parity(full, 0);", ""), x, x, np.zeros(32, np.int32))
 
 
+# TF32: 16 x 8 sums of 16 reduction elements; A by ldmatrix of rows of four float32.
+
+PRODUCT_TF32 = """
+for (int i = t; i < 256; i += 32) words[i] = x[i];
+__syncthreads();
+float sums[4] = {};
+for (int k = 0; k < 2; ++k) {
+    unsigned a[4], b[2];
+    ldmatrix(a, s + lane % 16 * 64 + k * 32 + lane / 16 * 16);
+    for (int i = 0; i < 4; ++i) a[i] = ROUND(__uint_as_float(a[i]));
+    for (int i = 0; i < 2; ++i) b[i] = ROUND(__int_as_float(w[lane / 4 * 16 + k * 8 + i * 4 + lane % 4]));
+    mma_tf32(sums, a, b);
+}
+for (int i = 0; i < 4; ++i) y[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = __float_as_int(sums[i]);
+"""
+
+
+@pytest.mark.parametrize("rounding", ["cvt_rn_tf32_f32", "__float_as_uint"])
+def test_products_of_tf32_read_ten_digits(rounding):
+    random = np.random.default_rng(0)
+    x, w = (random.standard_normal((rows, 16)).astype(np.float32) for rows in (16, 8))
+    read = [each.copy().view(np.uint32) for each in (x, w)]
+    if rounding.startswith("cvt"):
+        read = [each + 0xFFF + (each >> 13 & 1) for each in read]
+    a, b = ((each & ~np.uint32(0x1FFF)).view(np.float32).astype(float) for each in read)
+    y = play(PRODUCT_TF32.replace("ROUND", rounding), x, w, np.zeros(128, np.float32)).reshape(16, 8)
+    np.testing.assert_allclose(y, a @ b.T, rtol=0, atol=4e-6)
+    for column in range(8):
+        expected = rounded(a, np.broadcast_to(b[column], a.shape), block=4, guard=1)
+        np.testing.assert_array_equal(y[:, column], expected)
+
+
 # Conversions
 
 CONVERT = "for (int i = t; i < n; i += 32) y[i] = CVT(__int_as_float(x[2 * i]), __int_as_float(x[2 * i + 1]));"
@@ -190,6 +222,9 @@ def test_the_compiler_takes_the_same_texts(nvrtc):
         ):
             assert compile_source(unit(body), "probe", arch).spill_bytes == 0
     assert compile_source(unit(CONVERT.replace("CVT", "cvt_rn_bf16x2_f32")), "probe", "sm_80").cubin
+    assert compile_source(unit(PRODUCT_TF32.replace("ROUND", "__float_as_uint")), "probe", "sm_80").cubin
+    for arch in ("sm_90a", "sm_100a", "sm_120"):
+        assert compile_source(unit(PRODUCT_TF32.replace("ROUND", "cvt_rn_tf32_f32")), "probe", arch).cubin
 
 
 def test_movmatrix_transposes():

@@ -20,7 +20,7 @@ from tests import cases, emulator, proof, selection
 from tests.cases import ALL, CASES, CONV_CASES, GRADIENT_CASES, REFUSED, TARGETS, TRANSFORM_CASES
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
-from tests.cases_tensor import TF32_CASES
+from tests.cases_tensor import TF32_CASES, TF32_GROUP_CASES
 from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.cases_volumes import TRANSFORM_VOLUMES, VOLUME_CASES
 from tests.variants import VARIANTS
@@ -38,6 +38,7 @@ MET = [
 ]
 MET += [(a, c) for a in VARIANTS if a.name in ("register_cache", "tensor_filter") for c in TENSOR_FILTER_CASES]
 MET += [(a, c) for a in VARIANTS if a.precision == "tf32" for c in TF32_CASES]
+MET += [(a, c) for a in VARIANTS if a.strategy.startswith("groups") for c in TF32_GROUP_CASES]
 ACCEPTED = [(a, c) for a, c in MET if not a.reasons(c.problem, TARGETS[0])]
 THOROUGH = [(a, c) for a, c in ACCEPTED if c.thorough]
 

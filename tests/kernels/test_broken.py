@@ -21,7 +21,7 @@ from tests import emulator, proof, selection
 from tests.cases import CASES, TARGETS, TRANSFORM_CASES
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_separable import SEPARABLE_CASES
-from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
+from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES, TF32_GROUP_CASES
 from tests.cases_tensor_filter import TENSOR_FILTER_CASES
 from tests.cases_volumes import TRANSFORM_VOLUMES, VOLUME_CASES
 from tests.cases_weight import IMAGE_CASES, WEIGHT_CASES
@@ -40,6 +40,7 @@ MET = (
     *PAIR_CASES,
     *TENSOR_CASES,
     *TF32_CASES,
+    *TF32_GROUP_CASES,
     *TRANSFORM_CASES,
     *WEIGHT_CASES,
     *IMAGE_CASES,

@@ -75,13 +75,25 @@ for layout in ("NCHW", "NHWC"):
 USUAL["weight-nhwc"] = ConvProblem(64, 128, 28, 28, 128, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", op="wgrad")
 USUAL["weight"] = replace(USUAL["weight-nhwc"], layout="NCHW")
 USUAL["weight-first"] = replace(USUAL["first"], op="wgrad")
-# Groups of few channels in 16 bits, and their gradients.
+# Groups of few channels in 16 bits and in TF32, and their gradients.
 GROUPS = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), groups=32, layout="NHWC", dtype="float16")
 USUAL |= {
     "groups-fours-nhwc": replace(GROUPS, groups=64),
     "groups-24": ConvProblem(32, 336, 14, 14, 336, 3, 3, padding=(1, 1, 1, 1), groups=14, dtype="bfloat16"),
     "groups-dgrad-nhwc": replace(GROUPS, stride=(2, 2), op="dgrad"),
     "groups-wgrad-nhwc": replace(GROUPS, op="wgrad"),
+}
+GROUPS_TF32 = replace(GROUPS, dtype="float32", precision="tf32")
+USUAL |= {
+    f"groups-tf32-{name}{end}": replace(problem, layout=layout)
+    for end, layout in (("", "NCHW"), ("-nhwc", "NHWC"))
+    for name, problem in {
+        "fours": replace(GROUPS_TF32, groups=64),
+        "sixties": replace(GROUPS_TF32, groups=4, bias=True, add=True),
+        "dgrad": replace(GROUPS_TF32, groups=16, stride=(2, 2), op="dgrad"),
+        "wgrad": replace(GROUPS_TF32, op="wgrad"),
+        "wgrad-sixties": replace(GROUPS_TF32, groups=4, op="wgrad"),
+    }.items()
 }
 # First layers of 16 bits, and their gradients.
 STEM = ConvProblem(32, 3, 224, 224, 64, 7, 7, stride=(2, 2), padding=(3, 3, 3, 3), layout="NHWC", dtype="float16")

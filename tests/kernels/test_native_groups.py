@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,18 +14,21 @@ from leanconv.problem import ConvProblem
 from tests import emulator, proof
 from tests.cases import TARGETS, draw_conv
 from tests.cases_16bit import NATIVE_CASES
+from tests.cases_tensor import TF32_GROUP_CASES
 from tests.variants import NAMED
 
 GEMM, WEIGHT, SPLIT_K = (
     NAMED[name] for name in ("native_gemm_groups", "native_weight_groups", "native_weight_groups_split_k")
 )
-GROUPS = [case for case in NATIVE_CASES if "groups-" in case.name and not GEMM.reasons(case.problem, TARGETS[0])]
-WEIGHTS = [case for case in NATIVE_CASES if "groups-" in case.name and not WEIGHT.reasons(case.problem, TARGETS[0])]
+CASES = [case for case in (*NATIVE_CASES, *TF32_GROUP_CASES) if "groups-" in case.name]
+GROUPS = [case for case in CASES if not GEMM.reasons(case.problem, TARGETS[0])]
+WEIGHTS = [case for case in CASES if not WEIGHT.reasons(case.problem, TARGETS[0])]
 LAYER = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), groups=32, layout="NHWC", dtype="float16")
+TF32 = replace(LAYER, dtype="float32", precision="tf32")
 
 
 def named(name):
-    return next(case.problem for case in NATIVE_CASES if case.name == f"{name}-nhwc")
+    return next(case.problem for case in CASES if case.name == f"{name}-nhwc")
 
 
 @pytest.mark.parametrize("case", GROUPS, ids=lambda case: case.name)
@@ -51,7 +55,9 @@ def test_a_block_computes_several_tiles():
     proof.check(GEMM, problem, config, kinds=("zero-mean",), target=small)
 
 
-@pytest.mark.parametrize("name", ["float16-groups-fours", "float16-groups-twelves", "bfloat16-groups-eights"])
+@pytest.mark.parametrize(
+    "name", ["float16-groups-fours", "float16-groups-twelves", "bfloat16-groups-eights", "tf32-groups-fours"]
+)
 def test_what_is_not_finite_stays_in_its_group(name):
     """Eight filters of several groups are multiplied with zeros where channels are others', and half an mma is zero."""
     problem = replace(named(name), activation=None, bias=False, scale=False, add=False)
@@ -68,9 +74,54 @@ def test_what_is_not_finite_stays_in_its_group(name):
     assert np.array_equal(y[np.isinf(y)] > 0, right[np.isinf(y)] > 0)
 
 
+def run(algorithm, problem, given):
+    """The result of the best guess on the emulator."""
+    out = problem.operands[-1]
+    given[out.role] = np.full(out.shape, np.nan, out.dtype)
+    config = next(iter(algorithm.configs(problem, TARGETS[0])))
+    proof.run_on_emulator(algorithm.plan(problem, config, TARGETS[0]), given)
+    return given[out.role]
+
+
+SMALL_TF32 = ConvProblem(2, 24, 9, 11, 24, 3, 3, padding=(1, 1, 1, 1), groups=6, layout="NHWC", precision="tf32")
+
+
+@pytest.mark.parametrize(("algorithm", "op"), [(GEMM, "fprop"), (GEMM, "dgrad"), (WEIGHT, "wgrad")])
+def test_float32_is_rounded_to_the_nearest(algorithm, op):
+    """Positive factors, cut off, would make results smaller by 7e-4; rounded, their errors have both signs."""
+    problem = replace(SMALL_TF32, op=op)
+    given = draw_conv(problem, "positive")
+    y = run(algorithm, problem, given)
+    first, second, *_ = problem.operands
+    exact = oracle.conv2d(problem, given[first.role], given[second.role])
+    errors = y / exact - 1
+    assert abs(float(errors.mean())) < 3e-5 and 1e-5 < float(np.abs(errors).max()) < 2**-10
+
+
+@pytest.mark.parametrize(("algorithm", "op"), [(GEMM, "fprop"), (GEMM, "dgrad"), (WEIGHT, "wgrad")])
+def test_integers_of_eleven_bits_are_exact(algorithm, op):
+    problem = replace(SMALL_TF32, op=op)
+    random, (first, second, *_) = np.random.default_rng(3), problem.operands
+    given = {first.role: random.integers(-2047, 2048, first.shape).astype("float32"), "bias": None}
+    given[second.role] = random.integers(-1, 2, second.shape).astype("float32")
+    assert (run(algorithm, problem, given) == oracle.conv2d(problem, given[first.role], given[second.role])).all()
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("algorithm", "op"), [(GEMM, "fprop"), (GEMM, "dgrad"), (WEIGHT, "wgrad")])
+def test_neighbouring_windows_meet_each_bank_once(algorithm, op, stride):
+    """Rows of 16 bytes of eight windows, or, where lanes load by themselves, of 32 bytes of four."""
+    problem = replace(TF32, h=28, w=28, stride=stride, op=op)
+    windows, (count, size) = windows_of(problem), (4, 8) if op == "wgrad" else (8, 4)
+    for config in algorithm.configs(problem, TARGETS[0]):
+        row, pitch = config.row_pixels(windows) * windows.rows.step, config.pitch(config.channels(windows), windows)
+        places = [each // config.across * row + each % config.across for each in range(count)]
+        assert len({place * pitch * 4 % 32 // size for place in places}) == count, config
+
+
 def test_filters_are_read_where_they_lie():
-    for op, launches in (("fprop", 1), ("dgrad", 1)):
-        problem = replace(LAYER, op=op)
+    for layer, op in product((LAYER, TF32), ("fprop", "dgrad")):
+        problem, launches = replace(layer, op=op), 1
         plan = GEMM.plan(problem, next(iter(GEMM.configs(problem, TARGETS[0]))), TARGETS[0])
         assert (len(plan.launches), plan.prepare, plan.prepared_bytes, plan.workspace_bytes) == (launches, (), 0, 0)
 
@@ -82,8 +133,10 @@ def test_filters_are_read_where_they_lie():
         ({"layout": "CHWN"}, "layout='CHWN' is neither 'NCHW' nor 'NHWC'"),
         ({"groups": 128}, "leaves 2 in a group, no multiple of 4"),
         ({"c": 252, "groups": 63, "k": 252}, "c=252 is no multiple of 8"),
+        ({"dtype": "float32", "precision": "tf32", "c": 126, "groups": 63, "k": 252}, "c=126 is no multiple of 4"),
+        ({"dtype": "float32"}, "it rounds float32 to TF32, and precision='fp32' was requested"),
         ({"groups": 2, "r": 5, "s": 5}, "filters of 128 channels x 5x5 take 400 registers of a thread"),
-        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "int8"}, "dtype='int8'"),
     ],
 )
 def test_limits(changed, why):
@@ -92,6 +145,9 @@ def test_limits(changed, why):
 
 def test_older_gpus_run_both_and_have_no_clusters():
     old = TARGETS[1]
+    assert "sm_80 is older than sm_90, which rounds float32 to TF32 by one instruction" in GEMM.reasons(TF32, old)
+    assert not any(each.reasons(replace(TF32, op=op), target) for target in (TARGETS[0], *TARGETS[2:])
+                   for each, op in ((GEMM, "fprop"), (GEMM, "dgrad"), (WEIGHT, "wgrad")))  # fmt: skip
     assert not GEMM.reasons(LAYER, old)
     problem = replace(LAYER, op="wgrad")
     assert not WEIGHT.reasons(problem, old) and {c.split for c in WEIGHT.configs(problem, old)} == {1}
@@ -100,10 +156,11 @@ def test_older_gpus_run_both_and_have_no_clusters():
 @pytest.mark.parametrize(
     ("algorithm", "name"),
     [(GEMM, "float16-gradient-groups-fours-nchw"), (GEMM, "bfloat16-groups-eights-nhwc"),
-     (SPLIT_K, "bfloat16-weight-groups-eights-nchw")],
+     (SPLIT_K, "bfloat16-weight-groups-eights-nchw"), (GEMM, "tf32-groups-fours-nchw"),
+     (WEIGHT, "tf32-groups-weight-fours-nhwc")],
 )  # fmt: skip
 def test_wide_offsets(algorithm, name):
-    problem = next(case.problem for case in NATIVE_CASES if case.name == name)
+    problem = next(case.problem for case in CASES if case.name == name)
     config = next(iter(algorithm.configs(problem, TARGETS[0])))
     wide = proof.wide_offsets(algorithm, problem, config, TARGETS[0])
     proof.check(algorithm, problem, config, kinds=("zero-mean",), change=lambda plan: wide)

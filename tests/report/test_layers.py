@@ -43,6 +43,23 @@ def test_layers_of_each_kind_come_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     # of groups three operations, of the others two, as nobody asks for the gradient of an image
     assert len(found) == len(set(kinds)) == 2 * 2 * 5
     assert {each.n for each in found} == {64}
+    # those in groups alone, in TF32 too, of which 16 bits have nothing
+    grouped = [each.problem for each in study.layers(TARGETS[0], ("vgg16", "resnet50"), grouped=True)]
+    ways = {(each.dtype, each.precision) for each in grouped}
+    assert ways == {("float16", "fp32"), ("float32", "fp32"), ("float32", "tf32")}
+    assert len(grouped) == 3 * 2 * 3 and all(each.groups == 2 for each in grouped)
+
+
+def test_layers_in_tf32_stand_beside_tf32() -> None:
+    layer = ConvProblem(1, 8, 6, 6, 8, 3, 3, groups=2)
+    peers = {"torch-fp32": 30.0, "torch-tf32": 8.0}
+    rows = [{"problem": study.format_problem(each), "layout": "NCHW", "us": 4.0, "peers": peers}
+            for each in (layer, replace(layer, precision="tf32"))]  # fmt: skip
+    machine = {"gpu": "NVIDIA X", "git_revision": "a", "date": "2026-11-22"}
+    text = study.section({"rows": rows, "layers": 2, "machine": machine})
+    assert "| TF32 | grouped | fprop | NCHW | 1 | 2.00 | 2.00 |" in text
+    assert "| TF32, leanconv too | grouped | fprop | NCHW | 1 | 2.00 | 2.00 |" in text
+    assert text.count("| strict FP32 |") == 1
 
 
 def test_layers_of_videos_are_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +132,7 @@ def test_a_second_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_the_tuner_fills_the_rows(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command on a GPU that a test holds, where PyTorch has none."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(study, "_of_network", lambda network, layout, dtype: ((each, None) for each in LAYERS))
+    monkeypatch.setattr(study, "_of_network", lambda *given: ((each, None) for each in LAYERS))
     monkeypatch.setattr(study.machine, "describe", lambda *_: {"gpu": MODEL, "git_revision": "a", "date": "2026-11-22"})
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.1"))
     path = study.measure(tmp_path / "results", "layers", 100)

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from leanconv.volumes.images import as_images
 
 pytest.importorskip("torch")
 
+from leanconv.torch.comparing import compared
 from leanconv.torch.expected_time import LAUNCH, engine, most_share, pytorch_cycles
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvidia-h200"
@@ -64,6 +67,8 @@ def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]
             if choose(as_images(problem), H200, limit=row["limit"]).algorithm.stem not in record["machine"]["kernels"]:
                 continue
             for peer, peer_us in row["peers"].items():
+                if problem.precision == "tf32" and peer == "torch-fp32":
+                    continue
                 yield problem, row["limit"], peer, row["us"], peer_us
 
 
@@ -117,3 +122,18 @@ def test_gradients_of_filters_in_16_bits_are_taken_channels_last(layer: str, tak
     assert (choice.algorithm.stem == "native_weight_nhwc") == (problem.c % 8 == 0)
     share = (choice.cost + LAUNCH) / pytorch_cycles(problem, H200, False)
     assert (share < most_share(problem, False)) == taken
+
+
+@pytest.mark.parametrize("passes", [0.0, 1e4])
+def test_what_is_predicted_alone_must_take_half_of_the_time(passes: float) -> None:
+    """Groups in TF32, which no GPU has timed: a prediction counts more in a choice, and PyTorch keeps more layers."""
+    problem = parse_problem("conv:n32,c256,h56,k256,r3,stride2,pad1,groups32,NHWC,tf32,dgrad")
+    choice = choose(problem, H200)
+    assert choice.algorithm.stem == "native_gemm_groups" and choice.algorithm.unmeasured(problem)
+    assert not choice.algorithm.unmeasured(replace(problem, dtype="float16", precision="fp32"))
+    predicted = choice.algorithm.quickest(problem, H200)[0]
+    assert choice.cost == cost.UNMEASURED * predicted
+    loaded: Any = SimpleNamespace(choice=choice, problem=problem, device=SimpleNamespace(target=H200))
+    least = (predicted + (LAUNCH - passes) / cost.UNMEASURED) / 0.5
+    assert not compared(loaded, problem, True, 0.99 * least, passes).name
+    assert compared(loaded, problem, True, 1.01 * least, passes).name == "native_gemm"

@@ -99,6 +99,10 @@ class Algorithm(ABC):
         """A time on ``target`` that it cannot stay below: it is not asked for more where another algorithm does."""
         return 0.0
 
+    def unmeasured(self, problem: Any) -> bool:
+        """Whether no times of such problems are known: its predictions are derived from those of others."""
+        return False
+
     def workspace_bytes(self, problem: Any, config: Any) -> int:
         """Bytes of scratch memory that a configuration takes on ``problem``."""
         return 0

@@ -128,6 +128,8 @@ def clusters_at_once(split: int, fitting: int, target: Target) -> int:
     return max(1, int(speeds.cluster_places * places))
 
 
+#: Times its prediction that an algorithm counts in a choice, of whose times on such problems none is known.
+UNMEASURED = 1.5
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
 
@@ -191,6 +193,8 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     none of an algorithm's times are known, its calls begin as those of others do. It need not be one that ``runs`` the
     problem: without that preparing does not count.
     """
+    if algorithm.unmeasured(problem):
+        return Fitted(UNMEASURED)
     fits = known(target.model) if target.model else {}
     fit = fits.get(group(algorithm, problem)) if fits else None
     if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":

@@ -20,6 +20,8 @@ from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_sha
 #: (H200, fc7e145; layers of fused ResNet-50, EfficientNet-B0, RegNet-Y and MobileNet-V3): kernels that are predicted at
 #: 12 to 14 us take 5 to 7.
 _TOO_LONG = 5 * CYCLES_PER_US
+#: What part of PyTorch's expected time the predicted time of a kernel may be of which no times are known.
+_MOST_UNMEASURED = 0.5
 #: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
 #: a layer is taken only where that pays.
 _PASS_LAUNCH = LAUNCH / 2
@@ -45,7 +47,9 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
         if math.isinf(ours):
             why = f"nobody knows how long {name} takes"
         most = most_share(problem, tf32)
-        if passes:
+        if loaded.choice.algorithm.unmeasured(loaded.problem):
+            most = min(most, _MOST_UNMEASURED * cost.UNMEASURED)
+        elif passes:
             ours, most = max(ours - _TOO_LONG, 0.0), max(most, 1.0)
     if passes:
         why += f", which needs {passes / CYCLES_PER_US:.0f} µs more for what follows"

@@ -126,7 +126,7 @@ void wgmma_wait_group(int pending, const Registers* named, Site site);
 unsigned long long matrix_descriptor(const void* start, int leading, int stride, int swizzle, Site site);
 void ld_shared_v4(void* to, const void* from, Site site);
 void ldmatrix(unsigned* to, int count, const void* row, bool transposed, Site site);
-void mma(bool bfloat16, float* sums, const unsigned* a, const unsigned* b, Site site);
+void mma(Factors factors, float* sums, const unsigned* a, const unsigned* b, Site site);
 
 template <typename T>
 inline T shuffle(WarpOperation operation, unsigned mask, T value, unsigned lane, int width, Site site) {

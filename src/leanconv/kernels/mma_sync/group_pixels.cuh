@@ -7,11 +7,12 @@
 #include <device/ptx/arithmetic.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
+#include <device/ptx/mma_tf32.cuh>
 
 namespace leanconv {
 
-// Units of 8 channels, 16 bytes: a row of ldmatrix.
-constexpr int unit_channels = 8;
+// Units of 16 bytes, a row of ldmatrix: 8 channels of 16 bits, or 4 of float32.
+template <class Problem> constexpr int unit_channels = 16 / static_cast<int>(sizeof(typename Problem::element));
 
 __device__ __forceinline__ void multiply(float16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     mma_f16(sums, a, b);
@@ -19,10 +20,25 @@ __device__ __forceinline__ void multiply(float16, float (&sums)[4], const unsign
 __device__ __forceinline__ void multiply(bfloat16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     mma_bf16(sums, a, b);
 }
+__device__ __forceinline__ void multiply(float, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    mma_tf32(sums, a, b);
+}
+
+// Elements of a fragment as the tensor core reads them: float32 is rounded to TF32.
+template <class T, int count>
+__device__ __forceinline__ void round_fragment(T, unsigned (&)[count]) {}
+template <int count>
+__device__ __forceinline__ void round_fragment(float, unsigned (&a)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) a[i] = cvt_rn_tf32_f32(__uint_as_float(a[i]));
+}
 
 // Two neighbours, rounded, as they lie in memory.
 __device__ __forceinline__ unsigned rounded_pair(float16, const float (&v)[2]) { return cvt_rn_f16x2_f32(v[0], v[1]); }
 __device__ __forceinline__ unsigned rounded_pair(bfloat16, const float (&v)[2]) { return cvt_rn_bf16x2_f32(v[0], v[1]); }
+__device__ __forceinline__ float2 rounded_pair(float, const float (&v)[2]) { return make_float2(v[0], v[1]); }
+template <class T> struct PairOf { using type = unsigned; };
+template <> struct PairOf<float> { using type = float2; };
 
 // The taps of a filter along an axis, by phases. A layer has one: output j reads the inputs stride * j + offset(0, i) by taps
 // i. Its input's gradient has as many as the stride, unless dilation shares a factor with it: of phase a the inputs place(a) +
@@ -88,8 +104,8 @@ struct GroupTile {
     static constexpr bool whole_groups = filters >= W::group_k;
     static_assert(whole_groups ? filters % W::group_k == 0 : W::group_k % filters == 0, "tiles do not cut groups");
     static constexpr int groups = whole_groups ? filters / W::group_k : 1, channels = groups * W::group_c;
-    static constexpr int units = channels / unit_channels, blocks = filters / 8;
-    static_assert(channels % unit_channels == 0 && filters % 8 == 0, "tiles begin at multiples of 16 bytes");
+    static constexpr int units = channels / unit_channels<Problem>, blocks = filters / 8;
+    static_assert(channels % unit_channels<Problem> == 0 && filters % 8 == 0, "tiles begin at multiples of 16 bytes");
     static constexpr int filter_tiles = ceil_div(W::k, filters);
     static constexpr int tiles_p = ceil_div(W::Rows::positions, rows), tiles_q = ceil_div(W::Columns::positions, columns);
 
@@ -111,20 +127,20 @@ struct GroupTile {
     static __device__ __forceinline__ int first_channel(int first_filter) { return first_filter / W::group_k * W::group_c; }
 };
 
-// What `Tuning::blocks` times eight filters are multiplied with in a phase: units of 8 channels of each tap, two in a step.
+// What `Tuning::blocks` times eight filters are multiplied with in a phase: units of channels of each tap, two in a step.
 template <class Problem, class Tuning>
 struct GroupUnits {
     using Tile = GroupTile<Problem, Tuning>;
     using W = GroupWindows<Problem>;
-    static constexpr int group_c = W::group_c, group_k = W::group_k;
+    static constexpr int group_c = W::group_c, group_k = W::group_k, of_unit = unit_channels<Problem>;
     // Whether eight filters have several groups, or a unit's channels do.
-    static constexpr bool mixed = group_c % unit_channels != 0 || group_k % 8 != 0;
+    static constexpr bool mixed = group_c % of_unit != 0 || group_k % 8 != 0;
     // The first unit of the channels that eight filters read, from the tile's first on, and how many units that are.
-    static __host__ __device__ constexpr int begin(int block) { return block * 8 / group_k * group_c / unit_channels; }
+    static __host__ __device__ constexpr int begin(int block) { return block * 8 / group_k * group_c / of_unit; }
     static __host__ __device__ constexpr int most_units() {
         int most = 0;
         for (int block = 0; block < Tile::blocks; ++block) {
-            const int end = ceil_div(((block * 8 + 7) / group_k + 1) * group_c, unit_channels);
+            const int end = ceil_div(((block * 8 + 7) / group_k + 1) * group_c, of_unit);
             if (end - begin(block) > most) most = end - begin(block);
         }
         return most;
@@ -161,16 +177,21 @@ __device__ __forceinline__ void copy_unit(unsigned char* to, const T* image, int
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             words[i] = 0;
-            if (exists) words[i] = from[2 * i * apart].bits | static_cast<unsigned>(from[(2 * i + 1) * apart].bits) << 16;
+            if constexpr (sizeof(T) == 4) {
+                if (exists) words[i] = __float_as_uint(from[i * apart]);
+            } else if (exists) words[i] = from[2 * i * apart].bits | static_cast<unsigned>(from[(2 * i + 1) * apart].bits) << 16;
         }
         *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
+// Units from one pixel to the next in shared memory. An odd number: rows of ldmatrix of eight neighbours meet each bank once.
+// `by_lanes`: two more than a multiple of four: so do loads by lanes, which have eight neighbouring words of four neighbours.
+__host__ __device__ constexpr int pitch_of(int units, bool by_lanes) { return by_lanes ? units + ((2 - units) & 3) : units | 1; }
+
 // Shared memory of the pixels: in_rows rows; in each the columns that the first tap of a filter reads, side by side, then those
-// one further right, as many times as the stride. So neighbouring windows read neighbouring pixels. A pixel has an odd number
-// of units: eight neighbours meet each bank once.
-template <class Problem, class Tuning>
+// one further right, as many times as the stride. So neighbouring windows read neighbouring pixels.
+template <class Problem, class Tuning, bool by_lanes = false>
 struct GroupPixels {
     using Tile = GroupTile<Problem, Tuning>;
     using W = GroupWindows<Problem>;
@@ -178,11 +199,18 @@ struct GroupPixels {
     static constexpr int step_h = W::Rows::step, step_w = W::Columns::step;
     static constexpr int in_rows = (Tile::rows - 1) * step_h + W::Rows::reach + 1;
     static constexpr int in_columns = (Tile::columns - 1) * step_w + W::Columns::reach + 1;
-    static constexpr int pitch = 16 * (Tile::units | 1), apart = ceil_div(in_columns, step_w) * pitch;
-    // So many pixels more lie between rows that eight windows of several rows meet each bank once too.
-    static constexpr int pad = Tile::across >= 8 ? 0 : (Tile::across - ceil_div(in_columns, step_w) * step_w % 8 + 8) % 8;
+    static constexpr int pitch = 16 * pitch_of(Tile::units, by_lanes), apart = ceil_div(in_columns, step_w) * pitch;
+    // So many pixels more lie between rows that eight windows of several rows meet each bank once too: in 16 bits where rows of
+    // windows are one row of pixels apart, in TF32 where they are a stride apart too, but for fours.
+    static __host__ __device__ constexpr int padding() {
+        const int row = ceil_div(in_columns, step_w) * step_w, rows = sizeof(T) == 4 && step_h % 4 != 0 ? step_h : 1;
+        int more = 0;
+        while (Tile::across < 8 && more < 7 && (row + more) * rows % 8 != Tile::across) ++more;
+        return more;
+    }
+    static constexpr int pad = padding();
     static constexpr int row_bytes = step_w * apart + pad * pitch, bytes = in_rows * row_bytes;
-    static_assert(!Problem::chwn && sizeof(T) == 2, "images are outermost, and units have eight channels of 16 bits");
+    static_assert(!Problem::chwn, "images are outermost");
 
     // Where the pixel of a phase's tap lies, from a window's place.
     static __host__ __device__ constexpr int tap(int phase_h, int phase_w, int number) {
@@ -204,7 +232,7 @@ struct GroupPixels {
 #pragma unroll 4
         for (int i = threadIdx.x; i < count; i += threads) {
             const UnitPlace<Problem::nhwc, Tile::units, in_columns, in_rows> at(i);
-            const int h = h0 + at.row, w = w0 + at.column, channel = first_channel + at.unit * unit_channels;
+            const int h = h0 + at.row, w = w0 + at.column, channel = first_channel + at.unit * unit_channels<Problem>;
             bool exists = static_cast<unsigned>(h) < W::h && static_cast<unsigned>(w) < W::w;
             if constexpr (W::k % Tile::filters != 0) exists = exists && channel < W::c;
             unsigned char* const to =

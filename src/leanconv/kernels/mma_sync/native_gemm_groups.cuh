@@ -1,20 +1,22 @@
-// native_gemm_groups: grouped convolution on tensor cores by mma.sync; float16 or bfloat16, sums in float32. From sm_80 on.
+// native_gemm_groups: grouped convolution on tensor cores by mma.sync; float16 or bfloat16 from sm_80 on, float32 rounded to TF32
+// from sm_90 on; sums in float32.
 //
 //   y[m, k] = sum over r, s, c of x[m + (r, s), c] * w[k, r, s, c]        c: the channels of k's group
 //
-// Requires   NHWC or NCHW; numbers of channels and filters that are multiples of 8, those of a group of 4; a filter that registers
-//            hold.
+// Requires   NHWC or NCHW; numbers of channels and filters that are multiples of 8 (of float32 of 4), those of a group of 4; a
+//            filter that registers hold.
 // Layouts    In NCHW eight channels of a pixel are loaded one by one on their way to shared memory, and results transposed eight
 //            by eight on their way out (movmatrix); between these all is as in NHWC.
 // Numerics   Products are exact. Sums stay in the tensor core over the whole reduction, of some hundreds, as in
 //            native_gemm_16bit. Where eight filters span groups, others' channels meet zeros: a sum that is not finite is taken
-//            again on FP32 cores, from its own group's channels alone.
+//            again on FP32 cores, from its own group's channels alone. Float32 is rounded to the nearest TF32: filters when they
+//            are loaded, pixels behind each ldmatrix.
 // CTA tile   rows x columns outputs of an image x `filters`: some groups, or a part of one. The pixels that they read lie in
 //            shared memory, each once (group_pixels.cuh).
 // Product    16 pixels x 8 filters x 16 reduction elements. The reduction of eight filters is a list of units of 8 channels,
 //            all of the first tap, then of the next; two units, of one tap or of two, are one mma. So groups of 8 and more
 //            multiply no zero but the last half mma of an odd list; groups of 4 are eight filters x 8 channels, half of them
-//            zeros.
+//            zeros. Of TF32 a unit has 4 channels, and two units are an mma of 8 elements.
 // Roles      all threads copy. A warp has `blocks` times eight filters, and every `warps_m`-th 16 outputs; its fragments of
 //            filters are in registers as long as the CTA lives.
 // Pipelines  two tiles of pixels: the next is copied (cp.async) while this one is computed; two __syncthreads a tile; several
@@ -23,6 +25,9 @@
 // Work       an mma of 4096 flops for each ldmatrix, or `blocks` where these share a group. ldmatrix takes 4 cycles of shared
 //            memory: 16 pixels x 8 filters of groups of 4 and 8 with 3 x 3 taps take 20, their copies and stores some 6; memory
 //            takes 32 for 512 bytes (H200). So memory bounds them at best.
+//            TF32: an mma of 2048 flops for each, at half the rate, with twice the bytes: 36 of ldmatrix, about 12 of copies and
+//            stores, 64 of memory, as predicted; four roundings an ldmatrix, of 2 cycles each of a partition's conversions, take
+//            as long as the mma at most. Not measured yet.
 // Explored   H200, 3859a523: 128 channels of 56 x 56, 32 images, groups of 4: 25.9 us, twice what memory takes for their bytes; the
 //            time of a tile's bytes and that of its products add up.
 #pragma once
@@ -38,8 +43,9 @@
 
 namespace leanconv {
 
-// One weight, and two of neighbouring channels as a register of operand B holds them. k and c are those of what is written and
-// read, c counts in the group. Filters are read where they lie, those of a gradient with channels and filters exchanged.
+// One weight, and what a register of operand B holds: two of neighbouring channels, or one rounded to TF32. k and c are those of
+// what is written and read, c counts in the group. Filters are read where they lie, those of a gradient with channels and filters
+// exchanged.
 template <class Problem>
 struct GroupFilters {
     using T = typename Problem::element;
@@ -54,8 +60,9 @@ struct GroupFilters {
             return w[at(k, tap, c)];
         }
     }
-    __device__ __forceinline__ unsigned pair(int k, int tap, int c) const {
-        if constexpr (W::gradient || !Problem::nhwc)
+    __device__ __forceinline__ unsigned fragment(int k, int tap, int c) const {
+        if constexpr (sizeof(T) == 4) return cvt_rn_tf32_f32(weight(k, tap, c));
+        else if constexpr (W::gradient || !Problem::nhwc)
             return weight(k, tap, c).bits | static_cast<unsigned>(weight(k, tap, c + 1).bits) << 16;
         else return *reinterpret_cast<const unsigned*>(w + at(k, tap, c));
     }
@@ -99,7 +106,9 @@ struct GroupWarp {
     using Pixels = GroupPixels<Problem, Tuning>;
     using Units = GroupUnits<Problem, Tuning>;
     template <int phase> using Phase = GroupPhase<Problem, Tuning, phase>;
+    using Pair = typename PairOf<T>::type;
     static constexpr int blocks = Tuning::blocks, warps_k = Tile::blocks / blocks, warps_m = Tuning::threads / 32 / warps_k;
+    static constexpr int of_unit = unit_channels<Problem>, of_register = of_unit / 4;
     static_assert(Tile::blocks % blocks == 0 && warps_m * warps_k * 32 == Tuning::threads, "each warp has a share");
 
     int lane, warp_m, block, first_k, first_c;
@@ -124,13 +133,13 @@ struct GroupWarp {
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
             const int k = first_k + 8 * j + lane / 4;
-            const int channel = first_c + Units::first_unit(block + j) * unit_channels - k / W::group_k * W::group_c;
+            const int channel = first_c + Units::first_unit(block + j) * of_unit - k / W::group_k * W::group_c;
 #pragma unroll
             for (int i = 0; i < 2 * Phase<phase>::steps; ++i) {
-                const int c = channel + i % Units::units * unit_channels + lane % 4 * 2;
+                const int c = channel + i % Units::units * of_unit + lane % 4 * of_register;
                 bool exists = i < Phase<phase>::count && k < W::k;
                 if constexpr (Units::mixed) exists = exists && c >= 0 && c < W::group_c;
-                filters[j][Phase<phase>::first_step + i / 2][i % 2] = exists ? from.pair(k, Phase<phase>::tap(i), c) : 0;
+                filters[j][Phase<phase>::first_step + i / 2][i % 2] = exists ? from.fragment(k, Phase<phase>::tap(i), c) : 0;
             }
         }
         if constexpr (phase + 1 < W::phases) load_filters<phase + 1>(from);
@@ -153,6 +162,7 @@ struct GroupWarp {
                     ldmatrix(half, from);
                     a[j][0] = half[0], a[j][1] = half[1], a[j][2] = 0, a[j][3] = 0;
                 }
+                round_fragment(T{}, a[j]);
             }
 #pragma unroll
             for (int j = 0; j < blocks; ++j)
@@ -170,8 +180,8 @@ struct GroupWarp {
         for (int i = 0; i < Phase<phase>::count; i += Units::units)
 #pragma unroll 1
             for (int c = 0; c < W::group_c; ++c)
-                sum = fmaf(to_float(from[Phase<phase>::place(i) / 2 + c]), to_float(filters.weight(k, Phase<phase>::tap(i), c)),
-                           sum);
+                sum = fmaf(to_float(from[Phase<phase>::place(i) / static_cast<int>(sizeof(T)) + c]),
+                           to_float(filters.weight(k, Phase<phase>::tap(i), c)), sum);
         return sum;
     }
     template <int phase>
@@ -202,7 +212,7 @@ struct GroupWarp {
     static constexpr int pixels = W::Rows::written * W::Columns::written;
 
     // The results of two neighbouring filters of each block, rounded, of the output `half` 8 further.
-    __device__ __forceinline__ void finished(unsigned (&words)[blocks], const float (&sums)[blocks][4], int half,
+    __device__ __forceinline__ void finished(Pair (&words)[blocks], const float (&sums)[blocks][4], int half,
                                              Bias<Problem> bias, const T* image, bool exists, Offset<Problem> pixel) const {
         constexpr int apart = Problem::nhwc ? 1 : pixels;
         const T* const at = image + pixel * (Problem::nhwc ? W::k : 1);
@@ -241,6 +251,15 @@ struct GroupWarp {
         }
     }
 
+    // Of float32 two neighbours are 8 bytes, and four lanes have a sector.
+    __device__ __forceinline__ void store_filters(const float2 (&words)[blocks], T* to, bool exists) const {
+#pragma unroll
+        for (int j = 0; j < blocks; ++j) {
+            const int k = 8 * j + lane % 4 * 2;
+            if (exists && first_k + k < W::k) st_global_v2(to + k, words[j].x, words[j].y);
+        }
+    }
+
     // NCHW: the lane gets two neighbouring outputs of one filter of each block instead.
     template <int phase>
     __device__ __forceinline__ void store_outputs(const unsigned (&words)[blocks], T* image, const Tile& tile, int m_tile,
@@ -263,6 +282,17 @@ struct GroupWarp {
         }
     }
 
+    // Of float32 the lanes of a filter store neighbouring outputs as they are.
+    __device__ __forceinline__ void store_outputs(const float2 (&words)[blocks], T* image, Offset<Problem> pixel,
+                                                  bool exists) const {
+#pragma unroll
+        for (int i = 0; i < 2 * blocks; ++i) {
+            const int k = first_k + i / 2 * 8 + lane % 4 * 2 + i % 2;
+            T* const to = image + static_cast<Offset<Problem>>(k) * pixels + pixel;
+            if (exists && k < W::k) *to = i % 2 ? words[i / 2].y : words[i / 2].x;
+        }
+    }
+
     // The results of 16 windows, of one phase after the other. `pixel`: this lane's row of ldmatrix.
     template <int phase>
     __device__ __forceinline__ void compute(const unsigned char* pixel, const unsigned char* shared, const T* w,
@@ -278,9 +308,10 @@ struct GroupWarp {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const Output<phase> output(tile, m_tile, half * 8 + lane / 4);
-            unsigned words[blocks];
+            Pair words[blocks];
             finished(words, sums, half, bias, image, output.exists, output.pixel);
             if constexpr (Problem::nhwc) store_filters(words, image + output.pixel * W::k + first_k, output.exists);
+            else if constexpr (sizeof(T) == 4) store_outputs(words, image, output.pixel, output.exists);
             else store_outputs<phase>(words, image, tile, m_tile, half);
         }
         if constexpr (phase + 1 < W::phases) compute<phase + 1>(pixel, shared, w, bias, image, tile, m_tile);

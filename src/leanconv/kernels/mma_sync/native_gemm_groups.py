@@ -1,4 +1,4 @@
-"""Grouped convolution on tensor cores by mma.sync, for float16 and bfloat16, from sm_80 on."""
+"""Grouped convolution on tensor cores by mma.sync: 16 bits from sm_80 on, float32 in TF32 from sm_90 on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, inf
 
+from leanconv.dtypes import item_bytes
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.layers import (
+    FLOAT32,
     FLOATS_16BIT,
     conv_arguments,
     conv_constants,
@@ -21,18 +23,22 @@ from leanconv.kernels.cost import Speeds, blocks_that_fit, overlapped
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
-#: Channels of a unit, whose 16 bytes are a row of ldmatrix, and filters of an mma.
-UNIT = 8
+#: Bytes of a unit of channels, a row of ldmatrix; filters of an mma.
+UNIT_BYTES, UNIT = 16, 8
 #: Registers of a thread that the fragments of filters may take, or the sums of their gradient; of a step's fragments;
 #: and what a thread has beside these, by layout.
 MOST_REGISTERS, OF_STEP = 150, 2
-BESIDE = {"NHWC": 52, "NCHW": 96}
+BESIDE = {"16 bits": {"NHWC": 52, "NCHW": 96}, "TF32": {"NHWC": 56, "NCHW": 64}}
+#: And of several blocks in TF32 where a gradient has several phases.
+PHASES = 28
+#: Registers of a thread that an ldmatrix fills, each of which is rounded to TF32.
+FRAGMENT = 4
 #: Filters of a tile, about; warps of a CTA, at least.
 FILTERS, WARPS = (16, 32, 64, 128), (4, 8, 16)
 #: Tiles of pixels in shared memory.
 STAGES = 2
 #: Windows of a tile, about, and columns at most.
-POSITIONS, WIDEST = (64, 128, 256, 448), 64
+POSITIONS, WIDEST = {"16 bits": (64, 128, 256, 448), "TF32": (32, 64, 128, 256, 448)}, 64
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Windows:
-    """What is read and what is written: x and y of a layer, dy and dx of its input's gradient."""
+    """What is read and what is written: x and y of a layer, dy and dx of its input's gradient; units of so many
+    channels, of which a step has so many: those of a product, or 16 channels of the filters' gradient."""
 
+    unit: int
+    of_step: int
     n: int
     c: int
     k: int
@@ -72,13 +81,17 @@ class Windows:
     @cached_property
     def units(self) -> int:
         """Units of channels that eight filters read: those of their groups."""
-        c, k = self.group_c, self.group_k
-        return max(ceil_div(((b * 8 + 7) // k + 1) * c, UNIT) - b * 8 // k * c // UNIT for b in range(k))
+        c, k, unit = self.group_c, self.group_k, self.unit
+        return max(ceil_div(((b * 8 + 7) // k + 1) * c, unit) - b * 8 // k * c // unit for b in range(k))
 
     @cached_property
     def steps(self) -> int:
-        """Products of 16 reduction elements that eight filters take, in all phases."""
-        return sum(ceil_div(r * s * self.units, 2) for r in self.rows.counts for s in self.columns.counts)
+        """Steps that eight filters take, in all phases."""
+        return sum(ceil_div(r * s * self.units, self.of_step) for r in self.rows.counts for s in self.columns.counts)
+
+    @property
+    def kind(self) -> str:
+        return "16 bits" if self.unit == UNIT else "TF32"
 
 
 def _axis(gradient: bool, extent: int, outputs: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
@@ -102,7 +115,8 @@ def windows_of(problem: ConvProblem) -> Windows:
     rows = _axis(gradient, problem.h, problem.p, problem.r, sh, dh, top)
     columns = _axis(gradient, problem.w, problem.q, problem.s, sw, dw, left)
     c, k = (problem.k, problem.c) if gradient else (problem.c, problem.k)
-    return Windows(problem.n, c, k, problem.groups, rows, columns)
+    unit = UNIT_BYTES // item_bytes(problem.dtype)
+    return Windows(unit, 16 // unit if problem.op == "wgrad" else 2, problem.n, c, k, problem.groups, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -137,13 +151,21 @@ class GroupsConfig(Config):
         """Columns of sixteen windows that are multiplied at once."""
         return min(16, self.columns & -self.columns)
 
+    def row_pixels(self, windows: Windows) -> int:
+        """Pixels from one row to the next in shared memory, as kernels/mma_sync/group_pixels.cuh lays them out."""
+        step, across = windows.columns.step, self.across
+        row = step * ceil_div(self.pixels(windows)[1], step)
+        down = windows.rows.step if windows.kind == "TF32" and windows.rows.step % 4 else 1
+        return row + (0 if across >= 8 else next((m for m in range(7) if (row + m) * down % 8 == across), 7))
+
     def shared_bytes(self, windows: Windows) -> int:
-        """As kernels/mma_sync/group_pixels.cuh lays pixels out."""
-        rows, columns = self.pixels(windows)
-        step = windows.columns.step
-        row = step * ceil_div(columns, step)
-        pad = 0 if self.across >= 8 else (self.across - row) % 8
-        return STAGES * rows * (row + pad) * 16 * (self.channels(windows) // UNIT | 1)
+        """Of all stages."""
+        pixels = self.pixels(windows)[0] * self.row_pixels(windows)
+        return STAGES * pixels * UNIT_BYTES * self.pitch(self.channels(windows), windows)
+
+    def pitch(self, channels: int, windows: Windows) -> int:
+        """Units from one pixel to the next: of an odd number rows of ldmatrix meet each bank once."""
+        return channels // windows.unit | 1
 
     def tiles(self, windows: Windows) -> tuple[int, int]:
         """Tiles of filters, and of windows."""
@@ -161,7 +183,8 @@ class GroupsSpeeds(Speeds):
     """Cycles of a multiprocessor, and shares of the memory's speed, of a layout.
 
     Explored (H200, 3859a523): fitted to 207 times of 23 layers, forward and gradient, channels last, with a mean error
-    of 10 %; the choice among the measured is 1.5 % behind the best in the mean.
+    of 10 %; the choice among the measured is 1.5 % behind the best in the mean. TF32 is not measured yet: its times
+    are predicted from these, for twice the bytes and products of half as many elements.
     """
 
     #: flops of mma.sync in a cycle, at most, and the share of the tensor cores' that is assumed elsewhere
@@ -194,21 +217,24 @@ def filter_tiles(
 ) -> tuple[tuple[int, int, int], ...]:
     """Filters of a tile, blocks of a warp, and warps that fit a problem's groups, where a step of a block takes so many
     ``registers``: of each number of blocks the tiles next to the ``wanted`` numbers of filters."""
-    k, c, steps = windows.group_k, windows.group_c, windows.steps
+    k, c, steps, unit = windows.group_k, windows.group_c, windows.steps, windows.unit
+    few = windows.units * unit <= UNIT  # channels that eight filters read
     shares = [blocks for blocks in (4, 3, 2, 1) if registers * steps * blocks <= MOST_REGISTERS
-              and (k % (8 * blocks) == 0 or blocks == 1 or (windows.units == 1 and blocks != 3))]  # fmt: skip
+              and (k % (8 * blocks) == 0 or blocks == 1 or (few and blocks != 3))]  # fmt: skip
     found: dict[tuple[int, int, int], None] = {}
-    for blocks in shares if windows.units == 1 else [*shares[:1], *shares[-1:]]:
+    for blocks in shares if few else [*shares[:1], *shares[-1:]]:
         whole = [
             each for each in range(8 * blocks, max(wanted[-1], k) + 1, 8 * blocks)
-            if (each % k == 0 and each // k * c % UNIT == 0) or (k % each == 0 and c % UNIT == 0)
+            if (each % k == 0 and each // k * c % unit == 0) or (k % each == 0 and c % unit == 0)
         ]  # fmt: skip
         fit = [each for each in whole if each < windows.k + 8 * blocks and each // (8 * blocks) <= WARPS[-1]]
         for filters in {min(fit, key=lambda each: (abs(each - about), each)) for about in wanted if fit}:
             along, room = (
                 filters // (8 * blocks),
-                2**16 // (32 * min(255, blocks * (registers * steps + 6) + BESIDE["NHWC"])),
+                2**16 // (32 * min(255, blocks * (registers * steps + 6) + BESIDE[windows.kind]["NHWC"])),
             )
+            if windows.kind == "TF32" and along > room:
+                continue
             for least in WARPS:
                 warps = along * ceil_div(least, along)
                 if warps <= min(WARPS[-1], max(room, along)):
@@ -225,9 +251,11 @@ def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
     for across, parts in product((2, 4, 8, 16), range(1, ceil_div(width, 14) + 1)):
         columns = ceil_div(ceil_div(width, parts), across) * across
         down = 16 // min(16, columns & -columns)
-        for positions in POSITIONS if columns <= WIDEST else ():
+        for positions in POSITIONS[windows.kind] if columns <= WIDEST else ():
             bands = ceil_div(height, max(down, positions // columns // down * down))
             rows = ceil_div(ceil_div(height, bands), down) * down
+            if windows.kind == "TF32" and rows * columns > 2 * positions:
+                continue
             tiles = ceil_div(height, rows) * ceil_div(width, columns)
             read = (rows * windows.rows.step + windows.rows.reach) * (
                 columns * windows.columns.step + windows.columns.reach
@@ -239,16 +267,23 @@ def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
 def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str) -> list[str]:
     """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``, where a step of
     eight filters takes so many ``registers``."""
-    reasons = [*limits(problem, *ops, dtypes=FLOATS_16BIT), *images_outermost(problem)]
+    reasons = [*limits(problem, *ops, dtypes=(*FLOAT32, *FLOATS_16BIT)), *images_outermost(problem)]
     if not target.warp_products:
         reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+    unit = UNIT
+    if problem.dtype == "float32":
+        unit = UNIT // 2
+        if problem.precision != "tf32":
+            reasons.append(f"it rounds float32 to TF32, and precision={problem.precision!r} was requested")
+        elif not target.rounds_to_tf32:
+            reasons.append(f"{target.arch} is older than sm_90, which rounds float32 to TF32 by one instruction")
     if problem.n < 1:
         reasons.append(f"n={problem.n}: there are no images")
     if problem.groups == 1:
         reasons.append("groups=1: it computes groups of few channels")
     for name, count, each in (("c", problem.c, problem.group_c), ("k", problem.k, problem.group_k)):
-        if count % UNIT:
-            reasons.append(f"{name}={count} is no multiple of {UNIT}: channels are multiplied by eights")
+        if count % unit:
+            reasons.append(f"{name}={count} is no multiple of {unit}: channels are read by units of {UNIT_BYTES} bytes")
         elif each % 4:
             reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
     if reasons or filter_tiles(windows := windows_of(problem), registers):
@@ -262,9 +297,10 @@ def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str
 def sectors(problem: ConvProblem, channels: int, rows: int, columns: int, step: int = 1) -> int:
     """Bytes of the sectors of 32 that so many channels of rows of pixels, ``step`` columns apart, lie in: of each
     pixel, or of each row."""
+    of_sector = 32 // item_bytes(problem.dtype)
     if problem.layout == "NHWC":
-        return 32 * ceil_div(channels, 16) * rows * columns
-    return 32 * (ceil_div(columns * step, 16) + 1) * rows * channels
+        return 32 * ceil_div(channels, of_sector) * rows * columns
+    return 32 * (ceil_div(columns * step, of_sector) + 1) * rows * channels
 
 
 def resident_blocks(config: GroupsConfig, shared: int, registers: int, target: Target) -> int:
@@ -274,7 +310,8 @@ def resident_blocks(config: GroupsConfig, shared: int, registers: int, target: T
 
 
 class NativeGemmGroups(TimedAlgorithm):
-    """Direct grouped convolution and its input's gradient on tensor cores, 16-bit elements summed in float32."""
+    """Direct grouped convolution and its input's gradient on tensor cores, 16-bit elements or float32 rounded to TF32,
+    summed in float32."""
 
     name = "native_gemm"
     strategy = "groups"
@@ -285,7 +322,10 @@ class NativeGemmGroups(TimedAlgorithm):
         return group_limits(problem, target, OF_STEP, "fprop", "dgrad")
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
-        return "fp16"
+        return "tf32" if problem.dtype == "float32" else "fp16"
+
+    def unmeasured(self, problem: ConvProblem) -> bool:
+        return problem.dtype == "float32"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return problem.bytes / target.bytes_per_cycle
@@ -295,7 +335,7 @@ class NativeGemmGroups(TimedAlgorithm):
         if not windows.rows.positions * windows.columns.positions:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1))]
-        found = self._candidates(windows, BESIDE[problem.layout], target)
+        found = self._candidates(windows, BESIDE[windows.kind][problem.layout], target)
         wide = problem.op == "fprop" and windows.group_c % 32 == 0 and target.warpgroup_products
         behind = speeds.behind if wide else 1.0
         return by_time((behind * cycles(problem, config, target, speeds), config) for config in found)
@@ -303,6 +343,8 @@ class NativeGemmGroups(TimedAlgorithm):
     def _candidates(self, windows: Windows, beside: int, target: Target) -> Iterator[GroupsConfig]:
         for filters, blocks, warps in filter_tiles(windows, OF_STEP):
             registers = blocks * (OF_STEP * windows.steps + 6) + beside
+            if windows.kind == "TF32" and windows.phases > 1 and blocks > 1:
+                registers += PHASES
             for rows, columns in window_tiles(windows):
                 whole = GroupsConfig(filters, blocks, warps, rows, columns, 1)
                 shared = whole.shared_bytes(windows)
@@ -312,7 +354,8 @@ class NativeGemmGroups(TimedAlgorithm):
 
     def order_of_sums(self, problem: ConvProblem, config: GroupsConfig) -> Hashable:
         """Nothing: an output's reduction is one chain. Where eight filters span groups, zeros lie in it elsewhere."""
-        return config.filters if problem.group_c % UNIT or problem.group_k % UNIT else ()
+        windows = windows_of(problem)
+        return config.filters if windows.group_c % windows.unit or windows.group_k % UNIT else ()
 
     def plan(self, problem: ConvProblem, config: GroupsConfig, target: Target) -> Plan:
         windows, zeros = windows_of(problem), input_gradient.zero_launches(problem)
@@ -333,10 +376,12 @@ def cycles(problem: ConvProblem, config: GroupsConfig, target: Target, speeds: G
     of_filters, of_windows = config.tiles(windows)
     workers = config.workers(windows, target)
     rounds, together = ceil_div(of_windows, workers), ceil_div(of_filters * workers, target.multiprocessors)
+    # a product of TF32 has half the flops, at half the rate
     m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // UNIT // config.blocks
     reads = windows.steps * (1 if windows.group_k % (8 * config.blocks) == 0 else config.blocks)
     products = windows.steps * config.blocks
-    issued = (reads + products) * 1.2 + windows.phases * (speeds.beside + speeds.block * config.blocks)
+    rounding = FRAGMENT * reads if problem.dtype == "float32" else 0
+    issued = (reads + products) * 1.2 + rounding + windows.phases * (speeds.beside + speeds.block * config.blocks)
     each = m_tiles * along * max(issued / 4, 4 * reads, products * 4096 / flops)
     latency = speeds.latency * issued + speeds.product * windows.steps
     computed = max(together * each, ceil_div(m_tiles * along, config.warps) * latency)

@@ -1,4 +1,4 @@
-"""Gradient of the filters of grouped layers on tensor cores by mma.sync, for float16 and bfloat16 in NHWC."""
+"""Gradient of the filters of grouped layers on tensor cores by mma.sync, for float16, bfloat16 and TF32."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from leanconv.dtypes import DTYPES
+from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants
 from leanconv.kernels.contract import Arithmetic, by_time, ceil_div, variant
@@ -14,6 +14,7 @@ from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.mma_sync.native_gemm_groups import (
     STAGES,
     UNIT,
+    UNIT_BYTES,
     GroupsConfig,
     NativeGemmGroups,
     Windows,
@@ -29,10 +30,11 @@ from leanconv.problem import ConvProblem
 
 #: Registers of a step's sums, and what a thread has beside these and their fragments, by layout.
 OF_STEP = 4
-BESIDE = {"NHWC": 64, "NCHW": 108}
+BESIDE = {"16 bits": {"NHWC": 64, "NCHW": 108}, "TF32": {"NHWC": 64, "NCHW": 72}}
 #: Filters of a tile, about.
 FILTERS = (16, 64)
-#: Outputs whose products a warp sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
+#: Outputs whose products a warp sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost; in
+#: TF32, of which it adds half as many products at once, half as many.
 MOST_PIXELS = 2**17
 #: CTAs of a cluster that share a tile's outputs.
 SPLITS = (1, 2, 4, 8, 16)
@@ -46,9 +48,14 @@ class GroupsWeightConfig(GroupsConfig):
     split: int = 1
     split_k: int = 1
 
+    def pitch(self, channels: int, windows: Windows) -> int:
+        """Of float32 lanes load by themselves, and two units more than a multiple of four meet each bank once."""
+        units = channels // windows.unit
+        return units + (2 - units) % 4 if windows.kind == "TF32" else units | 1
+
     def shared_bytes(self, windows: Windows) -> int:
         """The stages, or the sums of all warps where they were."""
-        outputs = self.rows * self.columns * 16 * (self.filters // UNIT | 1)
+        outputs = self.rows * self.columns * UNIT_BYTES * self.pitch(self.filters, windows)
         sums = self.warps * self.blocks * windows.steps * OF_STEP * 32 * 4
         return max(super().shared_bytes(windows) + STAGES * outputs, sums)
 
@@ -58,7 +65,7 @@ class GroupsWeightSpeeds(Speeds):
     """Cycles of a multiprocessor, and shares of the memory's speed, of a layout.
 
     Explored (H200, 3859a523): fitted to 208 times of 21 layers, channels last, with a mean error of 11 %; the choice
-    among the measured is 6 % behind the best in the mean.
+    among the measured is 6 % behind the best in the mean. TF32 is not measured yet: its times are predicted from these.
     """
 
     #: flops of mma.sync in a cycle, at most, and the share of the tensor cores' that is assumed elsewhere
@@ -86,7 +93,7 @@ class GroupsWeightSpeeds(Speeds):
 
 
 class NativeWeightGroups(split_k.SplitK):
-    """The filters' gradient of groups on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
+    """The filters' gradient of groups on tensor cores: 16 bits or float32 rounded to TF32, summed in float32."""
 
     name = "native_weight"
     strategy = "groups"
@@ -97,7 +104,10 @@ class NativeWeightGroups(split_k.SplitK):
         return group_limits(problem, target, OF_STEP, "wgrad")
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
-        return "fp16"
+        return "tf32" if problem.dtype == "float32" else "fp16"
+
+    def unmeasured(self, problem: ConvProblem) -> bool:
+        return problem.dtype == "float32"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return problem.bytes / target.bytes_per_cycle
@@ -110,9 +120,10 @@ class NativeWeightGroups(split_k.SplitK):
         return by_time((cycles(problem, config, target, speeds), config) for config in configs)
 
     def _candidates(self, problem: ConvProblem, target: Target, room: float) -> Iterator[GroupsWeightConfig]:
-        least, windows = ceil_div(problem.pixels, MOST_PIXELS), windows_of(problem)
+        windows = windows_of(problem)
+        least = ceil_div(problem.pixels * item_bytes(problem.dtype), 2 * MOST_PIXELS)
         for filters, blocks, warps in filter_tiles(windows, OF_STEP, FILTERS):
-            registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE[problem.layout]
+            registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE[windows.kind][problem.layout]
             for rows, columns in window_tiles(windows):
                 whole = GroupsWeightConfig(filters, blocks, warps, rows, columns, 1)
                 shared = whole.shared_bytes(windows)
@@ -154,9 +165,15 @@ def cycles(problem: ConvProblem, config: GroupsWeightConfig, target: Target, spe
     together = config.min_blocks if config.split > 1 else min(ctas, config.min_blocks)
     m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // UNIT // config.blocks
     reads = steps * (1 if windows.group_k % (8 * config.blocks) == 0 else config.blocks)
-    issued = (reads + steps * config.blocks) * 1.2 + speeds.beside
-    each = m_tiles * along * max(issued / 4, 4 * reads, steps * config.blocks * 4096 / flops)
-    latency = speeds.latency * issued + speeds.product * steps * config.blocks
+    products = steps * config.blocks
+    issued = (reads + products) * 1.2 + speeds.beside
+    if problem.dtype == "float32":
+        # twice as many products, of half the flops at half the rate; four loads and eight roundings in place of an
+        # ldmatrix
+        reads, products = 2 * reads, 2 * products
+        issued = 6 * reads + products * 1.2 + 2 * speeds.beside
+    each = m_tiles * along * max(issued / 4, 4 * reads, products * 4096 / flops)
+    latency = speeds.latency * issued + speeds.product * products
     computed = max(together * each, ceil_div(m_tiles * along, config.warps) * latency)
     height, width = config.pixels(windows)
     moved = sectors(problem, config.channels(windows), height, width)

@@ -6,10 +6,10 @@
 namespace leanconv {
 
 inline void mma_f16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATOR_SITE) {
-    emulator::mma(false, sums, a, b, site);
+    emulator::mma(emulator::Factors::float16, sums, a, b, site);
 }
 inline void mma_bf16(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], EMULATOR_SITE) {
-    emulator::mma(true, sums, a, b, site);
+    emulator::mma(emulator::Factors::bfloat16, sums, a, b, site);
 }
 
 template <int count>
