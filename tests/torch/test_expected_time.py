@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from leanconv.volumes.images import as_images
 
 pytest.importorskip("torch")
 
+from leanconv.torch.comparing import compared, expected_cycles, passes_cycles
 from leanconv.torch.expected_time import LAUNCH, engine, most_share, pytorch_cycles
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvidia-h200"
@@ -126,3 +129,27 @@ def test_gradients_of_filters_in_16_bits_are_taken_channels_last(layer: str, tak
     assert (choice.algorithm.stem == "native_weight_nhwc") == (problem.c % 8 == 0)
     expected = pytorch_cycles(problem, H200, False)
     assert (choice.cost / expected < most_share(problem, False, expected)) == taken
+
+
+def test_a_launch_is_added_where_the_prediction_leaves_it_out() -> None:
+    for words, target, apart in (
+        ("conv:n32,c256,h14,k1024,r1,NHWC,float16", H200, False),
+        ("conv:n32,c64,h28,k64,r3,pad1,NHWC", replace(H200, model="", arch="sm_80"), True),
+        ("conv:n32,c64,h28,k64,r3,pad1,NHWC", replace(H200, model=""), False),
+    ):
+        problem = parse_problem(words)
+        name = "implicit_gemm" if apart else "auto"
+        loaded: Any = SimpleNamespace(
+            choice=by_model(problem, target, name, None), problem=problem, device=SimpleNamespace(target=target)
+        )
+        assert expected_cycles(loaded) == loaded.choice.cost + LAUNCH * apart
+
+
+def test_a_short_layer_with_what_follows_it_is_taken_and_not_by_itself() -> None:
+    """In the kernel what follows costs little; PyTorch needs a pass or two over the result."""
+    problem = parse_problem("conv:n32,c672,h14,k128,r1,NHWC,float16")
+    loaded: Any = SimpleNamespace(choice=chosen(problem), problem=problem, device=SimpleNamespace(target=H200))
+    expected = pytorch_cycles(problem, H200, False)
+    assert not compared(loaded, problem, False, expected).name
+    passes = passes_cycles(replace(problem, bias=True, activation="relu"), H200)
+    assert compared(loaded, problem, False, expected, passes).name == "native_gemm"
