@@ -108,7 +108,7 @@ TILES: tuple[Tile, ...] = (
 @dataclass(frozen=True)
 class NativeSpeeds(Speeds):
     """Tiles are fitted together to 14 layers (burst, H200), so that they compare; what all tiles share to 171 whole
-    calls of committed results, half of which are predicted within 6 %."""
+    calls of committed results, most of which are predicted within a tenth."""
 
     #: TFLOP/s of each tile's stages, 950 at most; the last was not measured and has the figure of the one before it
     tiles: tuple[float, ...]

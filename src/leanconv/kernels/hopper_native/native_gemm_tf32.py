@@ -36,7 +36,7 @@ class Tf32Config(NativeConfig):
 @dataclass(frozen=True)
 class Tf32Speeds(NativeSpeeds):
     """Those of tiles are fitted to 17 layers (burst, H200), for each tile to those whose filters it divides; what all
-    tiles share to 78 whole calls of committed results, half of which are predicted within 5 %."""
+    tiles share to 78 whole calls of committed results, most of which are predicted within a tenth."""
 
 
 class NativeGemmTf32(NativeGemm16bit):
