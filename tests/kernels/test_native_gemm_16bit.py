@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from leanconv.bench import columns
+from leanconv.bench.suites import parse_problem
+from leanconv.call.choose import by_model
+from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.dtypes import DTYPES
+from leanconv.kernels import cost
 from leanconv.problem import ConvProblem
 from tests import proof
 from tests.cases import TARGETS, draw_conv
@@ -63,3 +70,52 @@ def test_rows_leave_as_few_zeros_as_can_be(channels, groups, channel_block):
     assert {config.channel_block for config in configs} == {channel_block}
     taps = problem.r * problem.s * -(-channels // channel_block)
     assert all(taps % config.stage_blocks == 0 and config.stages >= 3 for config in configs)
+
+
+def test_predictions_are_what_was_measured():
+    """Layers of torchvision's networks on an H200, whole calls of what the cost model chose."""
+    path = Path(__file__).resolve().parents[2] / "benchmarks/results/nvidia-h200/layers.json"
+    found = []
+    for row in columns.read(path)["rows"]:
+        problem = parse_problem(row["problem"])
+        if row["algorithm"] == "native_gemm" and problem.groups == 1:
+            choice = by_model(problem, NOMINAL, "native_gemm", row["limit"])
+            if choice.algorithm is NHWC:
+                found.append((row["us"], choice.cost / 1980 / row["us"]))
+    assert len(found) > 50
+    assert statistics.median(abs(ratio - 1) for _, ratio in found) < 0.08
+    assert all(0.75 < ratio < 1.25 for us, ratio in found if us < 10)
+
+
+def test_what_strides_pass_over_is_not_read_forward_and_written_as_zeros_backward():
+    layer = replace(LAYER, n=32, c=256, h=56, w=56, k=512, r=1, s=1, padding=(0, 0, 0, 0), bias=False, activation=None)
+    strided = replace(layer, stride=(2, 2))
+    assert cost.moved_bytes(layer) == layer.bytes
+    x, y = 2 * 32 * 256 * 56**2, 2 * 32 * 512 * 28**2
+    assert cost.moved_bytes(strided) == x / 4 + y + 2 * 256 * 512
+    beside = {
+        (problem.layout, problem.stride[0], problem.r): cost.fitted(NHWC, problem, NOMINAL).beside
+        for layout in ("NHWC", "NCHW")
+        for each in (layer, strided, replace(strided, r=3, s=3, padding=(1, 1, 1, 1)))
+        for problem in [replace(each, layout=layout, op="dgrad")]
+    }
+    speeds = cost.GpuSpeeds.of(NOMINAL)
+    assert beside["NHWC", 1, 1] == beside["NCHW", 1, 1] == beside["NHWC", 2, 3] == 0
+    assert beside["NHWC", 2, 1] == pytest.approx(speeds.zeros[0] * x / 2)
+    assert beside["NCHW", 2, 1] == pytest.approx((speeds.zeros[1] + speeds.scattered / 4) * x / 2)
+    assert beside["NCHW", 2, 3] == pytest.approx(speeds.scattered * x / 2)
+    added = replace(strided, op="dgrad", accumulate=True)
+    assert cost.fitted(NHWC, added, NOMINAL).beside == 0
+
+
+def test_copies_of_short_rows_packing_and_single_stores_count():
+    def cycles(**changes):
+        layer = replace(LAYER, n=32, h=28, w=28, c=64, k=64, bias=False, activation=None)
+        return min(time for time, _ in NHWC.timed(replace(layer, **changes), NOMINAL))
+
+    speeds = type(NHWC).speeds.of(NOMINAL)
+    assert cycles(c=16) > 0.98 * cycles(c=32)  # as many rows, of half the bytes
+    assert cycles(op="dgrad") == pytest.approx(
+        cycles() + speeds.packing + 2 * 2 * 64 * 64 * 9 / NOMINAL.bytes_per_cycle
+    )
+    assert cycles(k=60) > 1.5 * cycles()

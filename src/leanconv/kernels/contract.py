@@ -67,6 +67,9 @@ class Algorithm(ABC):
     by_name_only: ClassVar[bool] = False
     #: whether it computes layers of volumes, which have slices; all compute those of images
     volumes: ClassVar[bool] = False
+    #: whether the phases of a strided gradient of the input are written one by one, and zeros by a launch of their own,
+    #: or what writes them takes as long
+    writes_phases: ClassVar[bool] = False
     #: whether each output is one chain of multiply-adds, in direct order, whatever the configuration
     direct_order: ClassVar[bool] = False
 

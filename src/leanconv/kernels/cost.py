@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
+from math import gcd, prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import Algorithm, ceil_div
 from leanconv.perf import tables
 from leanconv.plan import Target
@@ -70,6 +72,11 @@ class GpuSpeeds(Speeds):
     #: the busiest multiprocessor gets one block more than the mean. Clusters of 2 are dealt evenly. Explored (H200,
     #: 4f4e305, 28 layers in CHWN): for a mean of 4.0, 6.1, 11.9 and 24.2 blocks the time of 5.5, 7.0, 12.9 and 25.0.
     even_clusters: float
+    #: clock cycles of the launch that writes zeros, for each element of a gradient, channels last and in other layouts;
+    #: and what each element takes more, in NCHW, that phases write which lie apart along a row. Measured layers: six
+    #: with zeros, 29 in NCHW with 0.004 to 0.018, of five kernels
+    zeros: tuple[float, float]
+    scattered: float
 
 
 def pixels_read(extent: int, taps: int, stride: int, dilation: int, before: int, outputs: int) -> int:
@@ -100,6 +107,29 @@ def mean_products(problem: ConvProblem) -> int:
 def fma_cycles(problem: ConvProblem, target: Target, fewer: float = 1) -> float:
     """Cycles of a layer's multiply-adds, ``fewer`` times fewer than by its definition, on all FP32 cores of a GPU."""
     return problem.flops / 2 / fewer / (target.multiprocessors * target.fma_lanes)
+
+
+def axes_of(problem: ConvProblem) -> list[tuple[int, int, int]]:
+    """Taps, stride and dilation along each axis."""
+    slices = problem.t, problem.stride_d, problem.dilation_d
+    return [slices, *zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True)]
+
+
+def leaves_pixels(problem: ConvProblem) -> bool:
+    """Whether there are pixels that no filter reads: as a gradient of the input they are zeros."""
+    whole = all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes_of(problem))
+    return problem.op == "dgrad" and not problem.accumulate and not whole
+
+
+def moved_bytes(problem: ConvProblem) -> float:
+    """Bytes of a layer's tensors, but for pixels of the input that strides pass over."""
+    elements = problem.n * problem.c * problem.d * problem.h * problem.w
+    return problem.bytes - (1 - _read(problem)) * elements * item_bytes(problem.dtype)
+
+
+def _read(problem: ConvProblem) -> float:
+    """The part of the input's pixels that strides do not pass over."""
+    return prod(min(1.0, taps / stride) for taps, stride, _ in axes_of(problem))
 
 
 def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
@@ -142,10 +172,6 @@ class Fit(NamedTuple):
     start: float = 0.0
     preparing: float = 0.0
 
-    def with_prepared(self, cycles: float) -> Fitted:
-        """It for one problem, whose packed weights take memory so many ``cycles``."""
-        return Fitted(self.factor, self.start + self.preparing * cycles, measured=True)
-
 
 class Fitted(NamedTuple):
     """What a `Fit` is for one problem: ``factor`` times the prediction, and ``beside`` clock cycles. Where it was
@@ -177,8 +203,7 @@ def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
 def leaves_out_launch(algorithm: Algorithm, problem: Problem) -> bool:
     """Whether a prediction leaves out the launch of a call's last kernel: those of FP32 cores do, but for gradients of
     filters."""
-    layer = problem.kind == "conv2d" and problem.op != "wgrad" and problem.dtype == "float32"
-    return layer and algorithm.arithmetic(problem) == "fp32"
+    return problem.kind == "conv2d" and problem.op != "wgrad" and algorithm.arithmetic(problem) == "fp32"
 
 
 def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> float:
@@ -193,8 +218,9 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     none of an algorithm's times are known, its calls begin as those of others do. It need not be one that ``runs`` the
     problem: without that preparing does not count.
     """
+    phases = _phase_cycles(problem, target) if algorithm.writes_phases and problem.kind == "conv2d" else 0.0
     if algorithm.unmeasured(problem):
-        return Fitted(UNMEASURED)
+        return Fitted(UNMEASURED, beside=phases)
     fits = known(target.model) if target.model else {}
     fit = fits.get(group(algorithm, problem)) if fits else None
     if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
@@ -202,8 +228,20 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     if fit is None and leaves_out_launch(algorithm, problem):
         fit = fits.get(OTHERS)
     if fit is None:
-        return Fitted()
-    return fit.with_prepared(preparing_cycles(algorithm, problem, target) if runs and fit.preparing else 0.0)
+        return Fitted(beside=phases)
+    prepared = preparing_cycles(algorithm, problem, target) if runs and fit.preparing else 0.0
+    return Fitted(fit.factor, fit.start + fit.preparing * prepared + phases, measured=True)
+
+
+def _phase_cycles(problem: ConvProblem, target: Target) -> float:
+    """What a strided gradient of the input takes more: zeros where no phase writes, and pixels that lie apart."""
+    if problem.op != "dgrad":
+        return 0.0
+    speeds, elements = GpuSpeeds.of(target), prod(problem.y_shape)
+    each = speeds.zeros[problem.layout != "NHWC"] if leaves_pixels(problem) else 0.0
+    if problem.layout == "NCHW" and problem.stride[1] > 1:
+        each += speeds.scattered * _read(problem)
+    return each * elements
 
 
 def file_of(model: str) -> Path:

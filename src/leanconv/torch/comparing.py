@@ -16,10 +16,6 @@ from leanconv.torch import expected_time
 from leanconv.torch.deciding import Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
 
-#: Clock cycles that predictions of short kernels are too long, where what follows a layer is in its kernel. Explored
-#: (H200, fc7e145; layers of fused ResNet-50, EfficientNet-B0, RegNet-Y and MobileNet-V3): kernels that are predicted at
-#: 12 to 14 us take 5 to 7.
-_TOO_LONG = 5 * CYCLES_PER_US
 #: What part of PyTorch's expected time the predicted time of a kernel may be of which no times are known.
 _MOST_UNMEASURED = 0.5
 #: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
@@ -41,19 +37,25 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
             ours += _result_cycles(loaded.problem, target)
         why = f"{name} took {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
     else:
-        launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
-        ours, theirs = loaded.choice.cost + launch, pytorch
+        ours, theirs = expected_cycles(loaded), pytorch
         why = f"{name} is expected to take {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(ours):
             why = f"nobody knows how long {name} takes"
-        most = most_share(problem, tf32)
+        most = most_share(problem, tf32, pytorch)
         if loaded.choice.algorithm.unmeasured(loaded.problem):
             most = min(most, _MOST_UNMEASURED * cost.UNMEASURED)
         elif passes:
-            ours, most = max(ours - _TOO_LONG, 0.0), max(most, 1.0)
+            most = max(most, 1.0)
     if passes:
         why += f", which needs {passes / CYCLES_PER_US:.0f} µs more for what follows"
     return Decision(name if ours < most * theirs + passes else "", why, ours, theirs + passes)
+
+
+def expected_cycles(loaded: Loaded) -> float:
+    """The predicted clock cycles of what was chosen, its launch included."""
+    algorithm, problem = loaded.choice.algorithm, loaded.problem
+    fitted = cost.fitted(algorithm, problem, loaded.device.target).measured
+    return loaded.choice.cost + (LAUNCH if cost.leaves_out_launch(algorithm, problem) and not fitted else 0)
 
 
 def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, passes: float) -> Decision:
@@ -89,6 +91,4 @@ def one_pass(problem: ConvProblem) -> ConvProblem:
 
 def one_pass_cycles(loaded: Loaded, problem: ConvProblem) -> float:
     """Clock cycles of `one_pass`: its kernel's prediction leaves out the residual."""
-    target = loaded.device.target
-    launch = 0 if cost.fitted(loaded.choice.algorithm, loaded.problem, target).measured else LAUNCH
-    return loaded.choice.cost + launch + problem.add * _result_cycles(problem, target)
+    return expected_cycles(loaded) + problem.add * _result_cycles(problem, loaded.device.target)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, prod
 
+from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
+from leanconv.kernels.cost import moved_bytes, overlapped
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
 from leanconv.volumes.images import as_images
@@ -17,8 +19,16 @@ _FP32 = 0.58
 #: it; and what part of that remains in the gradient of the filters.
 _TF32 = (0.46, 60, 0.64), (0.63, 37, 0.55)
 _16BIT = (0.62, 50, 1.0)
-#: Of 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by launches of their own
-#: before the product and after it.
+#: Of images in 16 bits without groups. By operation the share of the tensor cores' peak on layers of infinitely many
+#: channels, channels first and last; how many channels halve it; what part of the shorter of products and memory the
+#: longer does not hide; clock cycles beside both, and those of the gradient of filters. Fitted to the 317 measured
+#: layers of suites and of torchvision's networks: half are within a tenth, of a network left out within a sixth.
+_IMAGES_16BIT = {"fprop": (0.5, 0.65), "dgrad": (0.64, 0.75), "wgrad": (0.69, 0.77)}
+_IMAGES_HALF, _IMAGES_LESSER, _IMAGES_BESIDE, _IMAGES_WEIGHT_BESIDE = 21, 0.48, 8200, (19200, 14800)
+#: channels first they are rearranged at this share of the memory's speed, in so many clock cycles beside that
+_IMAGES_REARRANGED = 0.68, 9150
+#: Of groups and volumes in 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by
+#: launches of their own before the product and after it.
 _REARRANGED, _REARRANGING = 0.5, 2
 #: Of layers in groups of several channels, on tensor cores: the fewest channels that a group takes in a product; what
 #: part remains of the share above; of that in the gradient of the filters, in 16 bits and in TF32 by layout; and where
@@ -31,29 +41,39 @@ _MEMORY, _MEMORY_GROUPS, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, 0.5, {"fprop
 _FEW = 8
 #: What part of PyTorch's expected time leanconv's predicted time may be: such that of the layers that it takes few
 #: lose more than a little (tests/torch/test_expected_time.py has the limits). Where none of the measured lost, it is
-#: the most that was predicted. On tensor cores few gradients win, and what is predicted says little of which.
-_MOST_FP32 = {"fprop": 1.5, "dgrad": 1.1, "wgrad": 1.5}
-_MOST_FP32_GROUPS = 1.6
-_MOST_16 = {"1x1": 0.85, "up to 9 taps": 1.6, "other": 0.65}
-#: Of gradients of filters in 16 bits, channels last, where both numbers of channels are multiples of 8. Explored (H200,
-#: e3ec3a9): of 22 layers one that is taken lost 5 %, and the others won. A share above 1 wins where few pixels are
-#: summed: for these PyTorch takes longer than expected.
-_MOST_16_WEIGHT = {"1x1": 1.0, "other": 1.15}
-_MOST_TF32 = {"1x1": 0.7, "other": 0.95, "gradient": 0.4}
-_MOST_TENSOR_CORES = 0.5
-#: Of layers in groups of several channels, pairs in TF32 and in 16 bits: forward and input's gradient, then filters'
-#: gradient. Of the 180 measured ones of ResNeXt-50 and RegNet-Y-1.6GF, with their gradients, none that is taken so lost
-#: (benchmarks/results/nvidia-h200/group-layers.json).
-_MOST_GROUPS, _MOST_GROUPS_WEIGHT = (0.9, 1.15), (1.8, 0.9)
-#: The same with strides in 16 bits; of these the input's gradient channels first; and where a group's channels are no
-#: power of two.
-_MOST_GROUPS_STRIDED, _MOST_GROUPS_STRIDED_NCHW, _MOST_GROUPS_OTHER = 0.8, 0.42, 1.3
+#: the most that was predicted. Chosen without one of eight networks, of what is then taken of that network 13 of 360
+#: lost in 16 bits, and 12 of 1004 in float32.
+_MOST_FP32 = {"fprop": 1.5, "dgrad": 1.3, "wgrad": 1.5}
+#: of gradients of filters of several taps, channels first
+_MOST_FP32_WEIGHT_NCHW = 0.74
+_MOST_TF32 = {"1x1": 0.7, "other": 0.83, "gradient": 0.3}
+#: in TF32 of layers with more than 9 taps and many channels, channels first and last
+_MOST_TF32_LARGE = 0.4, 1.0
+#: Of filters of more than 225 taps with fewer than 96 channels: cuDNN's FFT takes less than expected.
+_FFT_TAPS, _FFT_CHANNELS, _MOST_FFT = 225, 96, 0.5
+_MOST_16 = {"1x1": 0.72, "up to 9 taps": 1.0, "other": 0.74}
+#: In 16 bits channels last, 1x1: where PyTorch is expected to take so many microseconds, of 18 layers 11 won and one
+#: lost; of 18 shorter ones one won. Gradients of the input take as long as PyTorch's: of 33 none won.
+_MOST_16_LONG, _LONG_US = 0.98, 11
+_MOST_16_INPUT, _MOST_16_INPUT_NCHW = 0.5, {"1x1": 0.5, "other": 0.86}
+#: Of gradients of filters: where both numbers of channels are multiples of 8, channels last; channels first; others.
+_MOST_16_WEIGHT, _MOST_16_WEIGHT_NCHW, _MOST_16_WEIGHT_OTHER = {"1x1": 0.95, "other": 1.13}, 0.86, 0.5
+#: Of layers in groups of several channels, and in 16 bits channels first and last. Of the 180 measured ones of
+#: ResNeXt-50 and RegNet-Y-1.6GF, with their gradients, none that is taken so lost; with shares chosen for the other
+#: network alone one did (benchmarks/results/nvidia-h200/group-layers.json).
+_MOST_GROUPS_FP32 = {"fprop": 1.6, "dgrad": 3.0, "wgrad": 1.6}
+_MOST_GROUPS_TF32 = {"fprop": 1.36, "dgrad": 1.36, "wgrad": 1.8}
+_MOST_GROUPS_16 = {"fprop": (1.0, 1.3), "dgrad": (0.78, 1.1), "wgrad": (1.25, 0.82)}
+#: Of depthwise layers, and of those of up to 9 taps, channels last, in float32; in 16 bits; and of the gradient of the
+#: filters in 16 bits of up to 9 taps and of more, channels first and last.
+_MOST_DEPTHWISE = {"fprop": (1.2, 0.78), "dgrad": (1.6, 0.9), "wgrad": (1.9, 0.85)}
+_MOST_DEPTHWISE_16, _MOST_DEPTHWISE_16_WEIGHT = {"fprop": 1.05, "dgrad": 1.55}, ((0.9, 0.28), (0.62, 0.58))
 #: Of volumes, in strict FP32, in TF32, and in 16 bits by the most channels that a share is for. Explored (H200,
 #: ef45da80, suite conv3d channels last; 05d2ebb, 144 of its layers by operation, type and layout): of what is taken so
 #: none lost. PyTorch's gradients of filters with few channels take down to a third of what is expected in 16 bits.
 #: Groups of several channels are not measured.
 _MOST_VOLUMES_FP32 = {"fprop": 1.0, "dgrad": 1.1, "wgrad": 1.3}
-_MOST_VOLUMES_TF32 = {"fprop": 0.85, "dgrad": 0.75, "wgrad": 0.5}
+_MOST_VOLUMES_TF32 = {"fprop": 0.72, "dgrad": 0.75, "wgrad": 0.5}
 _MOST_VOLUMES_16 = {
     "fprop": ((8, 0.6), (32, 0.5), (inf, 0.9)), "dgrad": ((inf, 0.65),), "wgrad": ((32, 0.4), (inf, 0.5)),
 }  # fmt: skip
@@ -63,8 +83,6 @@ _MOST_VOLUMES_DEPTHWISE, _MOST_VOLUMES_GROUPS = 0.8, 0.3
 #: times as long as expected of images: PyTorch's depthwise layers of volumes, channels last. Explored (H200, 05d2ebb):
 #: of three layers and their gradients 5 to 100 times.
 _DEPTHWISE_VOLUMES = 4
-_MOST_DEPTHWISE = {"fprop": 0.95, "dgrad": 1.1, "wgrad": 0.85}
-_MOST_DEPTHWISE_16 = {"fprop": 1.0, "dgrad": 1.5, "wgrad": 0.65}
 #: clock cycles of a launch: of PyTorch's time, and of leanconv's where its prediction leaves it out
 LAUNCH = 5940
 #: clock cycles in a microsecond, of an H200 at work
@@ -105,6 +123,8 @@ def pytorch_cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
 
 def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     last = problem.layout == "NHWC"
+    if problem.dtype != "float32" and problem.groups == 1 and not problem.is_volume:
+        return _images_16bit(problem, target, last)
     lanes = target.multiprocessors * target.fma_lanes
     products = problem.flops / 2
     channels = min(problem.group_c, problem.group_k)
@@ -139,6 +159,23 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     return cycles
 
 
+def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
+    op, channels = problem.op, min(problem.c, problem.k)
+    products = problem.flops / 2 * ceil_div(problem.k, 64) * 64 / problem.k * ceil_div(problem.c, 16) * 16 / problem.c
+    reached = _IMAGES_16BIT[op][last] * max(16, channels) / (max(16, channels) + _IMAGES_HALF)
+    work = products / (target.multiprocessors * target.tensor_flops / 2 * reached)
+    moved = moved_bytes(problem) if op == "fprop" else problem.bytes
+    memory = moved / ((_MEMORY_FEW[op] if channels <= _FEW else 1.0) * target.bytes_per_cycle)
+    cycles = overlapped(work, memory, _IMAGES_LESSER)
+    cycles += _IMAGES_WEIGHT_BESIDE[last] if op == "wgrad" else _IMAGES_BESIDE
+    if _is_rearranged(problem):
+        share, beside = _IMAGES_REARRANGED
+        cycles += 2 * problem.bytes / (share * target.bytes_per_cycle) + beside
+    if problem.bias and op == "fprop":  # a pass over the result
+        cycles += 2 * prod(problem.y_shape) * item_bytes(problem.dtype) / target.bytes_per_cycle + LAUNCH / 2
+    return cycles
+
+
 def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
     """Clock cycles of the products of a layer in groups of several channels, on tensor cores."""
     kind = "16 bits" if is_16bit else problem.layout
@@ -155,37 +192,42 @@ def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
     return products / (target.multiprocessors * target.tensor_flops / (2 if is_16bit else 4) * reached)
 
 
-def most_share(problem: ConvProblem, tf32: bool) -> float:
-    """leanconv takes a layer whose predicted time is below this part of what PyTorch is expected to take."""
-    taps, is_16bit = problem.r * problem.s, problem.dtype != "float32"
+def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
+    """leanconv takes a layer whose predicted time is below this part of what PyTorch is expected to take: ``pytorch``
+    clock cycles."""
+    op, taps, last, is_16bit = problem.op, problem.r * problem.s, problem.layout == "NHWC", problem.dtype != "float32"
+    several = taps > 1
     if problem.is_volume:
         return _most_of_volumes(problem, tf32)
     if problem.groups > 1 and problem.group_c == 1:
-        return (_MOST_DEPTHWISE_16 if is_16bit else _MOST_DEPTHWISE)[problem.op]
-    if not (is_16bit or tf32):
-        return _MOST_FP32[problem.op] if problem.groups == 1 else _MOST_FP32_GROUPS
-    tensor_copies = problem.layout == "NHWC" and problem.groups == 1 and problem.c % 8 == problem.k % 8 == 0
-    if is_16bit and problem.op == "wgrad" and tensor_copies:
-        return _MOST_16_WEIGHT["1x1" if taps == 1 else "other"]
+        return _most_of_depthwise(problem)
     if problem.groups > 1:
-        return _most_of_groups(problem)
-    if is_16bit and problem.op != "fprop":
-        return _MOST_TENSOR_CORES
+        return _MOST_GROUPS_16[op][last] if is_16bit else (_MOST_GROUPS_TF32 if tf32 else _MOST_GROUPS_FP32)[op]
+    kind = "other" if several else "1x1"
+    if is_16bit and op == "wgrad":
+        if last:
+            return _MOST_16_WEIGHT[kind] if problem.c % 8 == problem.k % 8 == 0 else _MOST_16_WEIGHT_OTHER
+        return _MOST_16_WEIGHT_NCHW
+    if is_16bit and op == "dgrad":
+        return _MOST_16_INPUT if last else _MOST_16_INPUT_NCHW[kind]
     if is_16bit:
-        few = problem.group_c <= _FEW or taps > 9
-        return _MOST_16["other" if few else "1x1" if taps == 1 else "up to 9 taps"]
-    return _MOST_TF32["gradient" if problem.op != "fprop" else "1x1" if taps == 1 else "other"]
+        if last and not several and pytorch >= _LONG_US * CYCLES_PER_US:
+            return _MOST_16_LONG
+        few = problem.c <= _FEW or taps > 9
+        return _MOST_16["other" if few else "up to 9 taps" if several else "1x1"]
+    if op != "wgrad" and taps > _FFT_TAPS and problem.c < _FFT_CHANNELS:
+        return _MOST_FFT
+    if tf32:
+        large = taps > 9 and problem.c > _FEW and op == "fprop"
+        return _MOST_TF32_LARGE[last] if large else _MOST_TF32[kind if op == "fprop" else "gradient"]
+    return _MOST_FP32_WEIGHT_NCHW if op == "wgrad" and several and not last else _MOST_FP32[op]
 
 
-def _most_of_groups(problem: ConvProblem) -> float:
-    is_16bit, strided = problem.dtype != "float32", problem.stride != (1, 1)
-    if problem.op == "wgrad":
-        return _MOST_GROUPS_WEIGHT[is_16bit]
-    if is_16bit and strided and (problem.op, problem.layout) == ("dgrad", "NCHW"):
-        return _MOST_GROUPS_STRIDED_NCHW
-    if not _is_power_of_two(problem.group_c):
-        return _MOST_GROUPS_OTHER
-    return _MOST_GROUPS_STRIDED if is_16bit and strided else _MOST_GROUPS[is_16bit]
+def _most_of_depthwise(problem: ConvProblem) -> float:
+    large, last = problem.r * problem.s > 9, problem.layout == "NHWC"
+    if problem.dtype == "float32":
+        return _MOST_DEPTHWISE[problem.op][last and not large]
+    return _MOST_DEPTHWISE_16_WEIGHT[last][large] if problem.op == "wgrad" else _MOST_DEPTHWISE_16[problem.op]
 
 
 def _is_power_of_two(number: int) -> bool:

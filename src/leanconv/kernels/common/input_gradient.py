@@ -20,6 +20,7 @@ from math import gcd
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common.layers import OutputView, conv_constants, filter_slices
 from leanconv.kernels.contract import ceil_div, named
+from leanconv.kernels.cost import axes_of, leaves_pixels
 from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
@@ -288,16 +289,11 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
 def zero_launches(problem: ConvProblem) -> tuple[Launch, ...]:
     """The launch that writes zeros, or the bias, to the pixels that no phase has; none where there are none, or where
     ``problem`` is no gradient, or one that is added."""
-    axes = [
-        (problem.t, problem.stride_d, problem.dilation_d),
-        *zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True),
-    ]
-    whole = all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes)
-    if problem.op != "dgrad" or problem.accumulate or whole:
+    if not leaves_pixels(problem):
         return ()
     inverses = [
         (f"inverse_{axis}", pow(dilation // gcd(stride, dilation), -1, stride // gcd(stride, dilation)))
-        for axis, (_, stride, dilation) in zip("dhw", axes, strict=True)
+        for axis, (_, stride, dilation) in zip("dhw", axes_of(problem), strict=True)
     ][0 if problem.is_volume else 1 :]
     element = DTYPES[problem.dtype].ctype
     bias = [Pointer("bias", element)] if problem.bias else []

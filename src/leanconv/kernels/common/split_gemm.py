@@ -335,6 +335,7 @@ class SplitGemm(TimedAlgorithm, Generic[C]):
 
     paper = "S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)"
     precision = "fp32"
+    writes_phases = True
     #: CTAs on a multiprocessor, of each packing launch, that registers must suffice for. Few filters are one wave of
     #: the second launch, whose CTAs wait for memory most of the time.
     preparing_blocks: ClassVar[tuple[int, int]] = (1, 4)

@@ -20,7 +20,7 @@ from leanconv.kernels.common.tensor_core_gemm import (
     reach_of,
 )
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles, overlapped
+from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped
 from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -107,14 +107,21 @@ TILES: tuple[Tile, ...] = (
 
 @dataclass(frozen=True)
 class NativeSpeeds(Speeds):
-    """Fitted together to 14 layers (burst, H200)."""
+    """Tiles are fitted together to 14 layers (burst, H200), so that they compare; what all tiles share to 171 whole
+    calls of committed results, most of which are predicted within a tenth."""
 
     #: TFLOP/s of each tile's stages, 950 at most; the last was not measured and has the figure of the one before it
     tiles: tuple[float, ...]
-    #: cycles of a tile beside its stages, before the first of a launch, and of the sum over the CTAs of a cluster
+    #: cycles of a tile beside its stages, and of the sum over the CTAs of a cluster
     tile: float
-    first: float
     split: float
+    #: of a launch beside its tiles, and of one that prepares filters beside their bytes
+    first: float
+    packing: float
+    #: of an output of a tile where filters are no whole 16 bytes, so that each is stored by itself
+    single: float
+    #: that copying a row of a stage takes at least, which is a channel block of a pixel or of a filter
+    row: float
     #: bytes that all multiprocessors together copy in a cycle: asked of volumes, whose reductions are long
     copied_per_cycle: float
     #: the share of the shorter of computing and memory that the longer does not hide
@@ -200,6 +207,7 @@ class NativeGemm16bit(TimedAlgorithm):
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
     precision: ClassVar[Precision] = "fp32"
     volumes = True
+    writes_phases = True
     dtypes: ClassVar[tuple[str, ...]] = layers.FLOATS_16BIT
     kind: ClassVar[type[NativeConfig]] = NativeConfig
     tiles: ClassVar[tuple[Tile, ...]] = TILES
@@ -256,21 +264,29 @@ class NativeGemm16bit(TimedAlgorithm):
         speeds = self.speeds.of(target)
         tile = config.warpgroups, config.m_tiles, config.filters
         speed = speeds.tiles[self.tiles.index(tile)] * FLOPS_PER_CYCLE
-        time = 0.0
+        of_stage = max(
+            2 * config.pixels * config.filters * config.depth / speed,
+            speeds.row * config.stage_blocks * (config.pixels + config.filters),
+        )
+        is_vector = phases[0].problem.group_k * config.item % 16 == 0
+        of_tile = speeds.tile + (0 if is_vector else speeds.single * config.pixels * config.filters)
+        time, launches = 0.0, sum(phase.times for phase in phases)
         for phase in phases:
-            stages = ceil_div(_stages(phase.problem, config), config.split)
-            rounds = ceil_div(_tiles(phase, config) * config.split, target.multiprocessors)
-            each = stages * 2 * config.pixels * config.filters * config.depth / speed
-            computed = rounds * (each + speeds.tile)
+            stages, tiles = _stages(phase.problem, config), _tiles(phase, config)
+            rounds = ceil_div(tiles * config.split, target.multiprocessors)
+            computed = rounds * (ceil_div(stages, config.split) * of_stage + of_tile)
             if phase.volume:
-                copied = _tiles(phase, config) * _stages(phase.problem, config) * config.stage_bytes
-                computed = max(computed, copied / speeds.copied_per_cycle)
-                if config.split > 1 and _tiles(phase, config) > clusters_at_once(config.split, 1, target):
+                computed = max(computed, tiles * stages * config.stage_bytes / speeds.copied_per_cycle)
+                if config.split > 1 and tiles > clusters_at_once(config.split, 1, target):
                     computed *= 2  # clusters wait for others
-            launch = computed + speeds.first + (speeds.split if config.split > 1 else 0)
-            time += phase.times * launch
-        memory = problem.bytes / target.bytes_per_cycle
-        return overlapped(time, memory, speeds.not_hidden) + launch_cycles(target)
+            time += phase.times * (computed + (speeds.split if config.split > 1 else 0))
+        packing = speeds.packing + 2 * self.prepared_bytes(problem) / target.bytes_per_cycle
+        time = overlapped(time, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden)
+        return time + launches * speeds.first + self._packings(problem) * packing
+
+    def _packings(self, problem: ConvProblem) -> int:
+        """Launches that prepare filters."""
+        return int(problem.op == "dgrad")
 
     def order_of_sums(self, problem: ConvProblem, config: NativeConfig) -> Hashable:
         block = config.channel_block

@@ -296,6 +296,7 @@ class NativeGemmNchw(TimedAlgorithm):
 
     name = "native_gemm_nchw"
     volumes = True
+    writes_phases = True
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Lu et al., im2win (2023)"
     precision = "fp32"
 

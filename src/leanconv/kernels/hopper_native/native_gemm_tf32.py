@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
+from leanconv.kernels.common.input_gradient import distinct_phases
 from leanconv.kernels.common.layers import prepared_plan
 from leanconv.kernels.contract import Arithmetic, ceil_div
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeConfig, NativeGemm16bit, NativeSpeeds, Tile
@@ -35,11 +35,8 @@ class Tf32Config(NativeConfig):
 
 @dataclass(frozen=True)
 class Tf32Speeds(NativeSpeeds):
-    """Those of tiles are fitted to 17 layers (burst, H200), for each tile to those whose filters it divides; the cycles
-    to 30 other layers."""
-
-    #: cycles that rounding the filters takes beside its bytes
-    rounding: float
+    """Those of tiles are fitted to 17 layers (burst, H200), for each tile to those whose filters it divides; what all
+    tiles share to 78 whole calls of committed results, most of which are predicted within a tenth."""
 
 
 class NativeGemmTf32(NativeGemm16bit):
@@ -59,11 +56,8 @@ class NativeGemmTf32(NativeGemm16bit):
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem)
 
-    def _cycles(
-        self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
-    ) -> float:
-        rounding = 2 * self.prepared_bytes(problem) / target.bytes_per_cycle + Tf32Speeds.of(target).rounding
-        return super()._cycles(problem, phases, config, target) + rounding
+    def _packings(self, problem: ConvProblem) -> int:
+        return 1 + super()._packings(problem)
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         plan = super().plan(problem, config, target)

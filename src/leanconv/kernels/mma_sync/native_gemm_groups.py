@@ -315,6 +315,7 @@ class NativeGemmGroups(TimedAlgorithm):
 
     name = "native_gemm"
     strategy = "groups"
+    writes_phases = True
     paper = "S. Markidis et al., NVIDIA tensor core programmability (2018); S. Chetlur et al., cuDNN (2014)"
     precision = "fp32"
 

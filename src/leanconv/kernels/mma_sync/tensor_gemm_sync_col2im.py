@@ -151,6 +151,7 @@ class TensorGemmSyncCol2im(TimedAlgorithm):
     paper = TensorGemmSync.paper
     precision = "fp32"
     volumes = True
+    writes_phases = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = limits(problem, "dgrad", dtypes=GPU_LAYERS) + images_outermost(problem)

@@ -100,6 +100,7 @@ class ImplicitGemm(TimedAlgorithm):
     paper = "S. Lu et al., im2win (2023), Algorithm 1; S. Chetlur et al., cuDNN (2014)"
     precision = "ieee"
     volumes = True
+    writes_phases = True
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return fma_cycles(problem, target)

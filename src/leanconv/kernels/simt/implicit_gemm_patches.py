@@ -51,6 +51,7 @@ class ImplicitGemmPatches(TimedAlgorithm):
     paper = ImplicitGemm.paper
     precision = "ieee"
     volumes = True
+    writes_phases = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = limits(problem, "dgrad", dtypes=GPU_LAYERS)
