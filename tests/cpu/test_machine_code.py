@@ -41,7 +41,6 @@ def test_depthwise_layers(width: int, cut: int, monkeypatch: pytest.MonkeyPatch)
     """Padding on all sides, strides, dilations, several images, bias and activation; each output is written."""
     monkeypatch.setattr(channels, "widest", lambda: width)
     monkeypatch.setattr(channels, "BUFFER_BYTES", cut)
-    monkeypatch.setattr(channels, "RESULT_BYTES", cut)
     channels._cuts.cache_clear()
     for problem in layers_of_channels(150):
         x, w, bias = arrays(problem)
@@ -70,7 +69,6 @@ def layers_of_filters(count: int) -> Iterator[ConvProblem]:
 def test_layers_without_groups(width: int, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dense_code, "widest", lambda: width)
     monkeypatch.setattr(dense_code, "STRIP_BYTES", cut)
-    monkeypatch.setattr(dense_code, "RESULT_BYTES", cut)
     for problem in layers_of_filters(120):
         x, w, bias = arrays(problem)
         y = np.full(problem.y_shape, np.nan, problem.dtype)
