@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
-from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,11 +29,12 @@ STRIP_BYTES, BLOCK_BYTES = 1 << 20, 1 << 19
 #: Channels below which pixels are read where they are, and bytes of weights that stay in the second level.
 FEW_CHANNELS, CACHED = 8, 5 << 18
 
+#: The most bytes of weights that are kept for the next call of a small layer.
+KEPT_BYTES = 192 << 10
 #: Channels that are unrolled.
 UNROLLED = 4
-#: The most taps of a row with which channels are unrolled, and with which the code is quick: code that the processor's
-#: cache of instructions does not hold takes three times as long.
-FEW_TAPS, QUICK_TAPS = 8, 40
+#: The most taps of a row with which channels are unrolled beside padding.
+FEW_TAPS = 8
 
 # as in machine_code; and two registers more, which are the caller's
 _TABLE, _ROWS = 7, 6
@@ -81,7 +81,7 @@ def tile_of(filters: int, size: int) -> tuple[int, int]:
 
 def assemble(layer: Dense) -> bytes:
     """The code: rows of outputs, tiles of a row, vectors of filters, rows of taps, taps, channels."""
-    code, size, item = Code(layer.vectors), layer.vectors.size, layer.vectors.item
+    code, size = Code(layer.vectors), layer.vectors.size
     registers = layer.vectors.registers
     together, most = layer.tile
     across = ceil_div(layer.outputs, ceil_div(layer.outputs, most))
@@ -189,16 +189,19 @@ def assemble(layer: Dense) -> bytes:
 @lru_cache(maxsize=256)
 def kernel(layer: Dense) -> Kernel | None:
     """A function for a layer; None where there can be none, or for much code."""
-    most = layer.tile[1]
-    tiles = min(ceil_div(layer.outputs, most), 3 + 2 * ceil_div(layer.padding, most * layer.stride))
     reach = max(layer.row, layer.width * layer.pixel, layer.rows * layer.taps * layer.channels * layer.vectors.size)
     reach = max(reach, layer.outputs * layer.result) * max(2, layer.filters)
-    reach = max(reach, layer.channels * layer.channel)
-    # taps of a tile that find other outputs than their neighbours
-    apart = min(layer.taps, most + 1)
-    if reach >= 2**31 or tiles * apart * most * (UNROLLED if layer.taps <= FEW_TAPS else 1) * 30 > 4 * MOST_CODE:
+    if max(reach, layer.channels * layer.channel) >= 2**31 or _is_much(*layer.tile, layer):
         return None
     return function(assemble(layer))
+
+
+def _is_much(together: int, most: int, layer: Any) -> bool:
+    """Whether a layer would take much code: there are tiles beside padding, and taps of these that find other outputs
+    than their neighbours."""
+    tiles = min(ceil_div(layer.outputs, most), 3 + 2 * ceil_div(layer.padding, most * layer.stride))
+    unrolled = UNROLLED if layer.taps <= FEW_TAPS else 1
+    return tiles * min(layer.taps, most + 1) * most * unrolled * 15 * together > 4 * MOST_CODE
 
 
 def lanes_for(problem: ConvProblem) -> int:
@@ -222,21 +225,20 @@ def as_one_row(problem: ConvProblem) -> ConvProblem:
 
 
 def cost(problem: ConvProblem, lanes: int) -> float:
-    """In the unit of `layers.product_cost`. Explored (Xeon with AVX-512, one thread): with 14 outputs a tile the code
-    is a quarter quicker than a product of matrices; with fewer it waits for weights, above all those of the third level
-    of the cache."""
-    problem, vectors = as_one_row(problem), ceil_div(problem.k, lanes)
-    together, most = tile_of(vectors, lanes * item_bytes(problem.dtype))
-    across = ceil_div(problem.q, ceil_div(problem.q, most))
+    """In the unit of `layers.product_cost`. Explored (Xeon with AVX-512, one thread): the code is a quarter quicker
+    than a product of matrices whose windows are copied; with less than 9 outputs a tile it waits for weights. A number
+    takes 0.25 ns to be transposed, 0.4 where it cannot be stored in whole lines."""
+    row, vectors, size = as_one_row(problem), ceil_div(problem.k, lanes), lanes * item_bytes(problem.dtype)
+    together, most = tile_of(vectors, size)
+    across = ceil_div(row.q, ceil_div(row.q, most))
     weights = problem.r * problem.s * problem.c * vectors * lanes
-    wanted = 16 if weights * item_bytes(problem.dtype) > CACHED else 6
-    filters = (vectors + 0.4 * (vectors % together)) * lanes
-    speed = 2.0 if problem.s > QUICK_TAPS else 0.85 if problem.r * problem.s == 1 else 0.7
-    products = problem.flops / problem.k * filters * speed * max(1.0, wanted / across)
+    filters = (vectors + 0.1 * (vectors % together)) * lanes * (widest() // size)
+    speed = (0.92 if problem.r * problem.s == 1 else 0.72) * max(1.0, (9.5 if size == 64 else 5.0) / across)
+    total = problem.flops / problem.k * filters * speed + 30.0 * weights
     if problem.layout == "NHWC":
-        return products + 65.0 * weights
-    moved = 60.0 * problem.c * problem.h * problem.w + 65.0 * problem.k * problem.p * problem.q
-    return products + 65.0 * weights + problem.n * moved
+        return total
+    moved = 30.0 * problem.c * problem.h * problem.w if problem.c >= FEW_CHANNELS else 0.0
+    return total + 3e6 + problem.n * (moved + 45.0 * problem.k * problem.p * problem.q)
 
 
 def compute(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> bool:
@@ -331,8 +333,8 @@ class Small:
 
     def _packed(self, filters: int) -> Copy | None:
         lanes, item = self.lanes, self.dtype.itemsize
-        source, into = (self.taps * lanes * item, self.taps * item, item), (self.taps * lanes * item, lanes * item, item)
-        types = self.dtype, self.dtype
+        of_vector, types = self.taps * lanes * item, (self.dtype, self.dtype)
+        source, into = (of_vector, self.taps * item, item), (of_vector, lanes * item, item)
         return copy_of((filters // lanes, lanes, self.taps), source, into, types, 0, widest())
 
     def compute(
@@ -344,7 +346,7 @@ class Small:
             return y
         try:
             kept = self.kept.pop()
-        except IndexError:  # the first call, or one beside others: each has its own
+        except IndexError:  # the first call, one beside others, or much memory
             weights = aligned((ceil_div(self.problem.k, self.lanes), self.taps, self.lanes), self.dtype)
             kept = weights, address(weights)
         at, filters, pack, rest, rows = kept[1], address(w), self.pack, self.rest, self.rows
@@ -354,7 +356,8 @@ class Small:
             last = at + self.whole * self.taps * self.dtype.itemsize
             rest.code(rest.place, len(rest.runs), filters + self.from_rest, last, 0)
         rows.code(rows.place, len(rows.table), address(x), at, address(y))
-        self.kept.append(kept)
+        if kept[0].nbytes <= KEPT_BYTES:
+            self.kept.append(kept)
         if self.finishes or bias is not None:
             with np.errstate(invalid="ignore", over="ignore"):
                 finish(self.problem, y, bias)

@@ -46,7 +46,7 @@ class Direct(LayerAlgorithm):
     name = "direct"
     paper = "the definition of convolution"
     precision = "ieee"
-    call_cost = 3e6
+    call_cost = 0.15e6
     budget = 1 << 20
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
@@ -59,12 +59,12 @@ class Direct(LayerAlgorithm):
         if problem.group_c == 1 and (lanes := channels.lanes_for(problem)):
             computed = pixels * ceil_div(problem.k, lanes) * lanes
             each = 2.5 if problem.s <= channels.QUICK_TAPS else 25.0
-            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * each * taps
+            return 2e6 + pixels * problem.k * (45.0 if problem.layout == "NCHW" else 10.0) + computed * each * taps
         if problem.group_c == 1:
             # to transpose images and results takes as long as some 15 taps, to split the columns by phases as 4
             around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
-            return pixels * problem.k * (around + 17.0 * taps)
-        return product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
+            return 3e6 + pixels * problem.k * (around + 17.0 * taps)
+        return 3e6 + product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
 
     def pixel_bytes(self, problem: ConvProblem) -> int:
         by_code = problem.group_c == 1 or dense_code.lanes_for(problem)

@@ -137,6 +137,10 @@ class Code:
     def store(self, reg: int, at: tuple[int, int]) -> None:
         self._vector(1, self._double, self._wide(), 0x11, reg, 0, at)
 
+    def sum_with(self, reg: int, a: int, at: tuple[int, int]) -> None:
+        """reg = a + memory."""
+        self._vector(1, self._double, self._wide(), 0x58, reg, a, at)
+
     def multiply_add(self, reg: int, a: int, at: tuple[int, int]) -> None:
         """reg += a · memory, rounded once."""
         self._vector(2, 1, int(self._double), 0xB8, reg, a, at)
@@ -203,6 +207,18 @@ class Code:
         if number == 0:
             return
         self.bytes += bytes([0x48 | reg >> 3, 0x81, 0xC0 | reg & 7]) + struct.pack("<i", number)
+
+    def subtract(self, to: int, a: int) -> None:
+        self.move(to, a, 0x29)
+
+    @contextmanager
+    def unless_zero(self, reg: int) -> Iterator[None]:
+        """What follows, but not if a register is zero."""
+        self.move(reg, reg, 0x85)
+        self.bytes += b"\x0f\x84\0\0\0\0"
+        begin = len(self.bytes)
+        yield
+        self.bytes[begin - 4 : begin] = struct.pack("<i", len(self.bytes) - begin)
 
     @contextmanager
     def repeated(self, counter: int, step: int = -1, end: int = 0) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -98,11 +99,13 @@ def _runs(
     places.append((first, (length - first) // lanes))
     if (length - first) % lanes:
         places.append((length - lanes, 1))
+    steps = row, column, lanes * along[1], lanes * along[2], 0
     runs = [
-        (*(v * start + at * step + low * apart for start, step, apart in zip((matrix, other), along[1:], across[1:])),
-         tiles, row, column, lanes * along[1], lanes * along[2], 0)
-        for v in range(count) for low in [*range(0, width - lanes, lanes), width - lanes] for at, tiles in places
-    ]  # fmt: skip
+        (v * matrix + at * along[1] + low * across[1], v * other + at * along[2] + low * across[2], tiles, *steps)
+        for v in range(count)
+        for low in [*range(0, width - lanes, lanes), width - lanes]
+        for at, tiles in places
+    ]
     return np.array(runs, np.int64).reshape(-1, NUMBERS)
 
 
@@ -133,14 +136,11 @@ def assemble(vectors: Vectors) -> bytes:
                 code.add_of(_FROM, _ROW)
             for j in range(pieces):
                 made = [held[i][j] for i in range(each)]
-                if each == 4:
-                    low, high, other_low, other_high = spare[:4]
-                    for (a, b), (to, beside) in (((0, 1), (low, high)), ((2, 3), (other_low, other_high))):
-                        code.unpack(to, made[a], made[b], 4, high=False)
-                        code.unpack(beside, made[a], made[b], 4, high=True)
-                    pairs = (low, other_low), (high, other_high)
-                else:
-                    pairs = ((made[0], made[1]),)
+                pairs = [(made[0], made[1])]
+                if each == 4:  # pairs of numbers first
+                    for i, is_high in product(range(2), (False, True)):
+                        code.unpack(spare[2 * i + is_high], made[2 * i], made[2 * i + 1], 4, high=is_high)
+                    pairs = [(spare[0], spare[2]), (spare[1], spare[3])]
                 for a, b in pairs:
                     for is_high in (False, True):
                         code.unpack(spare[4], a, b, 8, high=is_high)

@@ -91,7 +91,7 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
         return _output_on_device(x, output)
     if output is None:
         dtype = np.promote_types(x.dtype, np.complex64) if is_complex else x.dtype.newbyteorder("=")
-        return np.zeros(x.shape, dtype)
+        return np.empty(x.shape, dtype)
     if isinstance(output, (type, np.dtype, str)):
         dtype = np.dtype(output)
         if isinstance(output, str) and not issubclass(dtype.type, np.number):
@@ -101,7 +101,7 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
                 raise MistakeError(f"output={output!r} is not complex, and the result is")
             warnings.warn(f"promoting specified output dtype to complex: output={dtype}", stacklevel=4)
             dtype = np.promote_types(dtype, np.complex64)
-        out = np.zeros(x.shape, dtype)
+        out = np.empty(x.shape, dtype)
     else:
         out = output
         if not isinstance(out, np.ndarray):
