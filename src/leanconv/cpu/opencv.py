@@ -209,7 +209,8 @@ class Ready:
 
 
 class Operation(NamedTuple):
-    """One routine: what it reads (None: the image's type), what it makes, and its call.
+    """One routine: what it reads (None: the image's type), what it makes, and its call. OpenCV finds arguments by their
+    places sooner than by name.
 
     ``call(pixels, border, value, delta)`` gives a result for each pixel.
     """
@@ -237,7 +238,7 @@ def _products(problem: FilterProblem, kernel: np.ndarray) -> Operation:
     depth, anchor, filter2d = _number(makes), _anchor(problem), opencv().filter2D
 
     def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-        return filter2d(pixels, depth, kernel, anchor=anchor, delta=delta, borderType=border)
+        return filter2d(pixels, depth, kernel, None, anchor, delta, border)
 
     return Operation(reads, makes, call)
 
@@ -253,7 +254,7 @@ def _passes(problem: FilterProblem, factors: np.ndarray) -> Operation:
     (first_row, first_column), *others = lines
 
     def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-        made = sep_filter2d(pixels, depth, first_row, first_column, anchor=anchor, delta=delta, borderType=border)
+        made = sep_filter2d(pixels, depth, first_row, first_column, None, anchor, delta, border)
         for row, column in others:
             made += sep_filter2d(pixels, depth, row, column, anchor=anchor, borderType=border)
         return made
@@ -269,7 +270,7 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
         function, box = cv2.erode if problem.reduction == "min" else cv2.dilate, np.ones(size[::-1], np.uint8)
 
         def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-            return function(pixels, box, anchor=anchor, borderType=border, borderValue=(value,) * 4)
+            return function(pixels, box, None, anchor, 1, border, (value,) * 4)
 
     elif problem.reduction == "median":
 
@@ -283,7 +284,7 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
         if kept and taps % 2 and taps <= MEANS.get(problem.dtype, 0) and mean:
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-                return cv2.blur(pixels, size, anchor=anchor, borderType=border)
+                return cv2.blur(pixels, size, None, anchor, border)
 
         else:
             positive = problem.result == "uint8" and problem.dtype in ("uint8", "uint16") and number > 0

@@ -74,13 +74,18 @@ def anchor_of(size: int, origin: Any, shape: tuple[int, ...], given: Any) -> int
 
 
 def is_complex(array: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind == "c"
     return "complex" in str(array.dtype)
+
+
+_HALF, _LONG = np.dtype(np.float16), np.dtype(np.longdouble)
 
 
 def check_real(name: str, dtype: np.dtype) -> None:
     """Raise DtypeError for what SciPy does not compute: float16, long doubles, objects, strings, dates."""
     # NOTE: on some machines longdouble is float64, which is fine
-    narrow = dtype in (np.dtype(np.float16), np.dtype(np.longdouble)) and dtype != np.dtype(np.float64)
+    narrow = dtype in (_HALF, _LONG) and dtype != np.dtype(np.float64)
     if dtype.kind not in "biuf" or narrow:
         raise DtypeError(f"{name} has dtype {dtype}; it must be boolean, an integer, float32, float64 or complex")
 
