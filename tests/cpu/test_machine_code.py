@@ -69,6 +69,7 @@ def layers_of_filters(count: int) -> Iterator[ConvProblem]:
         yield ConvProblem(1, 1, 1, 200, 8, 1, 65, padding=(0, 0, 32, 32), layout=layout)
         # one tap: the pixels of all images as one row
         yield ConvProblem(2, 20, 5, 7, 51, 1, 1, bias=True, layout=layout)
+        yield ConvProblem(1, 70, 33, 40, 130, 1, 1, layout=layout)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -77,7 +78,7 @@ def test_layers_without_groups(width: int, cut: int, monkeypatch: pytest.MonkeyP
     """All filters at a time and some of them, whose weights are kept for further rows and images, or not."""
     monkeypatch.setattr(dense_code, "widest", lambda: width)
     monkeypatch.setattr(transpose_code, "widest", lambda: width)
-    for name in ("STRIP_BYTES", "CACHED", "BLOCK_BYTES"):
+    for name in ("STRIP_BYTES", "CACHED", "BLOCK_BYTES", "PIXEL_BYTES"):
         monkeypatch.setattr(dense_code, name, cut)
     dense_code._cuts.cache_clear()
     for problem in layers_of_filters(120):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,9 @@ STRIP_BYTES, BLOCK_BYTES = 1 << 20, 1 << 19
 #: Channels below which pixels are read where they are, and bytes of weights that stay in the second level.
 FEW_CHANNELS, CACHED = 8, 5 << 18
 
+#: Bytes of pixels that are vectors of weights. They are copied where channels are so many bytes apart, and more of them
+#: than the processor remembers the pages of.
+PIXEL_BYTES, FAR_BYTES, FEW_PAGES = 1 << 18, 4096, 64
 #: The most bytes of weights that are kept for the next call of a small layer.
 KEPT_BYTES = 192 << 10
 #: Channels that are unrolled.
@@ -60,8 +63,8 @@ class Dense(NamedTuple):
     row: int
     #: and from one channel to the next
     channel: int
-    #: bytes from the weights of one row of taps, tap and channel to those of the next
-    weights: tuple[int, int, int]
+    #: bytes from the weights of one row of taps, tap, channel and vector of filters to those of the next
+    weights: tuple[int, int, int, int]
     #: bytes from one pixel of results, and from one vector of filters, to the next; and how far the last vector is back
     result: int
     vector: int
@@ -85,8 +88,9 @@ def assemble(layer: Dense) -> bytes:
     registers = layer.vectors.registers
     together, most = layer.tile
     across = ceil_div(layer.outputs, ceil_div(layer.outputs, most))
-    of_vector = layer.rows * layer.taps * layer.channels * size
-    of_row, of_tap, of_channel = layer.weights
+    of_row, of_tap, of_channel, of_vector = layer.weights
+    # vectors that lie side by side overlap in the results as in the weights
+    weights_back = layer.back if of_vector == size < layer.channels * size else 0
 
     def channel(outputs: list[tuple[int, int]], some: int, c: int) -> None:
         for j in range(some):
@@ -164,11 +168,12 @@ def assemble(layer: Dense) -> bytes:
         for i in range(left):
             if i == left - 1 and layer.back:
                 code.add(_Y, -layer.back)
+                code.add(_W, -weights_back)
             vectors(found, count, 1)
             code.add(_Y, layer.vector)
             code.add(_W, of_vector)
         code.add(_Y, count * layer.result - layer.filters * layer.vector + layer.back)
-        code.add(_W, -layer.filters * of_vector)
+        code.add(_W, weights_back - layer.filters * of_vector)
         code.add(_X, count * layer.stride * layer.pixel)
 
     firsts = range(0, layer.outputs, across)
@@ -229,6 +234,9 @@ def cost(problem: ConvProblem, lanes: int) -> float:
     than a product of matrices whose windows are copied; with less than 9 outputs a tile it waits for weights. A number
     takes 0.25 ns to be transposed, 0.4 where it cannot be stored in whole lines."""
     row, vectors, size = as_one_row(problem), ceil_div(problem.k, lanes), lanes * item_bytes(problem.dtype)
+    pixels = problem.h * problem.w
+    if _has_plain_pixels(problem, lanes):
+        return 1.5e6 + problem.flops * 0.97 * ceil_div(pixels, lanes) * lanes / pixels * (widest() // size)
     together, most = tile_of(vectors, size)
     across = ceil_div(row.q, ceil_div(row.q, most))
     weights = problem.r * problem.s * problem.c * vectors * lanes
@@ -246,7 +254,10 @@ def compute(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray
     lanes = lanes_for(problem)
     if lanes == 0:
         return False
-    done = (_channels_last if problem.layout == "NHWC" else _channels_first)(problem, lanes, x, w, y)
+    way = _channels_last if problem.layout == "NHWC" else _channels_first
+    if _has_plain_pixels(problem, lanes) and _lie_together(problem, x, w):
+        way = _by_pixels
+    done = way(problem, lanes, x, w, y)
     if done:
         finish(problem, y, bias)
     return done
@@ -311,6 +322,53 @@ def _channels_last(problem: ConvProblem, lanes: int, x: np.ndarray, w: np.ndarra
         if not _rows(problem, lanes, x.strides, False, last - begin).run(x, weights, y[..., begin:]):
             return False
     return True
+
+
+def _by_pixels(problem: ConvProblem, lanes: int, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> bool:
+    """A layer of one tap in NCHW that reads each pixel once: its pixels are vectors of weights, and its filters pixels
+    with their channels together. Nothing is transposed."""
+    pixels, item = problem.h * problem.w, x.itemsize
+    planes, results = x.reshape(problem.n, problem.c, pixels), y.reshape(problem.n, problem.k, pixels)
+    # so many vectors of pixels that all filters find them in the cache
+    some = max(1, PIXEL_BYTES // (2 * problem.c * lanes * item)) * 2 * lanes
+    far = planes.strides[1] >= FAR_BYTES and problem.c > FEW_PAGES and problem.k > 4 * tile_of(2, lanes * item)[1]
+    memory = aligned((problem.c, some), x.dtype) if far else None
+    for n, first in product(range(problem.n), range(0, pixels, some)):
+        last = min(pixels, first + some)
+        # the last of them may be fewer than a vector has
+        begin = min(first, last - lanes)
+        seen = planes[n, :, begin:last]
+        if memory is not None:
+            seen, block = memory[:, : last - begin], seen
+            np.copyto(seen, block)
+        rows = _rows_of_pixels(seen.shape, seen.strides, problem.k, w.strides[0], results.strides[1], lanes)
+        if not rows.run(w, seen, results[n, :, begin:]):
+            return False
+    return True
+
+
+def _has_plain_pixels(problem: ConvProblem, lanes: int) -> bool:
+    one = problem.layout == "NCHW" and problem.r == problem.s == 1 and problem.stride == (1, 1)
+    return one and not any(problem.padding) and problem.h * problem.w >= lanes
+
+
+def _lie_together(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> bool:
+    return bool(x.strides[3] == w.strides[1] == x.itemsize and x.strides[2] == problem.w * x.itemsize)
+
+
+@lru_cache(maxsize=512)
+def _rows_of_pixels(
+    shape: tuple[int, ...], strides: tuple[int, ...], filters: int, of_filter: int, result: int, lanes: int
+) -> Rows:
+    """The code for (channels, pixels), and its only row."""
+    (channels, pixels), (of_channel, item) = shape, strides
+    vectors, size = ceil_div(pixels, lanes), lanes * item
+    layer = Dense(
+        Vectors(lanes, item), channels, vectors, 1, filters, filters, 1, 1, 1, 0, of_filter, 0, item,
+        (0, 0, of_channel, size), result, size, vectors * size - pixels * item,
+    )  # fmt: skip
+    table = np.array([(0, 0, 0, 1)], np.int64)
+    return Rows(kernel(layer), table, table.ctypes.data, False)
 
 
 class Small:
@@ -405,7 +463,7 @@ def _rows(problem: ConvProblem, lanes: int, strides: tuple[int, ...], in_vectors
     layer = Dense(
         Vectors(lanes, item), problem.c, vectors, problem.r, problem.w, problem.q, problem.s, problem.stride[1],
         problem.dilation[1], problem.padding[2], strides[2], problem.dilation[0] * strides[1], strides[3],
-        (problem.s * tap, tap, channel), result, vector, back,
+        (problem.s * tap, tap, channel, problem.r * problem.s * problem.c * size), result, vector, back,
     )  # fmt: skip
     images = 1 if in_vectors else problem.n
     return rows_of(problem, images, strides, layer.weights[0], 0, problem.q * result, kernel(layer))
