@@ -236,7 +236,7 @@ def cost(problem: ConvProblem, lanes: int) -> float:
     row, vectors, size = as_one_row(problem), ceil_div(problem.k, lanes), lanes * item_bytes(problem.dtype)
     pixels = problem.h * problem.w
     if _has_plain_pixels(problem, lanes):
-        return 1.5e6 + problem.flops * 0.97 * ceil_div(pixels, lanes) * lanes / pixels * (widest() // size)
+        return 0.8e6 + problem.flops * 0.95 * ceil_div(pixels, lanes) * lanes / pixels * (widest() // size)
     together, most = tile_of(vectors, size)
     across = ceil_div(row.q, ceil_div(row.q, most))
     weights = problem.r * problem.s * problem.c * vectors * lanes
