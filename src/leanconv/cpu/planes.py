@@ -279,7 +279,7 @@ def _spectrum(kernel: bytes, dtype: str, shape: tuple[int, int], size: tuple[int
 
 @cache
 def _transforms() -> Any:
-    """SciPy's where it is installed: of 256 x 256 numbers it took 0.34 ms there, and 0.65 by NumPy (Xeon)."""
+    """SciPy's where it is installed. Explored (Xeon, one thread, 36afd312): 0.34 ms for 256 x 256, NumPy's 0.65."""
     try:
         return importlib.import_module("scipy.fft")
     except ImportError:

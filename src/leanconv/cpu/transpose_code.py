@@ -1,4 +1,4 @@
-"""Matrices transposed by machine code (`machine_code`): NumPy takes two to four times as long to copy them.
+"""Matrices transposed by machine code (`machine_code`), since NumPy takes long to copy them.
 
 Layers of NCHW want it: their channels lie apart, and vectors of channels or filters together. A tile has as many rows
 and columns as a register has numbers. Pieces of 16 bytes of its rows are loaded so that those of a column of pieces are
