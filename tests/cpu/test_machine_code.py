@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv.cpu import channels, dense_code, machine_code, oracle
+from leanconv.cpu import box_code, channels, dense_code, machine_code, oracle, transpose_code
 from leanconv.cpu.direct import Direct
 from leanconv.options import LAYOUTS
 from leanconv.problem import ConvProblem
@@ -40,8 +40,8 @@ def layers_of_channels(count: int) -> Iterator[ConvProblem]:
 def test_depthwise_layers(width: int, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding on all sides, strides, dilations, several images, bias and activation; each output is written."""
     monkeypatch.setattr(channels, "widest", lambda: width)
+    monkeypatch.setattr(transpose_code, "widest", lambda: width)
     monkeypatch.setattr(channels, "BUFFER_BYTES", cut)
-    monkeypatch.setattr(channels, "RESULT_BYTES", cut)
     channels._cuts.cache_clear()
     for problem in layers_of_channels(150):
         x, w, bias = arrays(problem)
@@ -60,23 +60,90 @@ def layers_of_filters(count: int) -> Iterator[ConvProblem]:
         layout: Any = "NHWC" if rng.integers(2) else "NCHW"
         dtype: Any = "float32" if rng.integers(4) else "float64"
         yield replace(problem, c=c, k=k, groups=1, layout=layout, dtype=dtype)
-    # so many taps that channels are not unrolled
+    # so many taps that channels are not unrolled beside padding; loops over taps, over channels inside and as one
     yield ConvProblem(1, 5, 2, 30, 18, 2, 11, padding=(1, 0, 4, 6), layout="NHWC")
     yield ConvProblem(2, 4, 3, 40, 33, 1, 15, padding=(0, 0, 7, 7), stride=(1, 2), bias=True)
+    for layout in LAYOUTS[:2]:
+        yield ConvProblem(1, 3, 2, 90, 48, 1, 31, padding=(0, 0, 15, 15), layout=layout)
+        yield ConvProblem(1, 9, 1, 120, 16, 1, 21, padding=(0, 0, 20, 20), dilation=(1, 2), layout=layout)
+        yield ConvProblem(1, 1, 1, 200, 8, 1, 65, padding=(0, 0, 32, 32), layout=layout)
+        # one tap: the pixels of all images as one row
+        yield ConvProblem(2, 20, 5, 7, 51, 1, 1, bias=True, layout=layout)
+        yield ConvProblem(1, 70, 33, 40, 130, 1, 1, layout=layout)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("cut", [1 << 10, 1 << 20], ids=["cut", "whole"])
 def test_layers_without_groups(width: int, cut: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All filters at a time and some of them, whose weights are kept for further rows and images, or not."""
     monkeypatch.setattr(dense_code, "widest", lambda: width)
-    monkeypatch.setattr(dense_code, "STRIP_BYTES", cut)
-    monkeypatch.setattr(dense_code, "RESULT_BYTES", cut)
+    monkeypatch.setattr(transpose_code, "widest", lambda: width)
+    for name in ("STRIP_BYTES", "CACHED", "BLOCK_BYTES", "PIXEL_BYTES"):
+        monkeypatch.setattr(dense_code, name, cut)
+    dense_code._cuts.cache_clear()
     for problem in layers_of_filters(120):
         x, w, bias = arrays(problem)
         y = np.full(problem.y_shape, np.nan, problem.dtype)
         assert dense_code.compute(problem, x, w, bias, y), problem
         error = 1e-4 if problem.dtype == "float32" else 1e-12
         np.testing.assert_allclose(y, oracle.conv2d(problem, x, w, bias), rtol=0, atol=error, err_msg=str(problem))
+    dense_code._cuts.cache_clear()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_small_layers_are_ready(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls one after another leave nothing behind; arrays that lie apart, as views, are taken too."""
+    monkeypatch.setattr(dense_code, "widest", lambda: width)
+    ready = 0
+    for problem in layers_of_filters(100):
+        small = dense_code.Small(problem, dense_code.lanes_for(problem)) if problem.layout == "NHWC" else None
+        if small is None or not small.is_ready:
+            continue
+        ready += 1
+        for seed in range(3):
+            x, w, bias = arrays(problem, seed)
+            if seed == 2:
+                x, w = (np.asfortranarray(each) for each in (x, w))
+            expected, error = oracle.conv2d(problem, x, w, bias), 1e-4 if problem.dtype == "float32" else 1e-12
+            got = small.compute(x, w, bias)
+            np.testing.assert_allclose(got, expected, rtol=0, atol=error, err_msg=str(problem))
+    assert ready > 5
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_matrices_are_transposed(width: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole tiles and tiles that overlap, wherever rows begin; nothing is written beside them."""
+    monkeypatch.setattr(transpose_code, "widest", lambda: width)
+    rng = np.random.default_rng(3)
+    shapes = [(1, 16, 16), (2, 17, 40), (3, 50, 33), (2, 16, 130), (1, 131, 16), (1, 8, 8), (2, 9, 7), (1, 64, 48)]
+    for v, m, n in shapes:
+        for at in range(0, 17, 3):
+            source = rng.standard_normal((v, m, n + 5)).astype(dtype)[..., at % 5 : at % 5 + n]
+            memory = np.full(at + v * (n + 1) * (m + 2), 7, dtype)
+            into = memory[at:].reshape(v, n + 1, m + 2)
+            transpose_code.copy_transposed(source, into[:, :n, :m])
+            np.testing.assert_array_equal(into[:, :n, :m], source.swapaxes(1, 2))
+            assert (into[:, n:] == 7).all() and (into[..., m:] == 7).all() and (memory[:at] == 7).all()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sums_of_neighbours(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that end with the rows and that do not; a NaN and a huge number reach their windows alone."""
+    monkeypatch.setattr(box_code, "widest", lambda: width)
+    rng = np.random.default_rng(4)
+    for n, columns, size in [(5, 8, 7), (14, 9, 7), (15, 40, 7), (1, 33, 6), (100, 100, 9), (8, 64, 4), (300, 71, 101)]:
+        extended = rng.standard_normal((n + size - 1, columns))
+        extended[n // 2, 2], extended[n // 3, 5] = np.nan, 1e30
+        windows = np.lib.stride_tricks.sliding_window_view(extended, size, 0)
+        bound = size * 2.0**-53 * np.abs(windows).sum(-1)
+        for turned in (False, True):
+            result = np.full((columns, n) if turned else (n, columns), 7.0)
+            given = np.ascontiguousarray(extended.T) if turned else extended
+            assert (box_code.sums_along if turned else box_code.sums_down)(given, result, size)
+            error, expected = (result.T if turned else result) - windows.sum(-1), np.isnan(windows).any(-1)
+            np.testing.assert_array_equal(np.isnan(error), expected)
+            assert (np.abs(error)[~expected] <= 2 * bound[~expected]).all()
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -173,7 +240,8 @@ def test_a_system_that_forbids_code_gets_numpy(monkeypatch: pytest.MonkeyPatch) 
         raise PermissionError("no")
 
     monkeypatch.setattr(machine_code, "_function", forbidden)
-    caches = machine_code.kernel, dense_code.kernel, channels._rows, channels._cuts, dense_code._rows
+    made = machine_code.kernel, dense_code.kernel, transpose_code.kernel, box_code.kernel
+    caches = (*made, channels._rows, channels._cuts, dense_code._rows, transpose_code.copy_of, box_code._runs)
     for cached in caches:
         cached.cache_clear()
     try:
@@ -185,6 +253,7 @@ def test_a_system_that_forbids_code_gets_numpy(monkeypatch: pytest.MonkeyPatch) 
             problem = replace(problem, groups=1)
             x, w, _ = arrays(problem)
             assert not dense_code.compute(problem, x, w, None, np.empty(problem.y_shape, np.float32))
+            assert not box_code.sums_down(np.ones((20, 20)), np.empty((11, 20)), 10)
             np.testing.assert_allclose(Direct().run(problem, x, w), oracle.conv2d(problem, x, w), rtol=0, atol=1e-4)
     finally:
         for cached in caches:

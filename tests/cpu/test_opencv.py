@@ -195,6 +195,34 @@ def test_no_tap_of_zero_hides_a_nan(size: int) -> None:
     assert np.array_equal(~np.isfinite(y), hit)
 
 
+@pytest.mark.parametrize("border", ["reflect101", "replicate", "constant"])
+@pytest.mark.parametrize("anchor", [None, (0, 0), (2, 2)])
+def test_some_rows_of_results_tell_of_every_pixel(
+    border: str, anchor: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns without a zero among their taps, rows with some: an Inf or a NaN anywhere reaches all of its windows."""
+    told: list[int] = []
+    usual = opencv._telling_rows
+    monkeypatch.setattr(opencv, "_telling_rows", lambda *given: told.append(usual(*given)) or told[-1])
+    monkeypatch.setenv("LEANCONV_THREADS", "1")
+    # of rows of three OpenCV leaves out a zero in the middle
+    for column, row in (([1, 2, 1], [-1, 0, 1]), ([0, 1, 3, 2, 0], [-1, 0, 1]), ([1, 2, 2, 1], [1, 0, 0, 2])):
+        at = anchor if anchor is None or anchor[1] < len(row) else (1, 1)
+        given = {"border": border, "anchor": at}
+        for i, j in product(range(9), range(6)):
+            x = np.ones((9, 6), np.float32)
+            x[i, j] = np.nan if (i + j) % 2 else np.inf
+            y = leanconv.sep_filter2d(x, row, column, **given)
+            ay, ax = at or (len(column) // 2, len(row) // 2)
+            hit = np.zeros((9, 6), np.float32)
+            hit[i, j] = 1
+            sides = (ay, len(column) - 1 - ay), (ax, len(row) - 1 - ax)
+            mode = {"reflect101": "reflect", "replicate": "edge", "constant": "constant"}[border]
+            windows = np.lib.stride_tricks.sliding_window_view(np.pad(hit, sides, mode), (len(column), len(row)))
+            np.testing.assert_array_equal(~np.isfinite(y), windows.any((2, 3)), err_msg=f"{column} {row} {i} {j}")
+    assert max(told) > 1
+
+
 def test_a_nan_is_the_least_and_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.zeros((40, 40), np.float32)
     assert not np.isnan(leanconv.erode(x, 3)).any()

@@ -28,20 +28,21 @@ def as_before(function: Filter) -> Filter:
     def called(image: Any, *given: Any, **options: Any) -> Any:
         if type(image) is not np.ndarray or image.size > _SMALL:
             return function(image, *given, **options)
-        key: Hashable = None
+        parts = given
+        for each in given:
+            if type(each) is np.ndarray:
+                parts = tuple([_content(each) for each in given])
+                break
         try:
-            of_image = function, image.shape, image.strides, image.dtype, image.flags.num
-            named = tuple(options), *options.values()
-            # 1, 1.0 and True are equal, and not alike
-            key = *of_image, given, named, *map(type, given), *map(type, named)
+            named: tuple[Any, ...] = (tuple(options), *options.values()) if options else ()
+            key: Hashable = (
+                function, image.shape, image.strides, image.dtype, image.flags.num, parts, named,
+                # 1, 1.0 and True are equal, and not alike
+                *map(type, given), *map(type, named),
+            )  # fmt: skip
             routine = lookup.routines.get(key)
-        except TypeError:
-            parts = tuple([_content(each) for each in given])
-            try:
-                key = *of_image, parts, named, *map(type, given), *map(type, named)
-                routine = lookup.routines.get(key)
-            except TypeError:  # a list, or an array as an option
-                return function(image, *given, **options)
+        except TypeError:  # a list, or an array as an option
+            return function(image, *given, **options)
         if routine is not None:
             return routine(image)
         lookup.watched[me := get_ident()] = None

@@ -11,18 +11,16 @@ from typing import NamedTuple
 import numpy as np
 
 from leanconv.cpu.layers import alone, finish
-from leanconv.cpu.machine_code import Depthwise, Kernel, Vectors, kernel, widest
+from leanconv.cpu.machine_code import Depthwise, Kernel, Vectors, address, kernel, widest
+from leanconv.cpu.transpose_code import LINE, copy_transposed, to_channels_first, to_channels_last
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 
-#: Bytes of pixels that are transposed at a time, and of a vector's results that are transposed back: what two levels of
-#: the cache hold.
-BUFFER_BYTES, RESULT_BYTES = 1 << 20, 96 << 10
+#: Bytes of pixels that are transposed at a time.
+BUFFER_BYTES = 1 << 20
 #: The most taps of a row with which the code is quick: it fits the cache of instructions.
 QUICK_TAPS = 100
-#: Bytes that loads of vectors should not cross.
-LINE = 64
 
 
 def lanes_for(problem: ConvProblem) -> int:
@@ -36,16 +34,16 @@ def lanes_for(problem: ConvProblem) -> int:
 
 def compute(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> bool:
     """Write a depthwise layer, in NCHW or NHWC, to ``y``; False where there is no code for it."""
-    lanes, taps = lanes_for(problem), w.reshape(problem.k, -1).T
+    lanes, taps = lanes_for(problem), w.reshape(problem.k, -1)
     if lanes == 0:
         return False
     if problem.layout == "NCHW":
-        done = _in_vectors(problem, lanes, x.transpose(0, 2, 3, 1), taps, y.transpose(0, 2, 3, 1))
-    elif problem.c < lanes or x.strides[3] != x.itemsize or not y.flags.c_contiguous:
         done = _in_vectors(problem, lanes, x, taps, y)
+    elif problem.c < lanes or x.strides[3] != x.itemsize or not y.flags.c_contiguous:
+        done = _in_vectors(problem, lanes, x.transpose(0, 3, 1, 2), taps, y.transpose(0, 3, 1, 2))
     else:
-        weights = aligned(taps.shape, w.dtype)
-        np.copyto(weights, taps)
+        weights = aligned(taps.shape[::-1], w.dtype)
+        copy_transposed(taps[None], weights[None])
         done = _rows(problem, lanes, x.strides).run(x, weights, y)
     if done:
         finish(problem, y, bias)
@@ -53,24 +51,23 @@ def compute(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray
 
 
 def _in_vectors(problem: ConvProblem, lanes: int, x: np.ndarray, taps: np.ndarray, y: np.ndarray) -> bool:
-    """A layer whose channels lie apart, ``x`` (N, H, W, C), ``taps`` (R·S, C) and ``y`` (N, P, Q, C): a vector of
+    """A layer whose channels lie apart, ``x`` (N, C, H, W), ``taps`` (C, R·S) and ``y`` (N, C, P, Q): a vector of
     channels is an image of the layer that is computed, with filters of its own."""
     cuts = _cuts(problem, lanes)
     for axis, first, last in cuts.parts:
-        part, seen = alone(replace(problem, layout="NHWC"), x, axis, first, last)
-        if not _in_vectors(part, lanes, seen, taps, y[:, first:last] if axis == 0 else y[:, :, first:last]):
+        part, seen = alone(replace(problem, layout="NCHW"), x, axis, first, last)
+        if not _in_vectors(part, lanes, seen, taps, y[:, :, first:last] if axis == 0 else y[..., first:last]):
             return False
     for n, (channels, vectors, rows) in product(range(problem.n), cuts.vectors):
         pixels, made, weights = (
             aligned((vectors, *size, lanes), x.dtype)
-            for size in ((problem.h, problem.w), (problem.p, problem.q), (1, len(taps)))
+            for size in ((problem.h, problem.w), (problem.p, problem.q), (1, taps.shape[1]))
         )
-        _to_vectors(x[n, ..., channels], pixels)
-        _to_vectors(taps[None, :, channels], weights)
+        _to_vectors(x[n, channels], pixels)
+        _to_vectors(taps[channels, None], weights)
         if not rows.run(pixels, weights, made):
             return False
-        for top in range(0, problem.p, cuts.strip):
-            _from_vectors(made[:, top : top + cuts.strip], y[n, top : top + cuts.strip, :, channels])
+        _from_vectors(made, y[n, channels])
     return True
 
 
@@ -80,8 +77,6 @@ class _Cuts(NamedTuple):
 
     parts: list[tuple[int, int, int]]
     vectors: list[tuple[slice, int, Rows]]
-    #: rows of results that are transposed at a time
-    strip: int
 
 
 @lru_cache(maxsize=512)
@@ -92,7 +87,7 @@ def _cuts(problem: ConvProblem, lanes: int) -> _Cuts:
         reach = ((problem.r, problem.s)[axis] - 1) * problem.dilation[axis] + 1
         covered = (length - 1) * problem.stride[axis] + reach
         if length > 1 and covered > 4 * reach and covered * line * size > 2 * BUFFER_BYTES:
-            return _Cuts([(axis, 0, length // 2), (axis, length // 2, length)], [], 0)
+            return _Cuts([(axis, 0, length // 2), (axis, length // 2, length)], [])
     some, vectors = max(1, BUFFER_BYTES // (problem.h * problem.w * size)) * lanes, []
     for first in range(0, problem.c, some):
         channels = slice(first, min(first + some, problem.c))
@@ -100,46 +95,48 @@ def _cuts(problem: ConvProblem, lanes: int) -> _Cuts:
         part = replace(problem, n=count, c=lanes, k=lanes, groups=lanes)
         strides = problem.h * problem.w * size, problem.w * size, size, size // lanes
         vectors.append((channels, count, _rows(part, lanes, strides, problem.r * problem.s * size)))
-    return _Cuts([], vectors, max(1, RESULT_BYTES // (problem.q * size)))
+    return _Cuts([], vectors)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """A new array at the begin of a line of the cache."""
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + LINE, np.uint8)
-    first = -memory.ctypes.data % LINE
+    first = -address(memory) % LINE
     return memory[first : first + size].view(dtype).reshape(shape)
 
 
 def _to_vectors(channels: np.ndarray, vectors: np.ndarray) -> None:
-    """Copy (H, W, C) to (vectors, H, W, lanes); lanes without a channel get no values that matter."""
+    """Copy (C, H, W) to (vectors, H, W, lanes); lanes without a channel get no values that matter."""
     lanes = vectors.shape[3]
-    whole = channels.shape[2] // lanes
+    whole = len(channels) // lanes
     if whole:
-        split = channels[..., : whole * lanes].reshape(*channels.shape[:2], whole, lanes)
-        np.copyto(vectors[:whole], split.transpose(2, 0, 1, 3))
-    if rest := channels.shape[2] % lanes:
+        split = channels[: whole * lanes].reshape(whole, lanes, *channels.shape[1:])
+        to_channels_last(split, vectors[:whole])
+    if rest := len(channels) % lanes:
         vectors[whole, ..., rest:] = 0
-        np.copyto(vectors[whole, ..., :rest], channels[..., whole * lanes :])
+        np.copyto(vectors[whole, ..., :rest], channels[whole * lanes :].transpose(1, 2, 0))
 
 
 def _from_vectors(vectors: np.ndarray, channels: np.ndarray) -> None:
     """The way back."""
     lanes = vectors.shape[3]
-    whole = channels.shape[2] // lanes
+    whole = len(channels) // lanes
     if whole:
-        # NOTE: a view of y: to split its last axis makes no copy
-        split = channels[..., : whole * lanes].reshape(*channels.shape[:2], whole, lanes)
-        np.copyto(split.transpose(2, 3, 0, 1), vectors[:whole].transpose(0, 3, 1, 2))
-    if rest := channels.shape[2] % lanes:
-        np.copyto(channels[..., whole * lanes :].transpose(2, 0, 1), vectors[whole, ..., :rest].transpose(2, 0, 1))
+        # NOTE: a view of y: to split its first axis makes no copy
+        split = channels[: whole * lanes].reshape(whole, lanes, *channels.shape[1:])
+        to_channels_first(vectors[:whole], split)
+    if rest := len(channels) % lanes:
+        np.copyto(channels[whole * lanes :], vectors[whole, ..., :rest].transpose(2, 0, 1))
 
 
 class Rows(NamedTuple):
-    """The code of a layer in NHWC, and its table with distances for addresses."""
+    """The code of a layer in NHWC, and its table of distances."""
 
     code: Kernel | None
     table: np.ndarray
+    #: where the table is
+    place: int
     #: whether there are rows that read nothing, which the table has not
     has_empty: bool
 
@@ -149,9 +146,8 @@ class Rows(NamedTuple):
             return False
         if self.has_empty:
             y[...] = 0
-        rows = self.table + (x.ctypes.data, taps.ctypes.data, y.ctypes.data, 0)
-        if len(rows):
-            self.code(rows.ctypes.data, len(rows))
+        if len(self.table):
+            self.code(self.place, len(self.table), address(x), address(taps), address(y))
         return True
 
 
@@ -184,4 +180,5 @@ def rows_of(
         last - first,
     ]  # fmt: skip
     read = last > first
-    return Rows(code, np.stack(columns, axis=1).astype(np.int64)[read], not bool(read.all()))
+    table = np.stack(columns, axis=1).astype(np.int64)[read]
+    return Rows(code, table, table.ctypes.data, not bool(read.all()))

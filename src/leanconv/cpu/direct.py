@@ -10,16 +10,29 @@ multiplication and an addition for each tap took 0.4 to 1.2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd
 
 import numpy as np
 
 from leanconv.cpu import channels, dense_code
 from leanconv.cpu.blas import matmul
-from leanconv.cpu.layers import LayerAlgorithm, PaddedInput, blocks, finish, parts, product_cost, shared_limits, windows
-from leanconv.dtypes import item_bytes
+from leanconv.cpu.layers import (
+    LEAST_COST,
+    LayerAlgorithm,
+    PaddedInput,
+    blocks,
+    finish,
+    is_in_one_part,
+    is_transposed,
+    parts,
+    product_cost,
+    shared_limits,
+    windows,
+)
+from leanconv.dtypes import is_integer, item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 
@@ -33,7 +46,7 @@ class Direct(LayerAlgorithm):
     name = "direct"
     paper = "the definition of convolution"
     precision = "ieee"
-    call_cost = 3e6
+    call_cost = 0.15e6
     budget = 1 << 20
 
     def why_not(self, problem: ConvProblem, target: None = None) -> list[str]:
@@ -41,28 +54,47 @@ class Direct(LayerAlgorithm):
 
     def compute_cost(self, problem: ConvProblem) -> float:
         pixels, taps = problem.n * problem.p * problem.q, problem.r * problem.s
+        if lanes := dense_code.lanes_for(problem):
+            return dense_code.cost(problem, lanes)
         if problem.group_c == 1 and (lanes := channels.lanes_for(problem)):
             computed = pixels * ceil_div(problem.k, lanes) * lanes
             each = 2.5 if problem.s <= channels.QUICK_TAPS else 25.0
-            return pixels * problem.k * (90.0 if problem.layout == "NCHW" else 10.0) + computed * each * taps
+            return 2e6 + pixels * problem.k * (45.0 if problem.layout == "NCHW" else 10.0) + computed * each * taps
         if problem.group_c == 1:
             # to transpose images and results takes as long as some 15 taps, to split the columns by phases as 4
             around = (300 if problem.layout == "NCHW" else 60) + (60 if problem.stride[1] > 1 else 0)
-            return pixels * problem.k * (around + 17.0 * taps)
-        if lanes := dense_code.lanes_for(problem):
-            return dense_code.cost(problem, lanes)
-        return product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
+            return 3e6 + pixels * problem.k * (around + 17.0 * taps)
+        return 3e6 + product_cost(problem) + pixels * taps * (50 * problem.c + 75 * problem.k)
 
     def pixel_bytes(self, problem: ConvProblem) -> int:
         by_code = problem.group_c == 1 or dense_code.lanes_for(problem)
         return 0 if by_code else (problem.c + 2 * problem.k) * item_bytes(problem.dtype)
 
+    def ready(self, problem: ConvProblem) -> Callable[..., np.ndarray]:
+        """By machine code a small layer takes less time than what `run` finds out about it."""
+        fractions = item_bytes(problem.dtype) in (4, 8) and not is_integer(problem.dtype)
+        usual = fractions and problem.op == "fprop" and not (problem.is_empty or is_transposed(problem))
+        if not usual or not is_in_one_part(problem) or self.cost(problem) >= LEAST_COST:
+            return super().ready(problem)
+        lanes = dense_code.lanes_for(problem)
+        if lanes and problem.layout == "NHWC" and (made := dense_code.Small(problem, lanes)).is_ready:
+            return made.compute
+        compute = dense_code.compute if lanes else channels.compute
+        shape, plain = problem.y_shape, partial(self.run, problem)
+
+        @np.errstate(invalid="ignore", over="ignore")
+        def small(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *numbers: float) -> np.ndarray:
+            y = np.empty(shape, x.dtype)
+            return y if compute(problem, x, w, bias, y) else plain(x, w, bias)
+
+        return small
+
     def fill(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, y: np.ndarray) -> None:
+        if dense_code.compute(problem, x, w, bias, y):
+            return
         if problem.group_c == 1:
             if not channels.compute(problem, x, w, bias, y):
                 depthwise(problem, x, w, bias, y)
-            return
-        if dense_code.compute(problem, x, w, bias, y):
             return
         groups, group_c, group_k = problem.groups, problem.group_c, problem.group_k
         first = problem.layout == "NCHW"

@@ -23,6 +23,7 @@ from leanconv.cpu.layers import (
     windows,
 )
 from leanconv.dtypes import is_integer, is_narrow, item_bytes
+from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
 
 
@@ -45,7 +46,12 @@ class Im2col(LayerAlgorithm):
         if problem.group_c == problem.c and problem.layout == "NHWC" and problem.op == "fprop":
             # a window's row lies together in memory
             each = 18 + 400 / (problem.c * (problem.s if problem.dilation[1] == 1 else 1))
-        return product_cost(problem) + each * copied
+        products, pixels = product_cost(problem), problem.n * problem.p * problem.q
+        # BLAS orders weights anew, which counts for few pixels; of rows of pixels whole vectors
+        weights = (30.0 if problem.layout == "NCHW" else 50.0) * problem.k * problem.group_c * problem.r * problem.s
+        if problem.op == "fprop" and problem.layout == "NCHW" and pixels:
+            products *= ceil_div(pixels, 16) * 16 / pixels
+        return products + each * copied + (weights if problem.op == "fprop" else 0.0)
 
     def compute(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         if problem.op == "dgrad":

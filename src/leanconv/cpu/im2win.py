@@ -64,7 +64,8 @@ class Im2win(LayerAlgorithm):
             # BLAS copies the filters for each of the products that overlapping windows are dealt to.
             filters = min(period, problem.q) * problem.k * problem.c * problem.r * problem.s
             return product_cost(problem) * 1.45 * computed + 160 * copied + 40 * filters
-        return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s)
+        filters = 80 * problem.r * problem.k * problem.group_c * problem.r * problem.s
+        return product_cost(problem) + 160 * pixels * problem.c * problem.r * (problem.stride[1] + problem.s) + filters
 
     def pixel_bytes(self, problem: ConvProblem) -> int:
         if problem.layout == "NCHW":

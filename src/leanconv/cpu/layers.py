@@ -224,6 +224,10 @@ def block_alone(problem: ConvProblem, x: np.ndarray, block: Block) -> tuple[Conv
     return alone(part, x, 1, 0, problem.q)
 
 
+def is_in_one_part(problem: ConvProblem) -> bool:
+    return problem.q <= 4 * LEAST_PIXELS and max(problem.stride + problem.dilation) <= FAR
+
+
 def in_parts(
     problem: ConvProblem,
     x: np.ndarray,
@@ -236,7 +240,7 @@ def in_parts(
 
     A part is a layer of its own. ``pixel_bytes`` is what the temporaries of one output pixel take.
     """
-    if problem.q <= 4 * LEAST_PIXELS and max(problem.stride + problem.dilation) <= FAR:
+    if is_in_one_part(problem):
         return compute(problem, x)  # as the two rules below say, without a look at blocks
     columns, far = most_pixels(pixel_bytes, budget), far_blocks(problem)
     # the bands' results are copied once more: of rows not much longer than a block that costs more than it saves
@@ -365,7 +369,7 @@ def product_cost(problem: ConvProblem) -> float:
     return problem.flops * (idle if problem.layout == "NCHW" else idle * idle)
 
 
-def _is_transposed(problem: ConvProblem) -> bool:
+def is_transposed(problem: ConvProblem) -> bool:
     """Whether a layer is computed in NCHW, which it is not in."""
     small = problem.groups > 1 and problem.group_c > 1 and max(problem.group_c, problem.group_k) < 16
     return problem.layout == "CHWN" or (problem.layout == "NHWC" and problem.op == "fprop" and small)
@@ -413,7 +417,7 @@ class LayerAlgorithm(CpuAlgorithm):
 
     def cost(self, problem: ConvProblem) -> float:
         """That of `compute`: transposing takes every algorithm the same time."""
-        problem = replace(problem, layout="NCHW") if _is_transposed(problem) else problem
+        problem = replace(problem, layout="NCHW") if is_transposed(problem) else problem
         return self.call_cost + self.compute_cost(problem)
 
     def run(
@@ -440,7 +444,7 @@ class LayerAlgorithm(CpuAlgorithm):
         if 0 in problem.y_shape:
             return np.empty(problem.y_shape, x.dtype)
         keep_freed_memory()
-        if not _is_transposed(problem):
+        if not is_transposed(problem):
             return self._on_threads(problem, x, w, bias)
         there, back = ((3, 0, 1, 2), (1, 2, 3, 0)) if problem.layout == "CHWN" else ((0, 3, 1, 2), (0, 2, 3, 1))
         x, w = (np.ascontiguousarray(array.transpose(there)) for array in (x, w))

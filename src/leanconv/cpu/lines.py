@@ -270,6 +270,7 @@ def _segments(
     length = segment(reach + 1) if reach > SHORT else FEW_LENGTH if reach < FEW else max(128, 4 * reach)
     count = ceil_div(n, length)
     many = max(1, BLOCK_BYTES // 2 // sums.itemsize // (length + reach))
+    many = many // 16 * 16 or many  # as many as whole registers have numbers
     lines = [(o, i, first) for o in range(outer) for i in range(inner) for first in range(0, count, many)]
 
     def one(block: tuple[int, int, int]) -> None:
@@ -277,16 +278,23 @@ def _segments(
         rows = min(many, count - first)
         begin = first * length
         end = min(n, begin + rows * length)
-        line = np.empty(rows * length + reach, sums)
-        places = source[begin : end + reach]
-        line[len(places) :] = 0
-        fill_from(line[: len(places), None], x[o, :, i, None], places, edge.value)
+        part, low, high = y[o, begin:end, i], begin - edge.before, begin + rows * length + edge.after
+        if x.dtype == sums and x.strides[1] == sums.itemsize and 0 <= low and high <= x.shape[1]:
+            line = x[o, low:high, i]
+        else:
+            line = np.empty(rows * length + reach, sums)
+            places = source[begin : end + reach]
+            line[len(places) :] = 0
+            fill_from(line[: len(places), None], x[o, :, i, None], places, edge.value)
         step = line.strides[0]
         view = np.lib.stride_tricks.as_strided(line, (rows, length + reach), (length * step, step), writeable=False)
+        if part.size == rows * length and part.flags.c_contiguous:
+            store(filter_block, view, part.reshape(rows, length))
+            return
         result = np.empty((rows, length), sums)
         with np.errstate(all="ignore"):
-            filter_block(np.ascontiguousarray(view), result)
-        put(result.reshape(-1)[: end - begin], y[o, begin:end, i])
+            filter_block(view, result)
+        put(result.reshape(-1)[: end - begin], part)
 
     over_blocks(one, lines, threads)
 
@@ -369,6 +377,7 @@ def correlate_last(extended: np.ndarray, result: np.ndarray, taps: np.ndarray, t
         for line, into in zip(extended, result, strict=True):
             into[...] = np.correlate(line, taps, "valid")
         return
+    extended = np.ascontiguousarray(extended)
     if is_fourier(len(taps), taps.dtype.name):
         _by_transforms(extended, result, taps, np.result_type(transforms, taps.dtype))
     else:

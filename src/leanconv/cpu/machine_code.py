@@ -18,19 +18,24 @@ import mmap
 import platform
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
-#: Takes the address of a table of rows, and their number. A row has four numbers of 64 bits: the addresses of what its
-#: first tap reads, of that tap's weights and of the results, and how many rows of taps there are.
-Kernel = Callable[[int, int], None]
+import numpy as np
+
+#: Takes the address of a table of rows, their number, and the addresses of pixels, weights and results. A row has four
+#: numbers of 64 bits: how far from these what its first tap reads, that tap's weights and the results are, and how many
+#: rows of taps there are.
+Kernel = Callable[[int, int, int, int, int], None]
 
 # the arguments of a function on Linux and macOS, and other registers that a function may overwrite but for the last one
 _TABLE, _ROWS = 7, 6
 _X, _W, _Y, _OFFSET, _FROM, _WEIGHTS, _LEFT, _TILES = 9, 10, 11, 0, 2, 8, 1, 3
+#: where the addresses of pixels, weights and results are, and stay
+BASES = 13, 14, 15
 
 #: The most outputs that are summed at a time, and bytes of code.
 MOST_SUMS, MOST_CODE = 14, 64 << 10
@@ -93,8 +98,12 @@ class Code:
         self.vectors, self.bytes = vectors, bytearray()
         self._double = vectors.item == 8
 
-    def _vector(self, table: int, prefix: int, wide: int, op: int, reg: int, a: int, at: tuple[int, int]) -> None:
-        """An instruction with a register, a second one and memory: VEX for 32 bytes, EVEX for 64."""
+    def _vector(
+        self, table: int, prefix: int, wide: int, op: int, reg: int, a: int, at: tuple[int, int], unit: int = 0,
+        spread: bool = False, short: bool = False,
+    ) -> None:  # fmt: skip
+        """An instruction with a register, a second one and memory: VEX for 32 bytes, EVEX for 64. ``unit`` bytes are
+        read, by default a register's; ``spread``: one number, for all lanes; ``short``: of the first 16 bytes."""
         base, distance = at
         # base registers 4 and 12 would take a further byte
         assert base & 7 != 4
@@ -102,10 +111,25 @@ class Code:
         second = wide << 7 | (~a & 15) << 3 | prefix
         if self.vectors.size == 64:
             first = high | extended | (not reg & 16) << 4 | table
-            self.bytes += bytes([0x62, first, second | 4, 0x40 | (not a & 16) << 3, op])
+            self.bytes += bytes([0x62, first, second | 4, (not short) << 6 | (not a & 16) << 3 | spread << 4, op])
         else:
-            self.bytes += bytes([0xC4, high | extended | table, second | 4, op])
-        self.bytes += bytes([0x80 | (reg & 7) << 3 | base & 7]) + struct.pack("<i", distance)
+            self.bytes += bytes([0xC4, high | extended | table, second | (not short) << 2, op])
+            unit = 1
+        unit = unit or self.vectors.size
+        if distance % unit == 0 and -128 <= distance // unit < 128:
+            self.bytes += bytes([0x40 | (reg & 7) << 3 | base & 7]) + struct.pack("<b", distance // unit)
+        else:
+            self.bytes += bytes([0x80 | (reg & 7) << 3 | base & 7]) + struct.pack("<i", distance)
+
+    def _registers(self, table: int, prefix: int, wide: int, op: int, reg: int, a: int, b: int) -> None:
+        """An instruction with three registers."""
+        self._vector(table, prefix, wide, op, reg, a, (0, 0))
+        del self.bytes[-2:]
+        if self.vectors.size == 64:  # two bits more of the register
+            self.bytes[-4] = self.bytes[-4] & 0x9F | (not b & 16) << 6 | (not b & 8) << 5
+        else:
+            self.bytes[-3] = self.bytes[-3] & 0xDF | (not b & 8) << 5
+        self.bytes += bytes([0xC0 | (reg & 7) << 3 | b & 7])
 
     def load(self, reg: int, at: tuple[int, int]) -> None:
         self._vector(1, self._double, self._wide(), 0x10, reg, 0, at)
@@ -113,9 +137,17 @@ class Code:
     def store(self, reg: int, at: tuple[int, int]) -> None:
         self._vector(1, self._double, self._wide(), 0x11, reg, 0, at)
 
+    def sum_with(self, reg: int, a: int, at: tuple[int, int]) -> None:
+        """reg = a + memory."""
+        self._vector(1, self._double, self._wide(), 0x58, reg, a, at)
+
     def multiply_add(self, reg: int, a: int, at: tuple[int, int]) -> None:
         """reg += a · memory, rounded once."""
         self._vector(2, 1, int(self._double), 0xB8, reg, a, at)
+
+    def multiply_add_one(self, reg: int, a: int, at: tuple[int, int]) -> None:
+        """reg += a · one number in all lanes, rounded once; of 64 bytes."""
+        self._vector(2, 1, int(self._double), 0xB8, reg, a, at, self.vectors.item, spread=True)
 
     def _wide(self) -> int:
         """The bit that EVEX wants to be set for doubles."""
@@ -123,17 +155,24 @@ class Code:
 
     def broadcast(self, reg: int, at: tuple[int, int]) -> None:
         """One number in all lanes."""
-        self._vector(2, 1, self._wide(), 0x19 if self._double else 0x18, reg, 0, at)
+        self._vector(2, 1, self._wide(), 0x19 if self._double else 0x18, reg, 0, at, self.vectors.item)
 
     def multiply_add_of(self, reg: int, a: int, b: int) -> None:
         """reg += a · b, of registers, rounded once."""
-        self.multiply_add(reg, a, (0, 0))
-        del self.bytes[-5:]
-        if self.vectors.size == 64:  # two bits more of the register
-            self.bytes[-4] = self.bytes[-4] & 0x9F | (not b & 16) << 6 | (not b & 8) << 5
+        self._registers(2, 1, int(self._double), 0xB8, reg, a, b)
+
+    def load_piece(self, reg: int, place: int, at: tuple[int, int]) -> None:
+        """16 bytes to such a place of a register; those at the first clear what follows them."""
+        if place:
+            self._vector(3, 1, 0, 0x18, reg, reg, at, 16)
+            self.bytes.append(place)
         else:
-            self.bytes[-3] = self.bytes[-3] & 0xDF | (not b & 8) << 5
-        self.bytes += bytes([0xC0 | (reg & 7) << 3 | b & 7])
+            self._vector(1, 0, 0, 0x10, reg, 0, at, 16, short=True)
+
+    def unpack(self, reg: int, a: int, b: int, item: int, *, high: bool) -> None:
+        """The lower or higher numbers of each 16 bytes of a and b by turns."""
+        wide = item == 8
+        self._registers(1, int(wide), int(wide and self.vectors.size == 64), 0x15 if high else 0x14, reg, a, b)
 
     def clear(self, reg: int) -> None:
         """reg = 0."""
@@ -152,14 +191,34 @@ class Code:
 
     def sum_of(self, to: int, a: int, b: int) -> None:
         """to = a + b, which is not ``to``."""
-        for opcode, of in ((0x89, a), (0x01, b)):
-            self.bytes += bytes([0x48 | of >> 3 << 2 | to >> 3, opcode, 0xC0 | (of & 7) << 3 | to & 7])
+        self.move(to, a)
+        self.add_of(to, b)
+
+    def move(self, to: int, a: int, opcode: int = 0x89) -> None:
+        self.bytes += bytes([0x48 | a >> 3 << 2 | to >> 3, opcode, 0xC0 | (a & 7) << 3 | to & 7])
+
+    def add_of(self, to: int, a: int) -> None:
+        self.move(to, a, 0x01)
 
     def set(self, reg: int, number: int) -> None:
         self.bytes += bytes([0x48 | reg >> 3, 0xC7, 0xC0 | reg & 7]) + struct.pack("<i", number)
 
     def add(self, reg: int, number: int) -> None:
+        if number == 0:
+            return
         self.bytes += bytes([0x48 | reg >> 3, 0x81, 0xC0 | reg & 7]) + struct.pack("<i", number)
+
+    def subtract(self, to: int, a: int) -> None:
+        self.move(to, a, 0x29)
+
+    @contextmanager
+    def unless_zero(self, reg: int) -> Iterator[None]:
+        """What follows, but not if a register is zero."""
+        self.move(reg, reg, 0x85)
+        self.bytes += b"\x0f\x84\0\0\0\0"
+        begin = len(self.bytes)
+        yield
+        self.bytes[begin - 4 : begin] = struct.pack("<i", len(self.bytes) - begin)
 
     @contextmanager
     def repeated(self, counter: int, step: int = -1, end: int = 0) -> Iterator[None]:
@@ -171,9 +230,20 @@ class Code:
             self.bytes += bytes([0x48 | counter >> 3, 0x81, 0xF8 | counter & 7]) + struct.pack("<i", end)
         self.bytes += b"\x0f\x85" + struct.pack("<i", begin - len(self.bytes) - 6)  # if they are not equal
 
+    def read_row(self, registers: Iterable[int], table: int) -> None:
+        """The first numbers of a row of the table, as addresses."""
+        for number, (register, base) in enumerate(zip(registers, BASES, strict=False)):
+            self.read(register, (table, 8 * number))
+            self.add_of(register, base)
+
     def finish(self) -> bytes:
-        """Registers as the caller wants them, and back."""
-        return b"\x55\x53" + bytes(self.bytes) + b"\x5b\x5d\xc5\xf8\x77\xc3"
+        """Registers as the caller wants them, and back; the arguments are where they stay."""
+        made = Code(self.vectors)
+        for base, argument in zip(BASES, (2, 1, 8), strict=True):
+            made.move(base, argument)
+        saved, restored = "55 53 41 54 41 55 41 56 41 57", "41 5f 41 5e 41 5d 41 5c 5b 5d"
+        every = (bytes.fromhex(saved), made.bytes, self.bytes, bytes.fromhex(restored), b"\xc5\xf8\x77\xc3")
+        return b"".join(every)
 
 
 def reads(layer: Any, first: int, count: int) -> list[list[tuple[int, int]]]:
@@ -227,8 +297,7 @@ def assemble(layer: Depthwise) -> bytes:
 
     firsts = range(0, layer.outputs, across)
     with code.repeated(_ROWS):
-        for register, at in ((_X, 0), (_W, 8), (_Y, 16)):
-            code.read(register, (_TABLE, at))
+        code.read_row((_X, _W, _Y), _TABLE)
         sizes = [(first, min(across, layer.outputs - first)) for first in firsts]
         alike = [(reads(layer, *each), each[1]) for each in sizes]
         place = 0
@@ -265,7 +334,23 @@ def _function(code: bytes) -> Kernel:
     protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     if protect(address, len(code), mmap.PROT_READ | mmap.PROT_EXEC):
         raise OSError(ctypes.get_errno(), "this system lets no process run code that it made")
-    made: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_long)(address)
+    number = ctypes.c_long
+    made: Any = ctypes.CFUNCTYPE(None, number, number, number, number, number)(address)
     made.memory = memory  # as long as the function lives
     function: Kernel = made
     return function
+
+
+@cache
+def _data_place() -> int:
+    """Where CPython's arrays hold the address of their data, 0 where they do not."""
+    known, place = np.empty(1), object.__basicsize__
+    if platform.python_implementation() != "CPython" or sys.getsizeof(known) < place + 8:
+        return 0
+    return place if ctypes.c_size_t.from_address(id(known) + place).value == known.ctypes.data else 0
+
+
+def address(array: np.ndarray) -> int:
+    """Of an array's first element, which ``array.ctypes.data`` takes as long to tell as a small layer."""
+    place = _data_place()
+    return ctypes.c_size_t.from_address(id(array) + place).value if place else array.ctypes.data

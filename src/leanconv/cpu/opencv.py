@@ -142,7 +142,7 @@ class Ready:
         self.results = problem.batch, problem.filters, problem.out_h, problem.out_w, *channels
         self.size = prod(self.images)
         self.is_empty = 0 in (self.size, prod(self.y_shape))
-        self.kept: tuple[bytes, list[list[Operation]], CpuAlgorithm | None] | None = None
+        self.kept: tuple[bytes, list[list[Operation]], CpuAlgorithm | None, int] | None = None
         self.places: dict[tuple[int, bool], Placed] = {}
 
     def __call__(
@@ -153,18 +153,27 @@ class Ready:
             return np.empty(self.y_shape, problem.result)
         if kept is None or kept[0] != content:
             copy = np.frombuffer(content, w.dtype).reshape(w.shape)
-            kept = self.kept = content, _operations(problem, copy), _instead(problem, copy)
-        _, operations, other = kept
-        if problem.reduction is not None:
-            if delta or (other is not None and np.isnan(x.min())):
-                other = Median() if problem.reduction == "median" else Boxes()
-                return other.run(problem, x, w, bias, value, delta)
-        elif other is not None and not (not is_integer(problem.dtype) and _is_finite(x)):
-            return other.run(problem, x, w, bias, value, delta)
+            kept = self.kept = (
+                content,
+                _operations(problem, copy),
+                _instead(problem, copy),
+                _telling_rows(problem, copy),
+            )
+        _, operations, other, telling = kept
         images, threads = x.reshape(self.images), threads_for(self.size)
         plan = self.places.get((threads, value == 0))
         if plan is None:
             plan = self.places[threads, value == 0] = _place(problem, operations[0][0], threads, value == 0)
+        if problem.reduction is not None:
+            if delta or (other is not None and np.isnan(x.min())):
+                other = Median() if problem.reduction == "median" else Boxes()
+                return other.run(problem, x, w, bias, value, delta)
+        elif other is not None and telling and plan.at_once:
+            made = operations[0][0].call(images[0], plan.border, value, delta)
+            done = _is_finite(made[::telling]) and _is_finite(made[-1])
+            return made.reshape(self.y_shape) if done else other.run(problem, x, w, bias, value, delta)
+        elif other is not None and not (not is_integer(problem.dtype) and _is_finite(x)):
+            return other.run(problem, x, w, bias, value, delta)
         try:
             if plan.at_once:
                 return operations[0][0].call(images[0], plan.border, value, delta).reshape(self.y_shape)
@@ -180,7 +189,7 @@ class Ready:
         problem, kept, plan = self.problem, self.kept, self.places.get((1, value == 0))
         if kept is None or kept[0] != w.tobytes() or plan is None or not plan.at_once or self.size >= LEAST_WORK:
             return None
-        _, operations, other = kept
+        _, operations, other, _ = kept
         sums = problem.reduction == "sum" and not is_integer(problem.dtype)
         if other is not None or sums or (problem.reduction and delta) or x.shape != self.images[1:]:
             return None
@@ -209,7 +218,8 @@ class Ready:
 
 
 class Operation(NamedTuple):
-    """One routine: what it reads (None: the image's type), what it makes, and its call.
+    """One routine: what it reads (None: the image's type), what it makes, and its call. OpenCV finds arguments by their
+    places sooner than by name.
 
     ``call(pixels, border, value, delta)`` gives a result for each pixel.
     """
@@ -237,7 +247,7 @@ def _products(problem: FilterProblem, kernel: np.ndarray) -> Operation:
     depth, anchor, filter2d = _number(makes), _anchor(problem), opencv().filter2D
 
     def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-        return filter2d(pixels, depth, kernel, anchor=anchor, delta=delta, borderType=border)
+        return filter2d(pixels, depth, kernel, None, anchor, delta, border)
 
     return Operation(reads, makes, call)
 
@@ -253,7 +263,7 @@ def _passes(problem: FilterProblem, factors: np.ndarray) -> Operation:
     (first_row, first_column), *others = lines
 
     def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-        made = sep_filter2d(pixels, depth, first_row, first_column, anchor=anchor, delta=delta, borderType=border)
+        made = sep_filter2d(pixels, depth, first_row, first_column, None, anchor, delta, border)
         for row, column in others:
             made += sep_filter2d(pixels, depth, row, column, anchor=anchor, borderType=border)
         return made
@@ -269,7 +279,7 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
         function, box = cv2.erode if problem.reduction == "min" else cv2.dilate, np.ones(size[::-1], np.uint8)
 
         def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-            return function(pixels, box, anchor=anchor, borderType=border, borderValue=(value,) * 4)
+            return function(pixels, box, None, anchor, 1, border, (value,) * 4)
 
     elif problem.reduction == "median":
 
@@ -283,7 +293,7 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
         if kept and taps % 2 and taps <= MEANS.get(problem.dtype, 0) and mean:
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-                return cv2.blur(pixels, size, anchor=anchor, borderType=border)
+                return cv2.blur(pixels, size, None, anchor, border)
 
         else:
             positive = problem.result == "uint8" and problem.dtype in ("uint8", "uint16") and number > 0
@@ -325,6 +335,19 @@ def _instead(problem: FilterProblem, w: np.ndarray) -> CpuAlgorithm | None:
     if wraps or not (is_integer(problem.dtype) or w.all()):
         return Factored() if problem.rank else Banded()
     return None
+
+
+def _telling_rows(problem: FilterProblem, w: np.ndarray) -> int:
+    """Of a column times a row the number of consecutive rows of results in all of which an Inf or a NaN of a pixel
+    shows, as far as they are in the image: so one of them tells. 0 where it may show in fewer than two."""
+    if problem.rank != 1 or is_integer(problem.result) or is_integer(problem.dtype):
+        return 0
+    column, row = np.flatnonzero(w[0][: problem.kh]), np.flatnonzero(w[0][problem.kh :])
+    (ay, ax), count = problem.anchor, column.size
+    if count < 2 or row.size == 0 or column[-1] - column[0] >= count or not column[0] <= ay <= column[-1]:
+        return 0
+    # along a row it shows on one side or the other
+    return int(count) if row[0] <= ax <= row[-1] and problem.w > row[-1] - row[0] else 0
 
 
 def _anchor(problem: FilterProblem) -> tuple[int, int]:

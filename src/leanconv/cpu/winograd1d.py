@@ -68,7 +68,7 @@ def _cost(problem: ConvProblem, alpha: int, column_block: int) -> float:
     moved = tiles * alpha * (2.5 * problem.c * column_blocks + (problem.r * column_blocks + 1.5) * problem.k)
     filters = alpha * problem.k * problem.group_c * problem.r * column_blocks
     each = 80.0 if problem.layout == "NCHW" else 20 + 480 / problem.c  # short runs of channels copy slowly
-    return products * idle + each * moved + 400 * filters
+    return 1.1 * (products * idle + each * moved) + 400 * filters
 
 
 def convolve(

@@ -74,13 +74,18 @@ def anchor_of(size: int, origin: Any, shape: tuple[int, ...], given: Any) -> int
 
 
 def is_complex(array: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return array.dtype.kind == "c"
     return "complex" in str(array.dtype)
+
+
+_HALF, _LONG = np.dtype(np.float16), np.dtype(np.longdouble)
 
 
 def check_real(name: str, dtype: np.dtype) -> None:
     """Raise DtypeError for what SciPy does not compute: float16, long doubles, objects, strings, dates."""
     # NOTE: on some machines longdouble is float64, which is fine
-    narrow = dtype in (np.dtype(np.float16), np.dtype(np.longdouble)) and dtype != np.dtype(np.float64)
+    narrow = dtype in (_HALF, _LONG) and dtype != np.dtype(np.float64)
     if dtype.kind not in "biuf" or narrow:
         raise DtypeError(f"{name} has dtype {dtype}; it must be boolean, an integer, float32, float64 or complex")
 
@@ -91,7 +96,7 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
         return _output_on_device(x, output)
     if output is None:
         dtype = np.promote_types(x.dtype, np.complex64) if is_complex else x.dtype.newbyteorder("=")
-        return np.zeros(x.shape, dtype)
+        return np.empty(x.shape, dtype)
     if isinstance(output, (type, np.dtype, str)):
         dtype = np.dtype(output)
         if isinstance(output, str) and not issubclass(dtype.type, np.number):
@@ -101,7 +106,7 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
                 raise MistakeError(f"output={output!r} is not complex, and the result is")
             warnings.warn(f"promoting specified output dtype to complex: output={dtype}", stacklevel=4)
             dtype = np.promote_types(dtype, np.complex64)
-        out = np.zeros(x.shape, dtype)
+        out = np.empty(x.shape, dtype)
     else:
         out = output
         if not isinstance(out, np.ndarray):

@@ -183,6 +183,18 @@ def uniform_line(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edg
         )  # fmt: skip
 
 
+def is_small_mean(x: np.ndarray, axes: tuple[int, ...], out: np.ndarray) -> bool:
+    """Whether `small_mean` may compute means along ``axes``: in one call of SciPy, since several take longer."""
+    usual = out.dtype == np.float32 and x.dtype.kind in "iuf" and axes == tuple(range(x.ndim))
+    return usual and 0 < x.size <= SMALL and scipys_filters() is not None and not np.may_share_memory(x, out)
+
+
+def small_mean(x: np.ndarray, sizes: list[int], modes: list[Any], origins: list[int], out: np.ndarray) -> bool:
+    """Means over boxes by SciPy's loops, outside of zeros; False where they are not precise."""
+    scipys_filters().uniform_filter(x, sizes, out, modes, 0.0, origins)
+    return are_precise(x, out, 1, sum(x.shape))
+
+
 def _by_running_sums(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edge) -> bool:
     """Means by SciPy's loop, which is quick along memory; False where there is none, or they are not precise."""
     if scipys_filters() is None or x.size == 0 or (x.size > SMALL and axis != x.ndim - 1) or x.dtype.kind == "c":
