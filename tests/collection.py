@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from leanconv.bench import run as bench_run
 from leanconv.runtime.driver import CudaError
@@ -19,6 +20,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; skipped, with the reason, where there is none")
     config.addinivalue_line("markers", "slow: compares speed, so it wants the machine to itself")
     config.addinivalue_line("markers", "exhaustive: one more of many that are alike; `make test-all` runs it")
+    # what `make test` draws is the same in each run; `make test-all` draws anew
+    settings.register_profile("drawn alike", derandomize="not exhaustive" in config.option.markexpr)
+    settings.load_profile("drawn alike")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.ndimage
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
@@ -116,6 +116,9 @@ def test_the_oracle_agrees_with_pytorch(problem: ConvProblem, seed: int) -> None
 @given(filter_problems(), st.integers(0, 2**16))
 def test_the_filter_oracle_agrees_with_scipy(problem: FilterProblem, seed: int) -> None:
     problem = replace(problem, dtype="float64")
+    # SciPy 1.17 reads pixel -1 where a window begins 4, 6, ... lengths of the image before it
+    reaches = zip(problem.anchor, (problem.h, problem.w), strict=True)
+    assume(problem.border != "reflect" or all(before < 4 * length for before, length in reaches))
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((problem.batch, problem.h, problem.w))
     kernel = rng.standard_normal((problem.kh, problem.kw))
