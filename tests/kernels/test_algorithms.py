@@ -14,6 +14,7 @@ from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.dtypes import item_bytes
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.common.input_gradient import phase_groups
+from leanconv.kernels.cost import fitted
 from leanconv.kernels.image_filter.register_cache import PartialSumsConfig
 from leanconv.problem import ConvProblem, FilterProblem
 from tests import cases, emulator, proof, selection
@@ -276,7 +277,11 @@ def test_auto_chooses_the_quickest_that_accepts():
         if case.name == "volume-per-image":
             continue
         able = [a for a in ALGORITHMS if not a.by_name_only and not a.reasons(case.problem, TARGETS[0])]
-        costs = {a: found[0][0] for a in able if (found := a.within(case.problem, TARGETS[0], workspace=0))}
+        costs = {
+            a: fitted(a, case.problem, TARGETS[0]).cycles(found[0][0])
+            for a in able
+            if (found := a.within(case.problem, TARGETS[0], workspace=0))
+        }
         assert choose(case.problem, TARGETS[0]).algorithm is min(costs, key=costs.__getitem__)
 
 
