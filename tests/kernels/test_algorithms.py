@@ -282,7 +282,7 @@ def test_auto_chooses_the_quickest_that_accepts():
             for a in able
             if (found := a.within(case.problem, TARGETS[0], workspace=0))
         }
-        assert choose(case.problem, TARGETS[0]).algorithm is min(costs, key=costs.__getitem__)
+        assert costs[choose(case.problem, TARGETS[0]).algorithm] == min(costs.values()), case.name
 
 
 def test_auto_knows_when_tensor_cores_and_transforms_pay():
