@@ -123,6 +123,8 @@ def _sum_over_axes(
     more = keywords or {}
     # every derivative is of the input, which the output may be
     x = x.copy() if len(along) > 1 and isinstance(x, np.ndarray) and np.may_share_memory(x, out) else x
+    if isinstance(out, np.ndarray) and out is not output:
+        out[...] = 0  # as SciPy's, to which a caller's function may add
     derivative(x, along[0], out, modes[0], cval, *arguments, **more)
     each(out)
     for axis, border in zip(along[1:], modes[1:], strict=True):
