@@ -128,6 +128,32 @@ def _option(each: older.Again, name: str) -> str | None:
     return each.options[each.options.index(f"--{name}") + 1] if f"--{name}" in each.options else None
 
 
+def test_trainings_that_differ_in_numbers_stay_apart(tmp_path: Path) -> None:
+    """Of a network by its name, and of a start of several processes; equal ones are one process."""
+    row = {"optimiser": "adam", "steps": 20, "seed": 0, "gpus": 1, "engine": "leanconv"}
+    rows = [row | {"problem": "vgg16-b512-32"}, row | {"problem": "vgg16-b512-32", "seed": 1},
+            row | {"problem": "vgg16-b512-32", "gpus": 2}, row | {"problem": "vgg19-b512-32"}]  # fmt: skip
+    records.write(tmp_path, "training", made_up.ABOUT | {"gpu": "NVIDIA H200"}, rows)
+    listed(tmp_path, "nvidia-h200/training.json")
+    found = older.plan(tmp_path, Path("new"))
+    assert [each.title for each in older.chosen(found, ["training"])] == [
+        "training vgg16-b512-32 adam steps=20 seed=0 gpus=1",
+        "training vgg16-b512-32 adam steps=20 seed=1 gpus=1",
+        "training vgg16-b512-32 adam steps=20 seed=0 gpus=2",
+        "training vgg19-b512-32 adam steps=20 seed=0 gpus=1",
+    ]
+    assert [(each.command[0], each.names) for each in older._joined(found)] == [
+        ("python", ("vgg16", "vgg19")), ("python", ("vgg16",)), ("torchrun", ("vgg16",)),
+    ]  # fmt: skip
+
+
+def test_a_suite_that_measured_nothing_is_measured_whole(results: Path) -> None:
+    nothing = replace(suite(op="dgrad", layout="NHWC"), problems={}, rows=[], missing=["narrow", "wide"])
+    nothing.write(results / "nvidia-h200/some.json")
+    again = next(each for each in older.plan(results, Path("new")) if each.title == "some")
+    assert (again.rows, again.stale, again.seconds) == (2, 2, None)
+
+
 def test_only_what_is_named_in_its_order(results: Path) -> None:
     found = older.plan(results, Path("new"))
     assert [each.title for each in older.chosen(found, ["some", "modes [ue]*", "modes"])] == [
