@@ -265,9 +265,12 @@ def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys((rows, columns) for _, rows, columns in best.values()))
 
 
-def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str) -> list[str]:
+def group_limits(
+    problem: ConvProblem, target: Target, registers: int, *ops: str,
+    kind: type[GroupsConfig] = GroupsConfig, wanted: tuple[int, ...] = FILTERS,
+) -> list[str]:  # fmt: skip
     """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``, where a step of
-    eight filters takes so many ``registers``."""
+    eight filters takes so many ``registers``, and tiles have about the ``wanted`` numbers of filters."""
     reasons = [*limits(problem, *ops, dtypes=(*FLOAT32, *FLOATS_16BIT)), *images_outermost(problem)]
     if not target.warp_products:
         reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
@@ -286,13 +289,22 @@ def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str
             reasons.append(f"{name}={count} is no multiple of {unit}: channels are read by units of {UNIT_BYTES} bytes")
         elif each % 4:
             reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
-    if reasons or filter_tiles(windows := windows_of(problem), registers):
+    if reasons:
         return reasons
+    windows = windows_of(problem)
+    if tiles := filter_tiles(windows, registers, wanted):
+        if not windows.rows.positions * windows.columns.positions:
+            return []
+        shared = (kind(*each, *size, 1).shared_bytes(windows) for size in window_tiles(windows) for each in tiles)
+        if any(each <= target.shared_per_block for each in shared):
+            return []
+        what = f"a tile of windows of {problem.window} with stride {problem.stride[0]},{problem.stride[1]}"
+        return [f"{what} takes more than the {target.shared_per_block} bytes of shared memory that a CTA has"]
     if (taken := registers * windows.steps) > MOST_REGISTERS:
         what = f"filters of {windows.group_c} channels x {problem.window} take {taken} registers of a thread"
         return [f"{what}, and there are {MOST_REGISTERS}"]
-    whole = f"groups={problem.groups} of {windows.group_k} filters make no tile of up to {FILTERS[-1]}"
-    return [f"{whole} that a CTA has warps and registers for"]
+    most, what = max(wanted[-1], windows.group_k), f"groups={problem.groups} of {windows.group_k} filters"
+    return [f"{what} make no tile of up to {most} that a CTA has warps and registers for"]
 
 
 def sectors(problem: ConvProblem, channels: int, rows: int, columns: int, step: int = 1) -> int:

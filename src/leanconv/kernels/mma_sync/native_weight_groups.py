@@ -102,7 +102,7 @@ class NativeWeightGroups(split_k.SplitK):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return group_limits(problem, target, OF_STEP, "wgrad")
+        return group_limits(problem, target, OF_STEP, "wgrad", kind=GroupsWeightConfig, wanted=FILTERS)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "tf32" if problem.dtype == "float32" else "fp16"
