@@ -1,4 +1,4 @@
-"""What measures the files of earlier kernels anew: commands from their records, their order, and a run of them."""
+"""Commands that measure files of earlier kernels anew: made from records, in their order, and a run of them."""
 
 from __future__ import annotations
 
