@@ -112,7 +112,9 @@ def test_every_committed_file_has_a_command_that_is_understood(capsys: pytest.Ca
         if each.command[:2] == ("python", "-m"):
             of = leanconv_main if each.command[2] == "leanconv" else main
             with pytest.raises(SystemExit) as stopped:
-                of([*each.words[3:], "--help"])
+                # what a run adds
+                added = ["--revision", NEW] if not each.by_hand else []
+                of([*each.words[3:], *added, *["--seconds", "9"] * each.resumes, "--help"])
             assert not stopped.value.code, each.words
         if "bench" in each.command:
             content = Results.read(COMMITTED / each.file)
