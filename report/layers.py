@@ -155,10 +155,10 @@ def section(record: dict[str, Any]) -> str:
     for row in record["rows"]:
         problem: Any = parse_problem(row["problem"])
         groups = "" if problem.groups == 1 else "depthwise" if problem.group_c == 1 else "grouped"
-        # TF32 beside TF32 alone
-        both = problem.precision == "tf32"
-        for peer in set(row["peers"]) & ({"torch-tf32"} if both else set(PEERS)):
-            key = PEERS[peer] + ", leanconv too" * both, groups, problem.op, row["layout"]
+        # leanconv in TF32 is compared with PyTorch in TF32 alone
+        tf32 = problem.precision == "tf32"
+        for peer in set(row["peers"]) & ({"torch-tf32"} if tf32 else set(PEERS)):
+            key = PEERS[peer] + ", leanconv too" * tf32, groups, problem.op, row["layout"]
             found.setdefault(key, []).append(row["peers"][peer] / row["us"])
     lines = [[*key, str(len(each)), f"{statistics.geometric_mean(each):.2f}", f"{min(each):.2f}"]
              for key, each in sorted(found.items())]  # fmt: skip

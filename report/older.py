@@ -1,7 +1,8 @@
-"""What measures anew the results files of earlier kernels, from their own records; and a run of it that keeps a time.
+"""Commands that measure the results files of earlier kernels anew, made from the files' own records.
 
 ``python -m report older`` lists the commands for the files of benchmarks/results/older.json, and needs no GPU. With
-``--run`` it runs them, the least time for a row of earlier kernels first, and writes below a folder of its own.
+``--run`` it runs them within a time limit, those first that take the least time for a row of earlier kernels, and
+writes to a folder of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _NETWORK_S = {"forward": 5.5, "training": 33.0}
 
 @dataclass(frozen=True)
 class Again:
-    """What makes a results file anew, or rows of it: a command, ``names`` of which it takes several, and options."""
+    """The command that measures a results file anew, or rows of it. Commands that take several ``names`` and have equal
+    options can run as one."""
 
     file: str
     command: tuple[str, ...]
@@ -45,8 +47,8 @@ class Again:
     seconds: float | None
     names: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    #: what the rows have, by name
-    of: Mapping[str, str] = field(default_factory=dict)
+    #: fields that tell its rows from the file's others, and their values
+    of: Mapping[str, Any] = field(default_factory=dict)
     #: whether it takes ``--seconds``, and a later one goes on
     resumes: bool = False
     #: why `run` leaves it alone
@@ -54,7 +56,8 @@ class Again:
 
     @property
     def title(self) -> str:
-        return " ".join((Path(self.file).stem, *self.of.values()))
+        about = (value if isinstance(value, str) else f"{name}={value}" for name, value in self.of.items())
+        return " ".join((Path(self.file).stem, *about))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -62,7 +65,8 @@ class Again:
 
 
 def plan(results: Path, out: Path) -> list[Again]:
-    """What is to be measured, the least time for a row of earlier kernels first; unknown times come last."""
+    """The commands for all files of older.json, those first that take the least time for a row of earlier kernels;
+    those whose time is unknown come last."""
     found = [each for file in provenance.older(results) for each in _of_file(results, file, out)]
     return sorted(found, key=lambda each: (each.seconds is None, (each.seconds or 0) / max(1, each.stale)))
 
@@ -105,7 +109,8 @@ def _suite(content: Results, file: str, results: Path, out: Path) -> Again:
     given = [word for name, value in options.items() if value for word in (f"--{name}", value)]
     given += ["--sustained"] * any(row.us_sustained is not None for row in content.rows)
     every = len(content.problems) + len(content.missing)
-    seconds = sum(each.get("seconds", math.nan) for each in content.problems.values()) * every / len(content.problems)
+    times = [each.get("seconds", math.nan) for each in content.problems.values()]
+    seconds = sum(times) * every / len(times) if times else math.nan
     command, known = ("python", "-m", "leanconv", "bench", content.suite), None if math.isnan(seconds) else seconds
     given += ["--out", str(out / file)]
     wanted = len(stale | set(content.missing)) if stale else every
@@ -113,9 +118,9 @@ def _suite(content: Results, file: str, results: Path, out: Path) -> Again:
 
 
 def _engines(content: Results) -> str | None:
-    """Patterns of the engines that took part; None for all that a run takes by itself.
+    """Patterns of the engines that took part, for ``--engines``; None where they are those that a run takes by itself.
 
-    Of other libraries what was skipped says that it was asked; of ours it says so of algorithms.
+    An engine of another library took part where it was skipped, too. What ``leanconv`` skipped are single algorithms.
     """
     skipped = {entry["engine"].partition(" ")[0] for entry in content.skipped}
     had = {row.engine for row in content.rows} | {name for name in skipped if name != "leanconv"}
@@ -164,17 +169,18 @@ def _trained(record: Record, file: str, out: Path) -> Iterator[Again]:
         numbers = ("--size", size, "--batch", batch[1:], "--steps", str(steps), "--seed", str(seed))
         engines = ("--optimiser", optimiser, "--engine", *(row["engine"] for row in rows))
         command, options = (*start, "examples/train_cnn.py"), (*numbers, *engines, "--json", str(out / file))
-        of, count = {"problem": problem, "optimiser": optimiser}, len(rows)
+        of = {"problem": problem, "optimiser": optimiser, "steps": steps, "seed": seed, "gpus": gpus}
+        count = len(rows)
         yield Again(file, command, count, count, None, (network,), options, of)
 
 
 def listing(found: Sequence[Again]) -> str:
-    """For each what it is of, how many rows, about how long it takes, and the command."""
+    """Two lines for each: its title, number of rows and estimated time, and the command."""
     lines = []
     for each in found:
-        time = "its record does not say how long" if each.seconds is None else f"about {math.ceil(each.seconds)} s"
+        long = "its record does not say how long" if each.seconds is None else f"about {math.ceil(each.seconds)} s"
         stale = f" ({each.stale} of earlier kernels or missing)" if each.stale < each.rows else ""
-        lines.append(f"{each.title}: {each.rows} rows{stale}, {each.by_hand or time}")
+        lines.append(f"{each.title}: {each.rows} rows{stale}, {each.by_hand or long}")
         lines.append(f"    {shlex.join(each.words)}")
     return "\n".join([*lines, f"{sum(each.seconds or 0 for each in found):.0f} s, without starts and what is unknown"])
 
@@ -201,8 +207,11 @@ def left(each: Again, out: Path, revision: str | None) -> int:
 
 
 def run(found: Sequence[Again], results: Path, out: Path, seconds: float, revision: str | None = None) -> Iterator[str]:
-    """Run what ``out`` does not have yet, and say how each went and what is left. After ``seconds`` none is begun, and
-    before none that is known to take longer than what is left of them, unless a later run goes on with it."""
+    """Run the commands whose rows ``out`` does not have yet; yields a line for each that ran and each that is left.
+
+    After ``seconds`` none is begun. A command that a later run cannot go on with is begun only where the rest of the
+    time is enough for it, as far as its time is known.
+    """
     begun, same = time.monotonic(), revision or provenance.revision()["git_revision"]
     gpu = machine.slug({"gpu": launch.open_device(0).name})
     here = [each for each in found if each.file.startswith(f"{gpu}/") and not each.by_hand and left(each, out, same)]
@@ -228,16 +237,18 @@ def run(found: Sequence[Again], results: Path, out: Path, seconds: float, revisi
 
 
 def _partly(path: Path, revision: str | None) -> bool:
-    """Whether a suite's file of this revision misses problems."""
+    """Whether a suite's file is of this revision and lacks some of its problems."""
     content = Results.read(path) if path.is_file() else None
     return content is not None and bool(content.missing) and content.machine["git_revision"] == revision
 
 
 def _joined(found: Sequence[Again]) -> Iterator[Again]:
-    """Those that differ in their names alone as one, where its first one stands: a process starts once for them."""
+    """Commands that differ in their names alone as one, in the place of the first: they need one start of a process."""
     rest = list(found)
     while rest:
-        like = [each for each in rest if each.names and each.options == rest[0].options] or rest[:1]
+        first = rest[0]
+        like = [each for each in rest if (each.command, each.options) == (first.command, first.options) and each.names]
+        like = like or [first]
         rest = [each for each in rest if each not in like]
         seconds = [each.seconds for each in like if each.seconds is not None]
         names = tuple(name for each in like for name in each.names)

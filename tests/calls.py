@@ -8,7 +8,7 @@ from typing import Any
 
 
 def calls_of(function: Callable[[], Any]) -> list[str]:
-    """The names of all functions of Python and of C that ``function()`` calls, in order, itself first."""
+    """The names of all functions of Python and of C that are called by ``function()``, in order, the first included."""
     names: list[str] = []
 
     def seen(frame: Any, event: str, given: Any) -> None:

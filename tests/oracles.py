@@ -16,7 +16,7 @@ FILTERS_AXIS = {"NCHW": 1, "NHWC": -1, "CHWN": 0}
 
 
 def oracle_conv(problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Float64 convolution by the definition, one place of a filter at a time.
+    """Float64 convolution by the definition, one filter tap at a time; shares no code with the package's engines.
 
     For dgrad each element of x, a gradient, goes back to where the forward layer has read from; for wgrad ``w`` is the
     gradient of the output.
@@ -47,7 +47,7 @@ def _padded(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
 
 
 def _taps(problem: ConvProblem) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-    """Each place of a filter, and the pixels that it meets, of all outputs."""
+    """Row and column of each filter tap, and the index of the padded pixels that it reads for all outputs."""
     for r, s in np.ndindex(problem.r, problem.s):
         i, j = r * problem.dilation[0], s * problem.dilation[1]
         rows = slice(i, i + (problem.p - 1) * problem.stride[0] + 1, problem.stride[0])
@@ -76,7 +76,7 @@ def _scatter(problem: ConvProblem, grad: np.ndarray, w: np.ndarray) -> np.ndarra
 
 
 def _correlate(problem: ConvProblem, x: np.ndarray, grad: np.ndarray) -> np.ndarray:
-    """For each weight the products of what it saw and of the gradients of the outputs."""
+    """For each weight the sum of the products of the pixels that it reads and the gradients of the outputs."""
     padded, grad = _padded(problem, _in_groups(problem, x)), _in_groups(problem, grad)
     dw = np.zeros((problem.groups, problem.group_k, problem.group_c, problem.r, problem.s))
     for r, s, pixels in _taps(problem):

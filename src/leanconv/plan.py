@@ -67,7 +67,7 @@ class Target:
 
     @property
     def rounds_to_tf32(self) -> bool:
-        """Whether an instruction rounds float32 to TF32, to the nearest of two the even one: from 9.0 on."""
+        """Whether an instruction rounds float32 to TF32, to the nearest, ties to even: from 9.0 on."""
         return self.capability >= 90
 
     @property

@@ -93,6 +93,10 @@ def test_what_strides_pass_over_is_not_read_forward_and_written_as_zeros_backwar
     assert cost.moved_bytes(layer) == layer.bytes
     x, y = 2 * 32 * 256 * 56**2, 2 * 32 * 512 * 28**2
     assert cost.moved_bytes(strided) == x / 4 + y + 2 * 256 * 512
+    # nine taps two pixels apart read the same pixels that one does, and nine neighbouring taps all of them
+    dilated = replace(strided, r=3, s=3, dilation=(2, 2), padding=(2, 2, 2, 2))
+    assert cost.moved_bytes(dilated) == x / 4 + y + 2 * 256 * 512 * 9
+    assert cost.moved_bytes(replace(dilated, dilation=(1, 1), padding=(1, 1, 1, 1))) == dilated.bytes
     beside = {
         (problem.layout, problem.stride[0], problem.r): cost.fitted(NHWC, problem, NOMINAL).beside
         for layout in ("NHWC", "NCHW")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from random import Random
 
 import numpy as np
 import pytest
@@ -141,6 +142,50 @@ def test_filters_are_read_where_they_lie():
 )
 def test_limits(changed, why):
     assert why in "; ".join(GEMM.reasons(replace(LAYER, **changed), TARGETS[0]))
+
+
+FEW_FILTERS = ConvProblem(
+    2, 72, 12, 30, 12, 3, 2, groups=3, stride=(5, 2), padding=(2, 1, 3, 4), dilation=(2, 3), op="wgrad"
+)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "problem", "why"),
+    [
+        (WEIGHT, replace(FEW_FILTERS, precision="tf32"),
+         "a tile of windows of 3x2 with stride 5,2 takes more than the 232448 bytes"),
+        (WEIGHT, replace(FEW_FILTERS, dtype="float16", c=48, k=264, groups=6), "44 filters make no tile of up to 64"),
+        (GEMM, replace(FEW_FILTERS, precision="tf32", op="fprop", c=64, k=88, groups=2, r=3, s=3),
+         "44 filters make no tile of up to 128 that a CTA has warps and registers for"),
+    ],
+)  # fmt: skip
+def test_what_no_tile_can_compute_is_refused(algorithm, problem, why):
+    assert why in algorithm.reasons(problem, TARGETS[0])[0]
+    assert not [*algorithm.configs(problem, TARGETS[0])]
+
+
+def test_what_is_not_refused_has_a_configuration():
+    random, met = Random(7), set()
+
+    def numbers(count, least, most):
+        return tuple(random.randint(least, most) for _ in range(count))
+
+    for _ in range(300):
+        groups, (c, k, h, w, r, s) = (
+            random.choice([2, 3, 8]),
+            (*numbers(2, 1, 11), *numbers(2, 1, 29), *numbers(2, 1, 3)),
+        )
+        problem = ConvProblem(
+            1, 4 * c * groups, h, w, 4 * k * groups, r, s, groups=groups, stride=numbers(2, 1, 8),
+            dilation=numbers(2, 1, 3), padding=numbers(4, 0, 4), layout=random.choice(["NCHW", "NHWC"]),
+        )  # fmt: skip
+        way = random.choice([{"dtype": "float16"}, {"precision": "tf32"}])
+        for (algorithm, op), target in product(((GEMM, "fprop"), (GEMM, "dgrad"), (WEIGHT, "wgrad")), TARGETS):
+            each = replace(problem, op=op, **way)
+            if min(problem.p, problem.q) > 0 and not algorithm.reasons(each, target):
+                assert next(iter(algorithm.configs(each, target)), None), (each, target)
+                met.add((op, each.dtype, target.arch))
+    assert len(met) == 3 * (2 * len(TARGETS) - 1), "TF32 not on sm_80"
 
 
 def test_older_gpus_run_both_and_have_no_clusters():

@@ -1,4 +1,4 @@
-"""What measures the files of earlier kernels anew: commands from their records, their order, and a run of them."""
+"""Commands that measure files of earlier kernels anew: made from records, in their order, and a run of them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_every_committed_file_has_a_command_that_is_understood(capsys: pytest.Ca
         if each.command[:2] == ("python", "-m"):
             of = leanconv_main if each.command[2] == "leanconv" else main
             with pytest.raises(SystemExit) as stopped:
-                of([*each.words[3:], "--help"])
+                # what a run adds
+                added = ["--revision", NEW] if not each.by_hand else []
+                of([*each.words[3:], *added, *["--seconds", "9"] * each.resumes, "--help"])
             assert not stopped.value.code, each.words
         if "bench" in each.command:
             content = Results.read(COMMITTED / each.file)
@@ -126,6 +128,32 @@ def test_every_committed_file_has_a_command_that_is_understood(capsys: pytest.Ca
 
 def _option(each: older.Again, name: str) -> str | None:
     return each.options[each.options.index(f"--{name}") + 1] if f"--{name}" in each.options else None
+
+
+def test_trainings_that_differ_in_numbers_stay_apart(tmp_path: Path) -> None:
+    """Of a network by its name, and of a start of several processes; equal ones are one process."""
+    row = {"optimiser": "adam", "steps": 20, "seed": 0, "gpus": 1, "engine": "leanconv"}
+    rows = [row | {"problem": "vgg16-b512-32"}, row | {"problem": "vgg16-b512-32", "seed": 1},
+            row | {"problem": "vgg16-b512-32", "gpus": 2}, row | {"problem": "vgg19-b512-32"}]  # fmt: skip
+    records.write(tmp_path, "training", made_up.ABOUT | {"gpu": "NVIDIA H200"}, rows)
+    listed(tmp_path, "nvidia-h200/training.json")
+    found = older.plan(tmp_path, Path("new"))
+    assert [each.title for each in older.chosen(found, ["training"])] == [
+        "training vgg16-b512-32 adam steps=20 seed=0 gpus=1",
+        "training vgg16-b512-32 adam steps=20 seed=1 gpus=1",
+        "training vgg16-b512-32 adam steps=20 seed=0 gpus=2",
+        "training vgg19-b512-32 adam steps=20 seed=0 gpus=1",
+    ]
+    assert [(each.command[0], each.names) for each in older._joined(found)] == [
+        ("python", ("vgg16", "vgg19")), ("python", ("vgg16",)), ("torchrun", ("vgg16",)),
+    ]  # fmt: skip
+
+
+def test_a_suite_that_measured_nothing_is_measured_whole(results: Path) -> None:
+    nothing = replace(suite(op="dgrad", layout="NHWC"), problems={}, rows=[], missing=["narrow", "wide"])
+    nothing.write(results / "nvidia-h200/some.json")
+    again = next(each for each in older.plan(results, Path("new")) if each.title == "some")
+    assert (again.rows, again.stale, again.seconds) == (2, 2, None)
 
 
 def test_only_what_is_named_in_its_order(results: Path) -> None:

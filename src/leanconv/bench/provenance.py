@@ -187,7 +187,7 @@ def refuse(
 
 
 def changed_kernels(about: Mapping[str, Any], results: Path) -> list[str]:
-    """The kernels in the record of a machine that are others today; those whose machine code is equal are none."""
+    """The kernels that a record was measured with and whose machine code has changed since; ``about``: its machine."""
     versions, today = dict(about.get("kernels", {})), kernels()
     for equal in same_code(results):
         versions = {stem: equal.get(version, version) for stem, version in versions.items()}
@@ -196,7 +196,7 @@ def changed_kernels(about: Mapping[str, Any], results: Path) -> list[str]:
 
 @cache
 def same_headers(commit: str) -> bool:
-    """Whether all kernel headers are those of a commit; False where its history is not at hand."""
+    """Whether all kernel headers are equal to those of a commit; False where git does not know it."""
     try:
         return not _git(_PACKAGE, "diff", "--name-only", commit, "--", "*.cuh")
     except (OSError, subprocess.CalledProcessError):

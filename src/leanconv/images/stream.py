@@ -48,8 +48,8 @@ HOST_BYTES, GPU_BYTES = 1 << 20, 8 << 20
 LEAST_BAND = 8
 #: Lanes at most, on the CPU and through a GPU: each takes memory for a band and its result.
 MOST_LANES, MOST_GPU_LANES = 16, 32
-#: Up to so many cores wait for each other to write to a file, rather than write through a map: `FileRows`. Explored (2
-#: cores, Linux 6.18, 2eb3032): four threads write a new file 1.4 times as fast if all wait.
+#: With up to so many cores, lanes wait for each other to write to a file rather than write through a map: `FileRows`.
+#: Explored (2 cores, Linux 6.18, 2eb3032): four threads write a new file 1.4 times as fast if all wait.
 FEW = 4
 
 #: ``filter2d`` with all arguments but the image and ``out``.
@@ -87,8 +87,9 @@ def filter_file(
 
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names. OSError: a file cannot be read or
-            written, or the disk has no room for the result. ImportError: a GPU is asked for, and PyTorch is missing.
-            CudaUnavailableError: as `leanconv.conv2d`. Nothing has been written then.
+            written, becomes shorter while it is read, or the disk has no room for the result. ImportError: a GPU is
+            asked for, and PyTorch is missing. CudaUnavailableError: as `leanconv.conv2d`. There is no new file then; a
+            target that is an array may have been written in part.
 
     Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``), on a GPU up to 32, two for each.
     Results are those of the whole image; on the CPU, where the order of floating-point sums depends on shapes, up to
@@ -200,8 +201,11 @@ def _pass(
     lanes: SimpleQueue[Lane | None], make: Callable[[], Lane], problem: FilterProblem, x: Any, y: Any, band: Band,
     value: float,
 ) -> None:  # fmt: skip
-    """One band, from the source to the target. A lane is made by its first band, while others are on their way: to lock
-    its pages takes long."""
+    """One band, from the source to the target.
+
+    ``lanes`` has None for each lane that is not made yet. The band that gets it makes the lane, while others are on
+    their way: to lock its pages takes long.
+    """
     lane = lanes.get()
     try:
         lane = lane or make()
@@ -236,11 +240,11 @@ def _read(problem: FilterProblem, x: Any, band: Band, value: float, pixels: np.n
 
 
 class FileRows:
-    """Rows of an array in a .npy file, read by calls and written by calls or through a map.
+    """Rows of an array in a .npy file, read with preadv, and written with pwrite or through a memory map.
 
-    Of a map the system makes and clears each page of a new file when it is touched first, which takes a core longer
-    than a call that writes it; but of calls that write to one file it lets one go on at a time. So what finds another
-    one writing goes through the map, unless ``waits``: few cores have more from the calls alone.
+    Through a map the system makes and clears each page of a new file when it is touched first, which takes a core
+    longer than pwrite does. But the system lets only one pwrite to a file go on at a time. So a thread that finds
+    another one in pwrite writes through the map, unless ``waits``: with few cores pwrite alone is faster.
     """
 
     def __init__(self, file: BinaryIO, mapped: np.memmap, waits: bool = False) -> None:
@@ -249,9 +253,10 @@ class FileRows:
         weakref.finalize(self, file.close)
 
     def read(self, rows: tuple[Any, ...], into: np.ndarray) -> None:
-        """Rows of one image, to as many rows or, of one, to all. Raises OSError where the file has become shorter."""
+        """Read rows of one image into as many rows, or one row into all. Raises OSError where the file has become
+        shorter."""
         shape = (rows[-1].stop - rows[-1].start, *into.shape[1:])
-        # not of rows that a border repeats or has backwards, nor of another order of bytes
+        # False for rows that a border repeats or reverses, and for another byte order
         straight = into.shape == shape and into.flags.c_contiguous and into.dtype == self.dtype
         part = into if straight else np.empty(shape, self.dtype)
         place, memory = self._place(rows), _bytes(part)
@@ -302,7 +307,7 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _opened(path: Any) -> FileRows | np.ndarray:
-    """An array in a .npy file; a map of it where its rows do not follow each other, or calls cannot read at a place."""
+    """An array in a .npy file; a map of it in Fortran's order, or where the system has no preadv."""
     file = open_regular(path)
     try:
         mapped = np.lib.format.open_memmap(path, mode="r")

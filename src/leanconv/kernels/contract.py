@@ -67,8 +67,8 @@ class Algorithm(ABC):
     by_name_only: ClassVar[bool] = False
     #: whether it computes layers of volumes, which have slices; all compute those of images
     volumes: ClassVar[bool] = False
-    #: whether the phases of a strided gradient of the input are written one by one, and zeros by a launch of their own,
-    #: or what writes them takes as long
+    #: whether a strided gradient of the input takes the time of `cost.GpuSpeeds.zeros` and ``scattered`` besides what
+    #: is predicted: its phases are stored one by one, and its zeros by a launch of their own or at the same cost
     writes_phases: ClassVar[bool] = False
     #: whether each output is one chain of multiply-adds, in direct order, whatever the configuration
     direct_order: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class Algorithm(ABC):
         return 0.0
 
     def unmeasured(self, problem: Any) -> bool:
-        """Whether no times of such problems are known: its predictions are derived from those of others."""
+        """Whether it has never been timed on such problems, so that its predictions rest on times of other problems."""
         return False
 
     def workspace_bytes(self, problem: Any, config: Any) -> int:

@@ -72,10 +72,11 @@ class GpuSpeeds(Speeds):
     #: the busiest multiprocessor gets one block more than the mean. Clusters of 2 are dealt evenly. Explored (H200,
     #: 4f4e305, 28 layers in CHWN): for a mean of 4.0, 6.1, 11.9 and 24.2 blocks the time of 5.5, 7.0, 12.9 and 25.0.
     even_clusters: float
-    #: clock cycles of the launch that writes zeros, for each element of a gradient, channels last and in other layouts;
-    #: and what each element takes more, in NCHW, that phases write which lie apart along a row. Measured layers: six
-    #: with zeros, 29 in NCHW with 0.004 to 0.018, of five kernels
+    #: clock cycles that the launch that writes zeros takes for an element of the gradient, channels last and in other
+    #: layouts: fitted to six measured layers
     zeros: tuple[float, float]
+    #: clock cycles more for an element that a phase writes in NCHW, where its neighbours along the row are of other
+    #: phases: 0.004 to 0.018 on 29 measured layers, of five kernels
     scattered: float
 
 
@@ -116,20 +117,21 @@ def axes_of(problem: ConvProblem) -> list[tuple[int, int, int]]:
 
 
 def leaves_pixels(problem: ConvProblem) -> bool:
-    """Whether there are pixels that no filter reads: as a gradient of the input they are zeros."""
+    """Whether a gradient of the input has pixels that no phase writes: no filter reads them, so they are zeros."""
     whole = all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes_of(problem))
     return problem.op == "dgrad" and not problem.accumulate and not whole
 
 
 def moved_bytes(problem: ConvProblem) -> float:
-    """Bytes of a layer's tensors, but for pixels of the input that strides pass over."""
+    """Bytes of a layer's tensors, without the pixels of the input that strides pass over."""
     elements = problem.n * problem.c * problem.d * problem.h * problem.w
     return problem.bytes - (1 - _read(problem)) * elements * item_bytes(problem.dtype)
 
 
 def _read(problem: ConvProblem) -> float:
-    """The part of the input's pixels that strides do not pass over."""
-    return prod(min(1.0, taps / stride) for taps, stride, _ in axes_of(problem))
+    """The part of the input's pixels that strides do not pass over. With dilation 2 and stride 2 all taps read the same
+    every second pixel."""
+    return prod(min(taps, stride // gcd(stride, dilation)) / stride for taps, stride, dilation in axes_of(problem))
 
 
 def blocks_that_fit(registers: int, threads: int, target: Target) -> int:
@@ -158,7 +160,7 @@ def clusters_at_once(split: int, fitting: int, target: Target) -> int:
     return max(1, int(speeds.cluster_places * places))
 
 
-#: Times its prediction that an algorithm counts in a choice, of whose times on such problems none is known.
+#: Factor of a prediction where the algorithm has never been timed on such problems (`Algorithm.unmeasured`).
 UNMEASURED = 1.5
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
@@ -212,7 +214,10 @@ def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> 
 
 
 def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> Fitted:
-    """What makes of a prediction what was measured on ``target``; nothing is changed where nobody has measured.
+    """What makes of a prediction what was measured on ``target``.
+
+    Where an algorithm is `Algorithm.unmeasured`, predictions count `UNMEASURED` times; where there are no fits, as they
+    are. What zeros and scattered stores of strided gradients take is added in each case (`Algorithm.writes_phases`).
 
     Where no gradients of the input were timed it is what holds for the forward pass: the kernels are the same. Where
     none of an algorithm's times are known, its calls begin as those of others do. It need not be one that ``runs`` the

@@ -16,7 +16,8 @@ from leanconv.torch import expected_time
 from leanconv.torch.deciding import Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
 
-#: What part of PyTorch's expected time the predicted time of a kernel may be of which no times are known.
+#: A kernel that has never been timed on such problems is taken where it is predicted to need at most this part of the
+#: time that PyTorch is expected to take.
 _MOST_UNMEASURED = 0.5
 #: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
 #: a layer is taken only where that pays.

@@ -107,8 +107,8 @@ TILES: tuple[Tile, ...] = (
 
 @dataclass(frozen=True)
 class NativeSpeeds(Speeds):
-    """Tiles are fitted together to 14 layers (burst, H200), so that they compare; what all tiles share to 171 whole
-    calls of committed results, most of which are predicted within a tenth."""
+    """Speeds of tiles are fitted together to 14 layers (burst, H200), so that tiles can be compared; what all tiles
+    share is fitted to 171 whole calls of committed results, most of which are predicted within a tenth."""
 
     #: TFLOP/s of each tile's stages, 950 at most; the last was not measured and has the figure of the one before it
     tiles: tuple[float, ...]
@@ -120,7 +120,7 @@ class NativeSpeeds(Speeds):
     packing: float
     #: of an output of a tile where filters are no whole 16 bytes, so that each is stored by itself
     single: float
-    #: that copying a row of a stage takes at least, which is a channel block of a pixel or of a filter
+    #: that copying a row of a stage takes at least; a row is a channel block of a pixel or of a filter
     row: float
     #: bytes that all multiprocessors together copy in a cycle: asked of volumes, whose reductions are long
     copied_per_cycle: float

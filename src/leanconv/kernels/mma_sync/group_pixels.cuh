@@ -185,8 +185,9 @@ __device__ __forceinline__ void copy_unit(unsigned char* to, const T* image, int
     }
 }
 
-// Units from one pixel to the next in shared memory. An odd number: rows of ldmatrix of eight neighbours meet each bank once.
-// `by_lanes`: two more than a multiple of four: so do loads by lanes, which have eight neighbouring words of four neighbours.
+// Units from one pixel to the next in shared memory, so that loads have no bank conflicts: an odd number for ldmatrix, whose
+// rows are units of eight neighbours; two more than a multiple of four `by_lanes`, for loads of eight neighbouring words of
+// four neighbours.
 __host__ __device__ constexpr int pitch_of(int units, bool by_lanes) { return by_lanes ? units + ((2 - units) & 3) : units | 1; }
 
 // Shared memory of the pixels: in_rows rows; in each the columns that the first tap of a filter reads, side by side, then those
@@ -200,8 +201,8 @@ struct GroupPixels {
     static constexpr int in_rows = (Tile::rows - 1) * step_h + W::Rows::reach + 1;
     static constexpr int in_columns = (Tile::columns - 1) * step_w + W::Columns::reach + 1;
     static constexpr int pitch = 16 * pitch_of(Tile::units, by_lanes), apart = ceil_div(in_columns, step_w) * pitch;
-    // So many pixels more lie between rows that eight windows of several rows meet each bank once too: in 16 bits where rows of
-    // windows are one row of pixels apart, in TF32 where they are a stride apart too, but for fours.
+    // Pixels added to a row so that eight windows of several rows have no bank conflicts either: in 16 bits for windows of unit
+    // stride down, in TF32 for every stride that is no multiple of four.
     static __host__ __device__ constexpr int padding() {
         const int row = ceil_div(in_columns, step_w) * step_w, rows = sizeof(T) == 4 && step_h % 4 != 0 ? step_h : 1;
         int more = 0;

@@ -10,7 +10,7 @@
 // Numerics   Products are exact. Sums stay in the tensor core over the whole reduction, of some hundreds, as in
 //            native_gemm_16bit. Where eight filters span groups, others' channels meet zeros: a sum that is not finite is taken
 //            again on FP32 cores, from its own group's channels alone. Float32 is rounded to the nearest TF32: filters when they
-//            are loaded, pixels behind each ldmatrix.
+//            are loaded, pixels after each ldmatrix.
 // CTA tile   rows x columns outputs of an image x `filters`: some groups, or a part of one. The pixels that they read lie in
 //            shared memory, each once (group_pixels.cuh).
 // Product    16 pixels x 8 filters x 16 reduction elements. The reduction of eight filters is a list of units of 8 channels,
@@ -25,9 +25,9 @@
 // Work       an mma of 4096 flops for each ldmatrix, or `blocks` where these share a group. ldmatrix takes 4 cycles of shared
 //            memory: 16 pixels x 8 filters of groups of 4 and 8 with 3 x 3 taps take 20, their copies and stores some 6; memory
 //            takes 32 for 512 bytes (H200). So memory bounds them at best.
-//            TF32: an mma of 2048 flops for each, at half the rate, with twice the bytes: 36 of ldmatrix, about 12 of copies and
-//            stores, 64 of memory, as predicted; four roundings an ldmatrix, of 2 cycles each of a partition's conversions, take
-//            as long as the mma at most. Not measured yet.
+//            TF32, predicted, not measured yet: an mma of 2048 flops for each ldmatrix, at half the rate, and twice the bytes. The
+//            same outputs take 36 cycles of ldmatrix, about 12 of copies and stores, and 64 of memory. The four roundings after
+//            an ldmatrix, of 2 cycles each in a partition's conversion unit, take at most as long as the mma.
 // Explored   H200, 3859a523: 128 channels of 56 x 56, 32 images, groups of 4: 25.9 us, twice what memory takes for their bytes; the
 //            time of a tile's bytes and that of its products add up.
 #pragma once
@@ -251,7 +251,7 @@ struct GroupWarp {
         }
     }
 
-    // Of float32 two neighbours are 8 bytes, and four lanes have a sector.
+    // Two neighbours of float32 are 8 bytes, and those of four lanes a sector.
     __device__ __forceinline__ void store_filters(const float2 (&words)[blocks], T* to, bool exists) const {
 #pragma unroll
         for (int j = 0; j < blocks; ++j) {
@@ -282,7 +282,7 @@ struct GroupWarp {
         }
     }
 
-    // Of float32 the lanes of a filter store neighbouring outputs as they are.
+    // In float32 the lanes of a filter store neighbouring outputs without an exchange.
     __device__ __forceinline__ void store_outputs(const float2 (&words)[blocks], T* image, Offset<Problem> pixel,
                                                   bool exists) const {
 #pragma unroll

@@ -23,16 +23,16 @@ from leanconv.kernels.cost import Speeds, blocks_that_fit, overlapped
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
-#: Bytes of a unit of channels, a row of ldmatrix; filters of an mma.
-UNIT_BYTES, UNIT = 16, 8
+#: Bytes of a unit of channels, which is a row of ldmatrix; and filters of an mma.
+UNIT_BYTES, MMA_FILTERS = 16, 8
 #: Registers of a thread that the fragments of filters may take, or the sums of their gradient; of a step's fragments;
-#: and what a thread has beside these, by layout.
+#: and what a thread has beside these, by type and layout.
 MOST_REGISTERS, OF_STEP = 150, 2
 BESIDE = {"16 bits": {"NHWC": 52, "NCHW": 96}, "TF32": {"NHWC": 56, "NCHW": 64}}
-#: And of several blocks in TF32 where a gradient has several phases.
-PHASES = 28
-#: Registers of a thread that an ldmatrix fills, each of which is rounded to TF32.
-FRAGMENT = 4
+#: Registers more in TF32, where a thread has several blocks of filters and a gradient has several phases.
+OF_PHASES = 28
+#: Registers of a thread that an ldmatrix fills: in TF32 an instruction rounds each.
+OF_LDMATRIX = 4
 #: Filters of a tile, about; warps of a CTA, at least.
 FILTERS, WARPS = (16, 32, 64, 128), (4, 8, 16)
 #: Tiles of pixels in shared memory.
@@ -54,10 +54,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Windows:
-    """What is read and what is written: x and y of a layer, dy and dx of its input's gradient; units of so many
-    channels, of which a step has so many: those of a product, or 16 channels of the filters' gradient."""
+    """What is read and what is written: x and y of a layer, dy and dx of its input's gradient."""
 
+    #: channels of a unit
     unit: int
+    #: units of a step: the two of a product; in the filters' gradient those of 16 channels
     of_step: int
     n: int
     c: int
@@ -91,7 +92,7 @@ class Windows:
 
     @property
     def kind(self) -> str:
-        return "16 bits" if self.unit == UNIT else "TF32"
+        return "16 bits" if self.unit == UNIT_BYTES // 2 else "TF32"
 
 
 def _axis(gradient: bool, extent: int, outputs: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
@@ -159,12 +160,12 @@ class GroupsConfig(Config):
         return row + (0 if across >= 8 else next((m for m in range(7) if (row + m) * down % 8 == across), 7))
 
     def shared_bytes(self, windows: Windows) -> int:
-        """Of all stages."""
+        """Shared memory of a CTA: the pixels of all stages."""
         pixels = self.pixels(windows)[0] * self.row_pixels(windows)
         return STAGES * pixels * UNIT_BYTES * self.pitch(self.channels(windows), windows)
 
     def pitch(self, channels: int, windows: Windows) -> int:
-        """Units from one pixel to the next: of an odd number rows of ldmatrix meet each bank once."""
+        """Units from one pixel to the next: an odd number, so that rows of ldmatrix lie in different banks."""
         return channels // windows.unit | 1
 
     def tiles(self, windows: Windows) -> tuple[int, int]:
@@ -218,7 +219,7 @@ def filter_tiles(
     """Filters of a tile, blocks of a warp, and warps that fit a problem's groups, where a step of a block takes so many
     ``registers``: of each number of blocks the tiles next to the ``wanted`` numbers of filters."""
     k, c, steps, unit = windows.group_k, windows.group_c, windows.steps, windows.unit
-    few = windows.units * unit <= UNIT  # channels that eight filters read
+    few = windows.units * unit <= 8  # channels that eight filters read
     shares = [blocks for blocks in (4, 3, 2, 1) if registers * steps * blocks <= MOST_REGISTERS
               and (k % (8 * blocks) == 0 or blocks == 1 or (few and blocks != 3))]  # fmt: skip
     found: dict[tuple[int, int, int], None] = {}
@@ -264,15 +265,17 @@ def window_tiles(windows: Windows) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys((rows, columns) for _, rows, columns in best.values()))
 
 
-def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str) -> list[str]:
+def group_limits(
+    problem: ConvProblem, target: Target, registers: int, *ops: str,
+    kind: type[GroupsConfig] = GroupsConfig, wanted: tuple[int, ...] = FILTERS,
+) -> list[str]:  # fmt: skip
     """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``, where a step of
-    eight filters takes so many ``registers``."""
+    eight filters takes so many ``registers``, and tiles have about the ``wanted`` numbers of filters."""
     reasons = [*limits(problem, *ops, dtypes=(*FLOAT32, *FLOATS_16BIT)), *images_outermost(problem)]
     if not target.warp_products:
         reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-    unit = UNIT
+    unit = UNIT_BYTES // item_bytes(problem.dtype)
     if problem.dtype == "float32":
-        unit = UNIT // 2
         if problem.precision != "tf32":
             reasons.append(f"it rounds float32 to TF32, and precision={problem.precision!r} was requested")
         elif not target.rounds_to_tf32:
@@ -286,12 +289,22 @@ def group_limits(problem: ConvProblem, target: Target, registers: int, *ops: str
             reasons.append(f"{name}={count} is no multiple of {unit}: channels are read by units of {UNIT_BYTES} bytes")
         elif each % 4:
             reasons.append(f"groups={problem.groups} of {name}={count} leaves {each} in a group, no multiple of 4")
-    if reasons or filter_tiles(windows := windows_of(problem), registers):
+    if reasons:
         return reasons
+    windows = windows_of(problem)
+    if tiles := filter_tiles(windows, registers, wanted):
+        if not windows.rows.positions * windows.columns.positions:
+            return []
+        shared = (kind(*each, *size, 1).shared_bytes(windows) for size in window_tiles(windows) for each in tiles)
+        if any(each <= target.shared_per_block for each in shared):
+            return []
+        what = f"a tile of windows of {problem.window} with stride {problem.stride[0]},{problem.stride[1]}"
+        return [f"{what} takes more than the {target.shared_per_block} bytes of shared memory that a CTA has"]
     if (taken := registers * windows.steps) > MOST_REGISTERS:
         what = f"filters of {windows.group_c} channels x {problem.window} take {taken} registers of a thread"
         return [f"{what}, and there are {MOST_REGISTERS}"]
-    return [f"groups={problem.groups} of {windows.group_k} filters make no tile of up to {FILTERS[-1]}"]
+    most, what = max(wanted[-1], windows.group_k), f"groups={problem.groups} of {windows.group_k} filters"
+    return [f"{what} make no tile of up to {most} that a CTA has warps and registers for"]
 
 
 def sectors(problem: ConvProblem, channels: int, rows: int, columns: int, step: int = 1) -> int:
@@ -345,7 +358,7 @@ class NativeGemmGroups(TimedAlgorithm):
         for filters, blocks, warps in filter_tiles(windows, OF_STEP):
             registers = blocks * (OF_STEP * windows.steps + 6) + beside
             if windows.kind == "TF32" and windows.phases > 1 and blocks > 1:
-                registers += PHASES
+                registers += OF_PHASES
             for rows, columns in window_tiles(windows):
                 whole = GroupsConfig(filters, blocks, warps, rows, columns, 1)
                 shared = whole.shared_bytes(windows)
@@ -356,7 +369,7 @@ class NativeGemmGroups(TimedAlgorithm):
     def order_of_sums(self, problem: ConvProblem, config: GroupsConfig) -> Hashable:
         """Nothing: an output's reduction is one chain. Where eight filters span groups, zeros lie in it elsewhere."""
         windows = windows_of(problem)
-        return config.filters if windows.group_c % windows.unit or windows.group_k % UNIT else ()
+        return config.filters if windows.group_c % windows.unit or windows.group_k % MMA_FILTERS else ()
 
     def plan(self, problem: ConvProblem, config: GroupsConfig, target: Target) -> Plan:
         windows, zeros = windows_of(problem), input_gradient.zero_launches(problem)
@@ -378,10 +391,10 @@ def cycles(problem: ConvProblem, config: GroupsConfig, target: Target, speeds: G
     workers = config.workers(windows, target)
     rounds, together = ceil_div(of_windows, workers), ceil_div(of_filters * workers, target.multiprocessors)
     # a product of TF32 has half the flops, at half the rate
-    m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // UNIT // config.blocks
+    m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // MMA_FILTERS // config.blocks
     reads = windows.steps * (1 if windows.group_k % (8 * config.blocks) == 0 else config.blocks)
     products = windows.steps * config.blocks
-    rounding = FRAGMENT * reads if problem.dtype == "float32" else 0
+    rounding = OF_LDMATRIX * reads if problem.dtype == "float32" else 0
     issued = (reads + products) * 1.2 + rounding + windows.phases * (speeds.beside + speeds.block * config.blocks)
     each = m_tiles * along * max(issued / 4, 4 * reads, products * 4096 / flops)
     latency = speeds.latency * issued + speeds.product * windows.steps

@@ -5,8 +5,9 @@
 //
 // Requires   as native_gemm_groups; sums of a filter that registers hold.
 // Numerics   products are exact; a warp sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-11 of a
-//            sum of one sign is lost; of TF32 2^16, rounded to the nearest before. NOTE: tiles that reach over the image's end have
-//            zeros of dy there: an infinite pixel next to that end makes NaN of the gradients of taps that do not read it.
+//            sum of one sign is lost. In TF32 factors are rounded to the nearest before, and a warp sums up to 2^16 pixels. NOTE:
+//            tiles that reach over the image's end have zeros of dy there: an infinite pixel next to that end makes NaN of the
+//            gradients of taps that do not read it.
 // CTA tile   `filters`, of some groups or a part of one, and an even share of all tiles of rows x columns outputs. The pixels
 //            that a tile reads lie in shared memory as native_gemm_groups has them, and dy beside them.
 // Product    16 rows, which are two units of 8 channels of one tap or of two, x 8 filters x 16 output pixels; both operands are
@@ -85,8 +86,8 @@ struct GroupSums {
         return Pixels::tap(0, 0, number / Units::units) + number % Units::units * 16;
     }
 
-    // Of float32 no instruction transposes. Of eight outputs a lane loads from two, t and t + 4, two neighbouring channels of
-    // a step's sixteen, which it has in rows g and g + 8; and one filter of each block.
+    // No instruction transposes float32, so a lane loads its elements from two of eight outputs, t and t + 4: two neighbouring
+    // channels of a step's sixteen, which become rows g and g + 8; and one filter of each block.
     __device__ __forceinline__ void add_by_lanes(const unsigned char* x, const unsigned char* dy) {
         const int unit = lane / 8;
         for (int m_tile = warp_m; m_tile < Tile::m_tiles; m_tile += warps_m) {
@@ -175,7 +176,7 @@ __device__ __forceinline__ void store_sums(Result* dw, const float* shared, int 
     const int first = split > 1 ? static_cast<int>(cluster_rank()) * share : 0, end = min(first + share, Sums::of_tile);
     for (int i = first + threadIdx.x; i < end; i += Tuning::threads) {
         const int g = i % 8, t = i / 8 % 4, number = i / 32, half = number / 2 % 2, step = number / 4 % Sums::steps;
-        // loaded by lanes, rows g and g + 8 are neighbouring channels
+        // where lanes load, rows g and g + 8 are neighbouring channels
         const int block = number / (4 * Sums::steps), unit = Outputs::by_lanes ? 4 * step + g / 2 : 2 * step + half;
         const int channel = Outputs::by_lanes ? g % 2 * 2 + half : g, k = first_filter + block * 8 + 2 * t + number % 2;
         const int group = k / Problem::group_k;

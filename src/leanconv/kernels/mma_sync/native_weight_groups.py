@@ -12,8 +12,8 @@ from leanconv.kernels.common.layers import conv_constants
 from leanconv.kernels.contract import Arithmetic, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.mma_sync.native_gemm_groups import (
+    MMA_FILTERS,
     STAGES,
-    UNIT,
     UNIT_BYTES,
     GroupsConfig,
     NativeGemmGroups,
@@ -28,7 +28,7 @@ from leanconv.kernels.mma_sync.native_gemm_groups import (
 from leanconv.plan import Number, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
-#: Registers of a step's sums, and what a thread has beside these and their fragments, by layout.
+#: Registers of a step's sums, and what a thread has beside these and their fragments, by type and layout.
 OF_STEP = 4
 BESIDE = {"16 bits": {"NHWC": 64, "NCHW": 108}, "TF32": {"NHWC": 64, "NCHW": 72}}
 #: Filters of a tile, about.
@@ -49,12 +49,13 @@ class GroupsWeightConfig(GroupsConfig):
     split_k: int = 1
 
     def pitch(self, channels: int, windows: Windows) -> int:
-        """Of float32 lanes load by themselves, and two units more than a multiple of four meet each bank once."""
+        """Units from one pixel to the next. Lanes load float32 by themselves: of two units more than a multiple of four
+        their loads lie in different banks."""
         units = channels // windows.unit
         return units + (2 - units) % 4 if windows.kind == "TF32" else units | 1
 
     def shared_bytes(self, windows: Windows) -> int:
-        """The stages, or the sums of all warps where they were."""
+        """Shared memory of a CTA: the stages, or in their place the sums of all warps."""
         outputs = self.rows * self.columns * UNIT_BYTES * self.pitch(self.filters, windows)
         sums = self.warps * self.blocks * windows.steps * OF_STEP * 32 * 4
         return max(super().shared_bytes(windows) + STAGES * outputs, sums)
@@ -101,7 +102,7 @@ class NativeWeightGroups(split_k.SplitK):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return group_limits(problem, target, OF_STEP, "wgrad")
+        return group_limits(problem, target, OF_STEP, "wgrad", kind=GroupsWeightConfig, wanted=FILTERS)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "tf32" if problem.dtype == "float32" else "fp16"
@@ -163,13 +164,13 @@ def cycles(problem: ConvProblem, config: GroupsWeightConfig, target: Target, spe
     rounds, ctas = ceil_div(of_windows, workers), ceil_div(of_filters * workers, target.multiprocessors)
     # clusters are dealt out unevenly: some multiprocessors have as many CTAs as fit
     together = config.min_blocks if config.split > 1 else min(ctas, config.min_blocks)
-    m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // UNIT // config.blocks
+    m_tiles, along = ceil_div(config.rows * config.columns, 16), config.filters // MMA_FILTERS // config.blocks
     reads = steps * (1 if windows.group_k % (8 * config.blocks) == 0 else config.blocks)
     products = steps * config.blocks
     issued = (reads + products) * 1.2 + speeds.beside
     if problem.dtype == "float32":
-        # twice as many products, of half the flops at half the rate; four loads and eight roundings in place of an
-        # ldmatrix
+        # twice as many products, of half the flops at half the rate; in place of an ldmatrix two loads and four
+        # roundings for each
         reads, products = 2 * reads, 2 * products
         issued = 6 * reads + products * 1.2 + 2 * speeds.beside
     each = m_tiles * along * max(issued / 4, 4 * reads, products * 4096 / flops)

@@ -6,7 +6,7 @@
 //   y = A^T * sum over c, r of (G w[c, r]) o (B^T x[c, row + r])      for each tile of n outputs of a row
 //
 // Requires   float32; unit stride, along the depth any; unit dilation along the row; of volumes at most 12 filter rows.
-// Volumes    slices of a filter are row blocks behind one another, and r above is (t, r).
+// Volumes    each slice of a filter is a row block, one after the other; r above is (t, r).
 // Numerics   float32; alpha = 16 keeps sums of one step apart (Tuning::promoted).
 // CTA tile   tile_k filters x `tiles` tiles of outputs (`rows` rows of them) x all alpha states x `channels` a step
 // Roles      a warp multiplies the states of its number; with Tuning::producers four more warps copy and transform

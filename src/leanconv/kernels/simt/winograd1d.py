@@ -140,7 +140,7 @@ class ColumnRange:
 
 def taps_of(problem: ConvProblem) -> tuple[int, int]:
     """Rows of a row block, and how many a filter has: as few rows of zeros in the last block as can be, then as few
-    blocks. Of volumes each slice is one.
+    blocks. In volumes each slice of a filter is one row block.
     """
     if problem.r <= MOST_TAPS:
         return problem.r, problem.t
@@ -239,8 +239,8 @@ class Winograd1d(TimedAlgorithm):
     """Γα(n, S), n = α + 1 − S: Winograd along the rows, with no workspace but the transformed filters.
 
     ``y = Aᵀ · sum over c, r of (G w[c, r]) ⊙ (Bᵀ x[c, row + r])`` for each tile of n outputs of a row. Wide filters are
-    cut into column blocks: each block of a filter row is one more row to sum over, whose pixels begin further right. Of
-    volumes the rows of all slices are summed over.
+    cut into column blocks: each block of a filter row is one more row to sum over, whose pixels begin further right. In
+    volumes the sum is over the rows of all slices.
     """
 
     name = "winograd1d"

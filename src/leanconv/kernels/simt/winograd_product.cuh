@@ -88,7 +88,8 @@ struct WinogradProduct {
         constexpr bool vector = Problem::nhwc && Problem::group_c % 4 == 0;
         constexpr bool whole = Problem::group_c % channels == 0;
         const int first_c = step / taps % Tiles::chunks * channels;
-        // 0 but for high filters and those of volumes, and for wide ones
+        // Where this step's row block and column block of the filters begin: 0 unless they have several. `ahead` are rows, of
+        // volumes slices; `right` are columns.
         using Axis = BlockAxis<Problem>;
         const int ahead = step / taps / (Tiles::chunks * Tiles::column_blocks) * Axis::taps * Axis::dilation;
         const int right = step / taps / Tiles::chunks % Tiles::column_blocks * FilterBlocks<Problem>::width;

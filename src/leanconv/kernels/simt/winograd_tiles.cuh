@@ -125,7 +125,7 @@ struct WinogradTiles {
 };
 
 // The axis along which pixels move from one row block of the filters to the next, by `taps` times the dilation: the rows of
-// an image, the slices of a volume. `pixels` lie between neighbours of it.
+// an image, the slices of a volume. Neighbours along it are `pixels` apart.
 template <class Problem>
 struct BlockAxis {
     using D = Depth<Problem>;
@@ -172,7 +172,7 @@ struct alignas(16) WinogradColumn {
         return c;
     }
 };
-// The same of volumes, of which each output slice has as many columns as an image. Windows begin with slice `slice`.
+// The same of volumes, of which each output slice has as many columns as an image. `slice` is the first that windows read.
 template <class Problem>
 struct alignas(16) WinogradColumn<Problem, true> : WinogradColumn<Problem, false> {
     int slice;

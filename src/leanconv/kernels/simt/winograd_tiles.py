@@ -133,10 +133,10 @@ class Transform:
 
 
 def strided_slices(problem: ConvProblem) -> list[str]:
-    """Why the kernels cannot compute the gradient of a layer with a stride along the depth; forward layers have any."""
+    """Why the kernels cannot compute a gradient of a layer with a stride along the depth; forward they take any."""
     if problem.op != "dgrad" or problem.stride_d == 1:
         return []
-    return [f"stride {problem.stride_d} along the depth of a layer whose gradient is asked for is not 1"]
+    return [f"stride {problem.stride_d} along the depth is not 1, which gradients require"]
 
 
 def padded_sizes(problem: ConvProblem) -> tuple[int, int]:
