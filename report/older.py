@@ -142,21 +142,17 @@ def _engines(content: Results) -> str | None:
 
 
 def _networks(record: Record, file: str, results: Path, out: Path) -> Iterator[Again]:
-    """A command for each network and mode with rows of earlier kernels."""
+    """A command for each row of earlier kernels."""
     changed = provenance.changed_kernels(record["machine"], results)
-    found: dict[tuple[str, str], list[Record]] = {}
     for row in records.dated(record):
         own = row["revision"] == record["machine"]["git_revision"]
-        if changed if own else not provenance.same_headers(row["revision"]):
-            found.setdefault((row["network"], row["mode"]), []).append(row)
-    for (network, mode), rows in found.items():
-        flags = [f"--{flag}" for flag, way in (("compile", "compile"), ("tune", "tuned"))
-                 if any(f"torch_{way}_us" in row for row in rows)]  # fmt: skip
-        kinds = [word for kind in dict.fromkeys(row["pass"] for row in rows) for word in ("--pass", kind)]
-        options = ("--mode", mode, *kinds, *flags, "--results", str(out))
-        seconds = sum(row.get("seconds", row.get("warm_up_s", 0) + _NETWORK_S[row["pass"]]) for row in rows)
-        of, count = {"network": network, "mode": mode}, len(rows)
-        yield Again(file, (*_REPORT, "modes"), count, count, seconds, (network,), options, of, resumes=True)
+        if not (changed if own else not provenance.same_headers(row["revision"])):
+            continue
+        flags = [f"--{flag}" for flag, way in (("compile", "compile"), ("tune", "tuned")) if f"torch_{way}_us" in row]
+        options = ("--mode", row["mode"], "--pass", row["pass"], *flags, "--results", str(out))
+        seconds = row.get("seconds", row.get("warm_up_s", 0) + _NETWORK_S[row["pass"]])
+        of = {name: row[name] for name in ("network", "mode", "pass")}
+        yield Again(file, (*_REPORT, "modes"), 1, 1, seconds, (row["network"],), options, of, resumes=True)
 
 
 def _trained(record: Record, file: str, out: Path) -> Iterator[Again]:

@@ -52,7 +52,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     suite(op="dgrad", layout="NHWC", missing=["long"]).write(where / "nvidia-h200" / "some.json")
     about = made_up.ABOUT | {"gpu": "NVIDIA H200", "kernels": provenance.kernels(["im2win_fused"])}
     rows = [
-        {"network": "unet", "mode": "fp32", "pass": "forward", "revision": "old", "date": "d", "warm_up_s": 1.5},
+        {"network": "unet", "mode": "fp32", "pass": "forward", "revision": "old", "date": "d", "warm_up_s": 20.5},
         {"network": "unet", "mode": "fp32", "pass": "training", "revision": "old", "date": "d", "seconds": 40.0},
         {"network": "vgg16", "mode": "fp32", "pass": "forward", "revision": "old", "date": "d", "torch_compile_us": 1},
         {"network": "vgg16", "mode": "tf32", "pass": "forward"},
@@ -72,18 +72,20 @@ def test_commands_come_from_the_records(results: Path, tmp_path: Path, capsys: p
     assert not stopped.value.code
     # of the networks those of the file's own revision, whose kernels are today's, are not listed
     assert capsys.readouterr().out == (
-        "modes vgg16 fp32: 1 rows, about 6 s\n"
+        "modes vgg16 fp32 forward: 1 rows, about 6 s\n"
         "    python -m report modes vgg16 --mode fp32 --pass forward --compile --results new\n"
-        "modes edsr fp32: 1 rows, about 6 s\n"
+        "modes edsr fp32 forward: 1 rows, about 6 s\n"
         "    python -m report modes edsr --mode fp32 --pass forward --compile --results new\n"
         "some: 3 rows (2 of earlier kernels or missing), about 18 s\n"
         "    python -m leanconv bench im2win --layout NHWC --op dgrad --engines 'leanconv:auto,torch*' "
         "--out new/nvidia-h200/some.json\n"
-        "modes unet fp32: 2 rows, about 47 s\n"
-        "    python -m report modes unet --mode fp32 --pass forward --pass training --results new\n"
+        "modes unet fp32 forward: 1 rows, about 26 s\n"
+        "    python -m report modes unet --mode fp32 --pass forward --results new\n"
+        "modes unet fp32 training: 1 rows, about 40 s\n"
+        "    python -m report modes unet --mode fp32 --pass training --results new\n"
         "large: 1 rows, its record does not say how long\n"
         "    python -m report large --results new\n"
-        "76 s, without starts and what is unknown\n"
+        "95 s, without starts and what is unknown\n"
     )
 
 
@@ -159,9 +161,10 @@ def test_a_suite_that_measured_nothing_is_measured_whole(results: Path) -> None:
 def test_only_what_is_named_in_its_order(results: Path) -> None:
     found = older.plan(results, Path("new"))
     assert [each.title for each in older.chosen(found, ["some", "modes [ue]*", "modes"])] == [
-        "some", "modes edsr fp32", "modes unet fp32", "modes vgg16 fp32",
+        "some", "modes edsr fp32 forward", "modes unet fp32 forward", "modes unet fp32 training",
+        "modes vgg16 fp32 forward",
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="--only 'vgg16' is none of modes vgg16 fp32, "):
+    with pytest.raises(ValueError, match="--only 'vgg16' is none of modes vgg16 fp32 forward, "):
         older.chosen(found, ["vgg16"])
 
 
@@ -186,7 +189,7 @@ class Machine:
             path = self.out / "nvidia-h200/modes.json"
             old = columns.read(path)
             for row in old["rows"]:
-                row |= {"revision": NEW} if row["network"] in words and row["mode"] in words else {}
+                row |= {"revision": NEW} if {row["network"], row["mode"], row["pass"]} <= {*words} else {}
             columns.write(path, old)
         return subprocess.CompletedProcess(words, self.code)
 
@@ -208,10 +211,11 @@ def test_a_run_keeps_its_time_and_a_later_one_goes_on(
 
     # two networks of equal options are one process; then the suite, which has time for two of its three layers
     assert told("--seconds", "60") == [
-        "modes vgg16 fp32: 50 s",
+        "modes vgg16 fp32 forward: 50 s",
         "some: 50 s",
         "left: some, 1 of 3 rows",
-        "left: modes unet fp32, 2 of 2 rows",
+        "left: modes unet fp32 forward, 1 of 1 rows",
+        "left: modes unet fp32 training, 1 of 1 rows",
         "left: large, 1 of 1 rows; this GPU is nvidia-h200",
     ]
     first, second = gpu.asked
