@@ -194,7 +194,7 @@ class ConvProblem:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to compute: the output has no elements or, of filters, is zero."""
+        """Whether there are no images: then the output has no elements or, of filters, is zero."""
         return self.n == 0
 
     @property
