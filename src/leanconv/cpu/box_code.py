@@ -9,12 +9,11 @@ block, which it sums on its way.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from leanconv.cpu.channels import aligned
-from leanconv.cpu.machine_code import Code, Kernel, Vectors, address, function, widest
+from leanconv.cpu.machine_code import Code, Kernel, Tabled, Vectors, address, function, widest
 from leanconv.cpu.transpose_code import copy_transposed
 
 #: Registers: last rows of a block and of its results, rows that are not stored, rows that are, those after the first,
@@ -26,14 +25,6 @@ TOGETHER, NUMBERS = 4, 8
 LEAST = 4
 
 
-class Runs(NamedTuple):
-    """The code, and its table with its address."""
-
-    code: Kernel
-    table: np.ndarray
-    place: int
-
-
 def sums_down(extended: np.ndarray, result: np.ndarray, size: int) -> bool:
     """Sums of ``size`` neighbours down the columns; False where there is no code for it."""
     if size < LEAST or not extended.dtype == result.dtype == np.float64:
@@ -43,7 +34,7 @@ def sums_down(extended: np.ndarray, result: np.ndarray, size: int) -> bool:
     runs = _runs(result.shape, size, extended.strides[0], result.strides[0], widest())
     if runs is None:
         return False
-    runs.code(runs.place, len(runs.table), address(extended), address(result), 0)
+    runs.run(address(extended), address(result))
     return True
 
 
@@ -60,7 +51,7 @@ def sums_along(extended: np.ndarray, result: np.ndarray, size: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _runs(shape: tuple[int, int], size: int, row: int, below: int, width: int) -> Runs | None:
+def _runs(shape: tuple[int, int], size: int, row: int, below: int, width: int) -> Tabled | None:
     """For results of such a shape; ``row`` and ``below`` are bytes from one row to the next."""
     (n, columns), item = shape, 8
     lanes = width // item
@@ -75,8 +66,7 @@ def _runs(shape: tuple[int, int], size: int, row: int, below: int, width: int) -
         for left in [*range(0, columns - wide, wide), columns - wide]:
             at = (first + size - 1) * row + left * item, (first + stored - 1) * below + left * item
             table.append((*at, size - stored, stored, stored - 1, row, below, 0))
-    rows = np.array(table, np.int64).reshape(-1, NUMBERS)
-    return Runs(code, rows, rows.ctypes.data)
+    return Tabled.of(code, np.array(table, np.int64).reshape(-1, NUMBERS))
 
 
 @lru_cache(maxsize=16)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from leanconv.cpu.layers import alone, finish
-from leanconv.cpu.machine_code import Depthwise, Kernel, Vectors, address, kernel, widest
+from leanconv.cpu.machine_code import Depthwise, Kernel, Tabled, Vectors, address, kernel, widest
 from leanconv.cpu.transpose_code import LINE, copy_transposed, to_channels_first, to_channels_last
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
@@ -131,23 +131,19 @@ def _from_vectors(vectors: np.ndarray, channels: np.ndarray) -> None:
 
 
 class Rows(NamedTuple):
-    """The code of a layer in NHWC, and its table of distances."""
+    """The code of a layer in NHWC with its table of distances; None where there is no code."""
 
-    code: Kernel | None
-    table: np.ndarray
-    #: where the table is
-    place: int
+    made: Tabled | None
     #: whether there are rows that read nothing, which the table has not
     has_empty: bool
 
     def run(self, x: np.ndarray, taps: np.ndarray, y: np.ndarray) -> bool:
         """All rows, with the weights of taps (R·S, C); False where there is no code."""
-        if self.code is None:
+        if self.made is None:
             return False
         if self.has_empty:
             y[...] = 0
-        if len(self.table):
-            self.code(self.place, len(self.table), address(x), address(taps), address(y))
+        self.made.run(address(x), address(taps), address(y))
         return True
 
 
@@ -181,4 +177,4 @@ def rows_of(
     ]  # fmt: skip
     read = last > first
     table = np.stack(columns, axis=1).astype(np.int64)[read]
-    return Rows(code, table, table.ctypes.data, not bool(read.all()))
+    return Rows(None if code is None else Tabled.of(code, table), not bool(read.all()))

@@ -18,8 +18,8 @@ import numpy as np
 
 from leanconv.cpu.channels import Rows, aligned, rows_of
 from leanconv.cpu.layers import alone, finish
-from leanconv.cpu.machine_code import MOST_CODE, Code, Kernel, Vectors, address, function, reads, widest
-from leanconv.cpu.transpose_code import Copy, copy_of, copy_transposed, to_channels_first, to_channels_last
+from leanconv.cpu.machine_code import MOST_CODE, Code, Kernel, Tabled, Vectors, address, function, reads, widest
+from leanconv.cpu.transpose_code import copy_of, copy_transposed, to_channels_first, to_channels_last
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import ceil_div
 from leanconv.problem import ConvProblem
@@ -367,8 +367,8 @@ def _rows_of_pixels(
         Vectors(lanes, item), channels, vectors, 1, filters, filters, 1, 1, 1, 0, of_filter, 0, item,
         (0, 0, of_channel, size), result, size, vectors * size - pixels * item,
     )  # fmt: skip
-    table = np.array([(0, 0, 0, 1)], np.int64)
-    return Rows(kernel(layer), table, table.ctypes.data, False)
+    code = kernel(layer)
+    return Rows(None if code is None else Tabled.of(code, np.array([(0, 0, 0, 1)], np.int64)), False)
 
 
 class Small:
@@ -386,10 +386,10 @@ class Small:
         packed = self._packed(self.whole), self._packed(lanes) if self.whole < problem.k else None
         self.pack, self.rest = packed
         self.from_rest = (problem.k - lanes) * self.taps * dtype.itemsize
-        self.is_ready = self.rows.code is not None and not self.rows.has_empty and self.pack is not None
+        self.is_ready = self.rows.made is not None and not self.rows.has_empty and self.pack is not None
         self.is_ready = self.is_ready and len(_cuts(flat, lanes).ranges) == 1
 
-    def _packed(self, filters: int) -> Copy | None:
+    def _packed(self, filters: int) -> Tabled | None:
         lanes, item = self.lanes, self.dtype.itemsize
         of_vector, types = self.taps * lanes * item, (self.dtype, self.dtype)
         source, into = (of_vector, self.taps * item, item), (of_vector, lanes * item, item)
@@ -407,13 +407,12 @@ class Small:
         except IndexError:  # the first call, one beside others, or much memory
             weights = aligned((ceil_div(self.problem.k, self.lanes), self.taps, self.lanes), self.dtype)
             kept = weights, address(weights)
-        at, filters, pack, rest, rows = kept[1], address(w), self.pack, self.rest, self.rows
-        assert pack is not None and rows.code is not None
-        pack.code(pack.place, len(pack.runs), filters, at, 0)
-        if rest is not None:
-            last = at + self.whole * self.taps * self.dtype.itemsize
-            rest.code(rest.place, len(rest.runs), filters + self.from_rest, last, 0)
-        rows.code(rows.place, len(rows.table), address(x), at, address(y))
+        at, filters, pack, rows = kept[1], address(w), self.pack, self.rows.made
+        assert pack is not None and rows is not None
+        pack.run(filters, at)
+        if self.rest is not None:
+            self.rest.run(filters + self.from_rest, at + self.whole * self.taps * self.dtype.itemsize)
+        rows.run(address(x), at, address(y))
         if kept[0].nbytes <= KEPT_BYTES:
             self.kept.append(kept)
         if self.finishes or bias is not None:

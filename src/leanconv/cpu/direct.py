@@ -82,10 +82,12 @@ class Direct(LayerAlgorithm):
         compute = dense_code.compute if lanes else channels.compute
         shape, plain = problem.y_shape, partial(self.run, problem)
 
-        @np.errstate(invalid="ignore", over="ignore")
         def small(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, *numbers: float) -> np.ndarray:
             y = np.empty(shape, x.dtype)
-            return y if compute(problem, x, w, bias, y) else plain(x, w, bias)
+            # NOTE: as a decorator it is one for all threads, and before NumPy 2 keeps what the last one had set
+            with np.errstate(invalid="ignore", over="ignore"):
+                done = compute(problem, x, w, bias, y)
+            return y if done else plain(x, w, bias)
 
         return small
 

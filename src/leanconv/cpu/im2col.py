@@ -142,10 +142,14 @@ class Small:
         with self.limit:
             return self.compute(x, w, bias)
 
-    @np.errstate(invalid="ignore", over="ignore")
     def compute(
         self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, value: float = 0, delta: float = 0
     ) -> np.ndarray:
+        # NOTE: as a decorator it is one for all threads, and before NumPy 2 keeps what the last one had set
+        with np.errstate(invalid="ignore", over="ignore"):
+            return self._compute(x, w, bias)
+
+    def _compute(self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         problem, y = self.problem, np.empty(self.y_shape, x.dtype)
         filters = w.reshape(problem.k, self.taps)
         if not self.nchw:

@@ -269,8 +269,8 @@ def _segments(
     reach = edge.before + edge.after
     length = segment(reach + 1) if reach > SHORT else FEW_LENGTH if reach < FEW else max(128, 4 * reach)
     count = ceil_div(n, length)
-    many = max(1, BLOCK_BYTES // 2 // sums.itemsize // (length + reach))
-    many = max(8, many // 16 * 16)  # as many as whole registers have numbers
+    # as many as whole registers have numbers
+    many = max(8, BLOCK_BYTES // 2 // sums.itemsize // (length + reach) // 16 * 16)
     lines = [(o, i, first) for o in range(outer) for i in range(inner) for first in range(0, count, many)]
 
     def one(block: tuple[int, int, int]) -> None:

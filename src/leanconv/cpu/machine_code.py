@@ -354,3 +354,20 @@ def address(array: np.ndarray) -> int:
     """Of an array's first element, which ``array.ctypes.data`` takes as long to tell as a small layer."""
     place = _data_place()
     return ctypes.c_size_t.from_address(id(array) + place).value if place else array.ctypes.data
+
+
+class Tabled(NamedTuple):
+    """A function with its table of rows, and the address of that, which NumPy takes long to tell."""
+
+    code: Kernel
+    table: np.ndarray
+    place: int
+
+    @classmethod
+    def of(cls, code: Kernel, table: np.ndarray) -> Tabled:
+        return cls(code, table, table.ctypes.data)
+
+    def run(self, x: int, w: int, y: int = 0) -> None:
+        """All rows of the table, if there are any, with the addresses of arrays."""
+        if len(self.table):
+            self.code(self.place, len(self.table), x, w, y)

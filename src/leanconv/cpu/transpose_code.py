@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
-from leanconv.cpu.machine_code import Code, Kernel, Vectors, address, function, widest
+from leanconv.cpu.machine_code import Code, Kernel, Tabled, Vectors, address, function, widest
 
 #: Registers: the tile's rows and columns, how far each is from the next, and how far the next tile's are.
 _TABLE, _ROWS, _X, _Y, _COUNT, _ROW, _COLUMN, _RIGHT, _DOWN, _FROM, _TO = 7, 6, 9, 10, 3, 8, 1, 11, 5, 0, 2
@@ -51,22 +50,14 @@ def copy_transposed(source: np.ndarray, into: np.ndarray) -> None:
     if made is None:
         np.copyto(into, source.swapaxes(1, 2))
     else:
-        made.code(made.place, len(made.runs), address(source), begin, 0)
-
-
-class Copy(NamedTuple):
-    """The code, and its table of runs with its address."""
-
-    code: Kernel
-    runs: np.ndarray
-    place: int
+        made.run(address(source), begin)
 
 
 @lru_cache(maxsize=1024)
 def copy_of(
     shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...], types: tuple[np.dtype, np.dtype],
     past: int, width: int,
-) -> Copy | None:  # fmt: skip
+) -> Tabled | None:  # fmt: skip
     """For arrays of such a shape, strides and types, the second of which begins ``past`` a line of the cache; on
     registers of ``width`` bytes. None where there is no code."""
     item, least = types[0].itemsize, min(shape[1:])
@@ -78,8 +69,7 @@ def copy_of(
         return None
     size = lanes * item
     whole = past % item == 0 and columns[0] % size == columns[1] % size == 0
-    runs = _runs(shape, rows, columns, lanes, -past % size // item if whole else 0)
-    return Copy(code, runs, runs.ctypes.data)
+    return Tabled.of(code, _runs(shape, rows, columns, lanes, -past % size // item if whole else 0))
 
 
 def _runs(
