@@ -61,15 +61,31 @@ def test_nothing_is_prepared_forward():
 
 
 @pytest.mark.parametrize(
-    ("channels", "groups", "channel_block"),
-    [(256, 1, 64), (64, 1, 64), (96, 1, 32), (24, 1, 32), (40, 1, 16), (8, 1, 16), (96, 4, 32), (144, 4, 16)],
-)
-def test_rows_leave_as_few_zeros_as_can_be(channels, groups, channel_block):
+    ("channels", "groups", "blocks"),
+    [
+        (256, 1, {64}), (64, 1, {64}), (96, 1, {32, 64}), (24, 1, {32}), (40, 1, {16, 64}), (8, 1, {16}),
+        (80, 1, {16, 32}), (144, 1, {16, 32, 64}), (96, 4, {32}), (144, 4, {16}),
+    ],
+)  # fmt: skip
+def test_rows_are_few_or_have_few_zeros(channels, groups, blocks):
     problem = replace(LAYER, c=channels * groups, groups=groups)
     configs = list(NHWC.configs(problem, TARGETS[0]))
-    assert {config.channel_block for config in configs} == {channel_block}
-    taps = problem.r * problem.s * -(-channels // channel_block)
-    assert all(taps % config.stage_blocks == 0 and config.stages >= 3 for config in configs)
+    assert {config.channel_block for config in configs} == blocks
+    for config in configs:
+        taps = problem.r * problem.s * -(-channels // config.channel_block)
+        assert taps % config.stage_blocks == 0 and config.stages >= 3
+
+
+def test_zeros_at_the_end_of_wide_rows_add_nothing():
+    problem = ConvProblem(1, 144, 3, 3, 16, 1, 2, layout="NHWC", dtype="float16")
+    smallest = min(NHWC.configs(problem, TARGETS[0]), key=lambda config: config.threads * config.sums)
+    for block in (16, 32, 64):
+        config = next(
+            each
+            for each in NHWC.configs(problem, TARGETS[0])
+            if each.channel_block == block and (each.threads, each.sums) == (smallest.threads, smallest.sums)
+        )
+        proof.check(NHWC, problem, config, kinds=("zero-mean",))
 
 
 def test_predictions_are_what_was_measured():

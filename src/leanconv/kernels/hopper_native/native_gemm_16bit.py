@@ -27,6 +27,8 @@ from leanconv.problem import ConvProblem
 
 #: Bytes of one tap's channels that a copy may bring: as many as a swizzle spans, and a wgmma takes 32 of.
 BLOCK_BYTES = (128, 64, 32)
+#: Channels with the zeros of the last block, over the fewest that there can be: blocks with more are not tried.
+MAX_ZEROS = 1.34
 #: Stages of a ring, at least and at most.
 MIN_STAGES, MAX_STAGES = 3, 8
 #: Sums of a thread that it may have where it adds to the output, without spilling registers.
@@ -128,11 +130,15 @@ class NativeSpeeds(Speeds):
     not_hidden: float
 
 
-def _channel_block(channels: int, groups: int, item: int) -> int:
-    """Channels of a tap that a copy brings: as many as leave the fewest zeros; 0 where rows would mix groups."""
+def _channel_blocks(channels: int, groups: int, item: int) -> list[int]:
+    """Channels of a tap that a copy may bring: few copies with zeros at the end, or more with fewer of them. None where
+    rows would mix groups."""
     blocks = [size // item for size in BLOCK_BYTES]
-    fitting = [block for block in blocks if groups == 1 or channels % block == 0]
-    return min(fitting, key=lambda block: (ceil_div(channels, block) * block, -block), default=0)
+    if groups > 1:
+        return [block for block in blocks if channels % block == 0][:1]
+    multiplied = {block: ceil_div(channels, block) * block for block in reversed(blocks)}
+    largest = {count: block for block, count in multiplied.items() if count <= MAX_ZEROS * min(multiplied.values())}
+    return list(largest.values())
 
 
 @lru_cache(maxsize=256)
@@ -225,14 +231,14 @@ class NativeGemm16bit(TimedAlgorithm):
         item = self.kind.item
         if read * item % 16:
             return [f"{read} {name} of {8 * item} bits are no multiple of 16 bytes, which tensor copies require"]
-        if not (block := _channel_block(read, problem.groups, item)):
+        if not (blocks := _channel_blocks(read, problem.groups, item)):
             least = BLOCK_BYTES[-1] // item
             return [f"groups={problem.groups} leaves {read} {name} in a group, no multiple of {least}"]
         for each in distinct_phases(problem):
             phase, most = each.problem, MAX_REACH[each.volume]
             if (reach := reach_of(phase)) > most:
                 return [f"a filter reaches {reach} pixels, and tensor copies {most}"]
-            if broken := pixel_map(phase, 64, block, each.volume).why_not():
+            if broken := pixel_map(phase, 64, blocks[0], each.volume).why_not():
                 return [f"no tensor map describes the pixels: {broken[0]}"]
         return []
 
@@ -248,9 +254,9 @@ class NativeGemm16bit(TimedAlgorithm):
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             config = _config(kind, self.tiles[0], BLOCK_BYTES[0] // self.kind.item, (), room)
             return [(0.0, config)] if config else []
-        block = _channel_block(phases[0].problem.group_c, problem.groups, self.kind.item)
-        copies = tuple(dict.fromkeys(_copies(phase.problem, block) for phase in phases))
-        known = (_config(kind, tile, block, copies, room) for tile in self.tiles)
+        blocks = _channel_blocks(phases[0].problem.group_c, problem.groups, self.kind.item)
+        copies = {block: tuple(dict.fromkeys(_copies(phase.problem, block) for phase in phases)) for block in blocks}
+        known = (_config(kind, tile, block, copies[block], room) for tile in self.tiles for block in blocks)
         return by_time(
             (self._cycles(problem, phases, config, target), config)
             for whole in known
