@@ -379,6 +379,9 @@ def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.delenv("LEANCONV_NO_CACHE", raising=False)
     monkeypatch.setattr(launch, "open_device", lambda index: Described)
     problems = [case.problem for case in TINY]
+    own.LeanconvPeer(picked_alone=True).prepare(problems, gpu=True)
+    picked = len(list((tmp_path / "kernels").iterdir()))
+    assert picked == 2
     own.LeanconvPeer(("implicit_gemm", "register_cache")).prepare(problems, gpu=True)
     plans = list(own._plans([a for a in ALGORITHMS if a.name == "implicit_gemm"], problems))
     assert len(plans) == 1, "an algorithm is asked for what it solves"

@@ -18,7 +18,7 @@ from leanconv.bench.ceilings import Ceilings, measure_cpu, measure_gpu
 from leanconv.bench.format import significant
 from leanconv.bench.operands import Check, Operands, poison
 from leanconv.bench.peers import PEERS, Candidate, LeanconvPeer, Peer, Unable
-from leanconv.bench.results import Results, Row
+from leanconv.bench.results import AUTO_ENGINE, Results, Row
 from leanconv.bench.suites import (
     SUITE_ALGORITHMS,
     Case,
@@ -162,7 +162,10 @@ def run_suite(
     run = _Run(gpu, quick, tuple(engines), ceilings, limit, until, sustained)
     if peers is None:
         # the kernels that a suite leaves out would take most of its time on a GPU
-        own = LeanconvPeer(tuple(algorithms) or (SUITE_ALGORITHMS.get(suite, ()) if gpu else ()))
+        picked_alone = bool(engines) and not any(
+            run.wants(each) for each in LeanconvPeer.engines if each != AUTO_ENGINE
+        )
+        own = LeanconvPeer(tuple(algorithms) or (SUITE_ALGORITHMS.get(suite, ()) if gpu else ()), picked_alone)
         peers = tuple(own if isinstance(peer, LeanconvPeer) else peer for peer in PEERS)
     known = [engine for peer in peers for engine in peer.engines]
     for pattern in engines:

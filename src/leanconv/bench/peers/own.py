@@ -46,15 +46,18 @@ class LeanconvPeer(Peer):
     volumes = True
     needs_gpu = False
 
-    def __init__(self, algorithms: Sequence[str] = ()) -> None:
-        """``algorithms`` are patterns of the names that take part; all do where there is none."""
-        self._patterns = algorithms
+    def __init__(self, algorithms: Sequence[str] = (), picked_alone: bool = False) -> None:
+        """``algorithms`` are patterns of the names that take part; all do where there is none. With ``picked_alone``
+        a GPU runs and compiles what a call picks, and nothing else."""
+        self._patterns, self._picked_alone = algorithms, picked_alone
 
     def absent(self) -> str | None:
         return None
 
     def _algorithms(self, gpu: bool) -> list[Algorithm]:
         known: Sequence[Algorithm] = ALGORITHMS if gpu else CPU_ALGORITHMS
+        if gpu and self._picked_alone:
+            return []
         chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.stem, p) for p in self._patterns)]
         if not chosen:
             names = ", ".join(algorithm.stem for algorithm in known)
