@@ -26,8 +26,8 @@
 // Registers  4 r sums a tile and channel, 4 r weights for each k16 step unless they lie in shared memory, pixels of two rows.
 // Work       r * k16 steps * products of pieces: 7x7 of uint8 14 mma for 128 outputs, of float32 21. Of two rows r / 2 + 1 in
 //            place of r: 5x5 of uint8 6 where rows alone take 10.
-// Measured   figure: filter-types tensor_filter/cvcuda mean = 2.71
-//            figure: filter-types tensor_filter/cvcuda least = 1.36
+// Measured   figure: filter-types tensor_filter/cvcuda mean = 3.37
+//            figure: filter-types tensor_filter/cvcuda least = 1.64
 #pragma once
 
 #include <device/ptx/mma.cuh>
