@@ -3,8 +3,8 @@
 A band of rows is read with the rows that its windows reach, filtered, and written. Several bands are on their way at a
 time, each in a lane: a thread with memory of its own and, on a GPU, a stream. So one lane's copy to the GPU overlaps
 with another one's kernel and a third one's copy back, and the copies between files and page-locked memory, which a
-single core is too slow for, have all cores. On a GPU there are twice as many lanes as cores: while one waits for its
-stream, which takes no core, another one copies.
+single core is too slow for, have all cores. On a GPU there are twice as many lanes as cores, up to 16: while one waits
+for its stream, which takes no core, another one copies.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
 #: Bytes of a band with the rows that its windows reach: on the CPU it stays in the cache, on a GPU its copies take so
-#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two. Explored (a core of a Xeon,
-#: 2eb3032): copies in bands of 8 MiB are a fifth faster than in bands of 16, and in bands of 4 as fast.
-HOST_BYTES, GPU_BYTES = 1 << 20, 8 << 20
+#: long that launches cost nothing. PyTorch rounds page-locked memory up to a power of two. Explored (H200, 16 cores,
+#: 13330f9): from an array to another 17 GB/s in bands of 16 MiB, also of 32, and 10 in bands of 8.
+HOST_BYTES, GPU_BYTES = 1 << 20, 16 << 20
 #: A band has at least so many times the rows that its windows reach beyond it, which are read twice.
 LEAST_BAND = 8
-#: Lanes at most, on the CPU and through a GPU: each takes memory for a band and its result.
-MOST_LANES, MOST_GPU_LANES = 16, 32
+#: Lanes at most: each takes memory for a band and its result.
+MOST_LANES = 16
 #: With up to so many cores, lanes wait for each other to write to a file rather than write through a map: `FileRows`.
 #: Explored (2 cores, Linux 6.18, 2eb3032): four threads write a new file 1.4 times as fast if all wait.
 FEW = 4
@@ -81,7 +81,7 @@ def filter_file(
             whose slices can be assigned, by several threads.
         kernel: (kh, kw): a list or a NumPy array of any real dtype.
         device: ``"cuda"`` or ``"cuda:1"`` filters on that GPU, through PyTorch's streams; the CPU by default.
-        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 8, and no less than eight times the kernel's.
+        band_rows: rows of a band; by default those of 1 MiB, on a GPU of 16, and no less than eight times the kernel's.
         progress_bar: whether a terminal shows one.
         All else as in `leanconv.filter2d`.
 
@@ -91,7 +91,7 @@ def filter_file(
             asked for, and PyTorch is missing. CudaUnavailableError: as `leanconv.conv2d`. There is no new file then; a
             target that is an array may have been written in part.
 
-    Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``), on a GPU up to 32, two for each.
+    Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``), on a GPU two for each.
     Results are those of the whole image; on the CPU, where the order of floating-point sums depends on shapes, up to
     rounding.
 
@@ -128,7 +128,7 @@ def filter_file(
     if isinstance(x, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(x, target):
         raise ValueError("target overlaps source in memory; the result must go elsewhere")
     threads = env.threads()
-    count = min(len(bands), *((threads, MOST_LANES) if index is None else (2 * threads, MOST_GPU_LANES)))
+    count = min(len(bands), threads if index is None else 2 * threads, MOST_LANES)
     with _written(target, shape, np.dtype(result), threads <= FEW) as y, progress(len(bands), progress_bar) as begin:
         make: Callable[[], Lane] = partial(HostLane, *made) if index is None else partial(GpuLane, *made, index)
         lanes: SimpleQueue[Lane | None] = SimpleQueue()
