@@ -100,7 +100,7 @@ class SqueezeExcite(torch.nn.Module):
         if type(input) is not torch.Tensor or not on_gpu(input) or not operators.is_plain(input):
             return self._composed(input)
         first, second = self.layers
-        given = input, first.weight, first.bias, second.weight, second.bias
+        given: tuple[Any, ...] = input, first.weight, first.bias, second.weight, second.bias
         if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given):
             return self._composed(input)
         signatures = (each if each is None else signature(each)[1:] for each in given[1:])
@@ -119,7 +119,7 @@ class SqueezeExcite(torch.nn.Module):
 
     def _composed(self, input: Any) -> Any:
         first, second = self.layers
-        axes = tuple(range(2 - first.weight.dim(), 0))
+        axes = tuple(range(2 - first.weight.dim(), 0))  # of images without a batch too
         gates = second(first(input.mean(axes, keepdim=True)))
         return (F.hardsigmoid(gates) if self.hard else gates) * input
 
@@ -143,13 +143,13 @@ class SqueezeExcite(torch.nn.Module):
         dtype = DTYPES.get(str(input.dtype).removeprefix("torch."))
         given = [each for layer in (first, second) for each in (layer.weight, layer.bias) if each is not None]
         what = f"squeeze-excite of {tuple(input.shape)}"
-        if index is None or dtype is None or {(each.dtype, each.device) for each in given} != {
-            (input.dtype, input.device)
-        }:
-            return Way("PyTorch", what, f"it is {input.dtype} on {input.device}, and its layers may be elsewhere")
+        kinds = {(each.dtype, each.device) for each in (input, *given)}
+        if index is None or dtype is None or len(kinds) > 1:
+            return Way("PyTorch", what, f"images of {input.dtype} on {input.device}, or layers of something else")
         last = _is_last(input)
         dense = [_is_last(each) is not None and not each.is_neg() for each in (input, *given)]
-        if input.dim() != first.weight.dim() or not input.numel() or not all(dense):
+        fits = input.dim() == first.weight.dim() and input.shape[1:2] == second.weight.shape[:1] and input.numel()
+        if not fits or not all(dense):
             return Way("PyTorch", what, "its shape or its memory is not one for leanconv")
         problem = kernel.SqueezeExciteProblem(
             input.shape[0], input.shape[1], input.shape[2:].numel(), first.weight.shape[0], dtype.name, bool(last),
@@ -220,11 +220,11 @@ def _add(
     while at != parent and hasattr(model.get_submodule(parent), at.rpartition(".")[2]):
         count += 1
         at = f"{parent}.squeeze_excite_{count}".strip(".")
-    layers = [modules[str(each.target)] for each in (block.first, block.second)]
-    assert isinstance(layers[0], FusedConv) and isinstance(layers[1], FusedConv)
+    one, two = (modules[str(each.target)] for each in (block.first, block.second))
+    assert isinstance(one, FusedConv) and isinstance(two, FusedConv)
     names = (first, second) if first != second else ("first", "second")
     place, _, name = at.rpartition(".")
-    setattr(model.get_submodule(place), name, SqueezeExcite(*layers, block.hard, names, prefix + at))
+    setattr(model.get_submodule(place), name, SqueezeExcite(one, two, block.hard, names, prefix + at))
     return at
 
 
@@ -254,8 +254,8 @@ def _gated(x: Node, gates: Node, product: Node, modules: dict[str, nn.Module]) -
     nodes = dict.fromkeys((mean, first, second, gates))
     if any(len(each.users) != 1 for each in nodes):
         return None
-    one, two = (modules.get(str(each.target)) if each.op == "call_module" else None for each in (first, second))
-    if not (_is_dense(one) and _is_dense(two)) or two.activation != (None if hard else "sigmoid"):
+    one, two = _dense(first, modules), _dense(second, modules)
+    if one is None or two is None or two.activation != (None if hard else "sigmoid"):
         return None
     if two.weight.shape[:2] != one.weight.shape[1::-1] or not _is_mean(mean, x, one.weight.dim() - 2, modules):
         return None
@@ -273,11 +273,13 @@ def _given(node: Node) -> Node | None:
     return nodes[0] if len(nodes) == 1 else None
 
 
-def _is_dense(layer: Any) -> bool:
-    """Whether a layer is a product with a matrix at each pixel."""
+def _dense(node: Node, modules: dict[str, nn.Module]) -> FusedConv | None:
+    """The layer that a node calls, if it is the product with a matrix at each pixel."""
+    layer = modules.get(str(node.target)) if node.op == "call_module" else None
     if not isinstance(layer, FusedConv) or set(layer.weight.shape[2:]) != {1} or layer.groups != 1:
-        return False
-    return not isinstance(layer.padding, str) and {*layer.stride} == {1} and {*layer.padding} == {0}
+        return None
+    unit = not isinstance(layer.padding, str) and {*layer.stride} == {1} and {*layer.padding} == {0}
+    return layer if unit else None
 
 
 def _is_hardsigmoid(node: Node, modules: dict[str, nn.Module]) -> bool:
@@ -292,7 +294,7 @@ def _is_mean(node: Node, x: Node, count: int, modules: dict[str, nn.Module]) -> 
     given = [each for each in (*node.args, *node.kwargs.values()) if each is not x]
     if node.op == "call_module":
         module = patterns.module_of(node, modules)
-        return type(module) is _POOLS[count - 1] and _are_ones(module.output_size)
+        return type(module) is _POOLS[count - 1] and _are_ones(getattr(module, "output_size", None))
     if (node.op, node.target) == ("call_function", _POOLED[count - 1]):
         return len(given) == 1 and _are_ones(given[0])
     if (node.op, node.target) not in (("call_method", "mean"), ("call_function", torch.mean)):

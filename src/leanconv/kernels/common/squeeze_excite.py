@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from leanconv.dtypes import DTYPES, GPU_LAYERS, item_bytes, none_of
+from leanconv.dtypes import DTYPES, GPU_LAYERS, DtypeName, item_bytes, none_of
 from leanconv.kernels.common.layers import activation_type
 from leanconv.kernels.contract import ceil_div, named
 from leanconv.plan import Launch, Plan, Pointer, Target
-from leanconv.problem import DtypeName
 
 #: Threads of a block: as many as leave room for a second one, or all where a pixel needs more.
 THREADS = 512, 1024
