@@ -77,7 +77,7 @@ def test_right_by_a_block_and_by_a_cluster(name: str) -> None:
     launches = [
         launch_of(problem, target) for target in (HOPPER, AMPERE, replace(HOPPER, multiprocessors=2 * problem.n))
     ]
-    assert [launch.cluster for launch in launches] == [8, 1, 2]
+    assert [launch.cluster for launch in launches] == [16, 1, 2]
     for launch in launches:
         assert error_of(problem, launch) <= BOUNDS[problem.dtype]
 
@@ -88,7 +88,7 @@ def test_blocks_of_an_image_fill_the_gpu_or_find_it_again() -> None:
     found = [
         squeeze_excite.blocks_of_image(each, HOPPER) for each in (first, late, replace(late, n=1), replace(late, n=256))
     ]
-    assert found == [8, 4, 8, 2]
+    assert found == [8, 4, 16, 2]
     assert squeeze_excite.blocks_of_image(first, AMPERE) == 1
 
 

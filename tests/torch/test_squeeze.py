@@ -80,6 +80,9 @@ def test_a_model_computes_the_same() -> None:
         assert torch.equal(again(x), fused(x)) and again.report.counts == BLOCKS
     program = torch.export.export(ours.fuse(made(SqueezeExcitation, 8, 2)), (torch.randn(1, 8, 6, 5),))
     assert sum(str(node.target) == "aten.conv2d.default" for node in program.graph.nodes) == 2
+    for followed in (torch.compile(fused, backend="eager", fullgraph=True), torch.jit.trace(fused, x)):
+        torch.testing.assert_close(followed(x), model(x))
+    torch.testing.assert_close(torch.func.vmap(fused)(x.unsqueeze(1)).squeeze(1), model(x))
     # of one image without a batch the pixels are the last axes
     block, x = made(SqueezeExcitation, 8, 2), torch.randn(8, 6, 5)
     torch.testing.assert_close(ours.fuse(block)(x), block(x))

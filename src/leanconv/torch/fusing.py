@@ -99,7 +99,8 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     Batch normalisations behind convolutions are folded into their filters and biases, in float64, rounded once to the
     type of the filters. Activations (relu, relu6, leaky_relu, elu, gelu, silu, hardswish, sigmoid and tanh, as modules,
     functions or methods) and the additions of residuals are computed by the kernel of the convolution before them:
-    ``y = activation(conv(x) + bias + residual)``. Filters stay packed as the kernel reads them.
+    ``y = activation(conv(x) + bias + residual)``. Filters stay packed as the kernel reads them. Squeeze-and-excite,
+    ``x * sigmoid(conv(activation(conv(mean of x))))``, or with a hardsigmoid, is one kernel.
 
     Args:
         model: in evaluation mode (``model.eval()``). It is not changed, and shares no memory with the result.

@@ -6,8 +6,8 @@
 // Requires   images of neighbouring pixels (NCHW) or channels (NHWC); of these at most as many loads a pixel as threads.
 // Numerics   float32 sums in a fixed order: no atomics, the same bits in every run. 16 bits are rounded once.
 // CTA tile   an image, which `split` blocks of a cluster share: pixels (NHWC) or channels (NCHW).
-// One image  sums of the block's share; cluster barrier; means; h and s, whose rows are dealt out to the blocks, each with a
-//            cluster barrier behind; the share again, the last pixels first, as far as possible from L1; y.
+// One image  w1 and w2 to L2; sums of the block's share; cluster barrier; means; h and s, whose rows are dealt out to the
+//            blocks, a cluster barrier behind each; the share again, last pixels first, if possible from L1; y.
 // Work       x read once from memory and once from L1 or L2, y written once. Without this kernel: a mean, two layers of one
 //            pixel and a product, in which x is read twice and the means pass memory three times.
 // Measured   not yet
@@ -129,6 +129,14 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
     float* const all = reinterpret_cast<float*>(shared_memory());
     float *const own = all + c, *const all_h = own + c, *const own_h = all_h + squeezed, *const partial = own_h + squeezed;
 
+    // The layers come to the L2 cache meanwhile, a line of 128 bytes by each thread of the cluster.
+    constexpr int line = 128 / static_cast<int>(sizeof(T));
+#pragma unroll 1
+    for (int i = (rank * threads + tid) * line; i < c * squeezed; i += split * threads * line) {
+        prefetch_l2(w1 + i);
+        prefetch_l2(w2 + i);
+    }
+
     // The sums of the block's share.
     if constexpr (Problem::nhwc) {
         float sum[count] = {};
@@ -200,6 +208,7 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
             Neighbours<T, count>(x + at).store(y + at, [&](int e) { return gates[e]; });
         }
     } else {
+#pragma unroll 2
         for (int i = steps - 1; i >= 0; --i) {
             const int k = begin + i * workers;
             const float gate = all[k];

@@ -15,11 +15,11 @@ from leanconv.plan import Launch, Plan, Pointer, Target
 
 #: Threads of a block: as many as leave room for a second one, or all where a pixel needs more.
 THREADS = 512, 1024
-#: Blocks of a cluster on any GPU that has them, and bytes of an image that a block finds again in L1.
-MOST_IN_CLUSTER, KEPT_BYTES = 8, 96 * 1024
+#: Bytes of an image that a block finds again in L1, and most blocks of a cluster that are taken for their sake.
+KEPT_BYTES, MOST_FOR_L1 = 96 * 1024, 8
 #: Bytes that a multiprocessor moves in a clock cycle, and clock cycles besides, of a launch and of what waits for other
 #: blocks. Assumed.
-BYTES_PER_CYCLE, BESIDE = 40, 12000
+BYTES_PER_CYCLE, BESIDE = 30, 12000
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,8 @@ def blocks_of_image(problem: SqueezeExciteProblem, target: Target) -> int:
     """Blocks that share an image: a power of two, such that every multiprocessor has one, or that each block finds its
     share again in L1."""
     busy, kept = target.multiprocessors // max(1, problem.n), ceil_div(problem.image_bytes, KEPT_BYTES)
-    most = MOST_IN_CLUSTER if target.clusters else 1
     split = 1
-    while split < most and (2 * split <= busy or split < kept):
+    while split < target.most_in_cluster and (2 * split <= busy or split < min(kept, MOST_FOR_L1)):
         split *= 2
     return split
 
