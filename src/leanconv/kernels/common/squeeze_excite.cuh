@@ -21,13 +21,15 @@ struct Hardsigmoid {
     static __device__ __forceinline__ float of(float v) { return Relu6::of(v + 3.0f) * (1.0f / 6.0f); }
 };
 
-// `count` neighbours as one load brings them and one store writes them, aligned to all of them.
+// `count` neighbours as one load brings them and one store writes them, aligned to all of them; zeros where they are not
+// valid. Loops over them have as many rounds in every thread, so that the compiler has several loads in flight.
 template <class T, int count>
 struct Neighbours {
     static constexpr int words = ceil_div(count * static_cast<int>(sizeof(T)), 4);
-    unsigned word[words];
+    unsigned word[words] = {};
 
-    __device__ __forceinline__ explicit Neighbours(const T* from) {
+    __device__ __forceinline__ void load(const T* from, bool valid) {
+        if (!valid) return;
         if constexpr (count * sizeof(T) == 2) word[0] = load_read_only(from).bits;
         else load_read_only(word, reinterpret_cast<const unsigned*>(from));
     }
@@ -83,17 +85,26 @@ __device__ __forceinline__ void meet() {
 template <class Activation, bool biased, int rows, int columns, int threads, int split, class T>
 __device__ __forceinline__ void dense_rows(float* to, const T* matrix, const T* bias, const float* v, int rank) {
     constexpr int count = at_once<T>(columns), loads = columns / count, lanes = lanes_of(loads);
+    constexpr int each = ceil_div(loads, lanes), ahead = each < 4 ? each : 4;
     const int lane = static_cast<int>(threadIdx.x) % lanes;
-#pragma unroll 2
+#pragma unroll (4 / ahead)
     for (int first = 0; first < rows; first += threads / lanes * split) {
         const int row = first + static_cast<int>(threadIdx.x) / lanes * split + rank;
         float sum = 0.0f;
-        if (row < rows) {
-#pragma unroll 4
-            for (int i = lane; i < loads; i += lanes) {
-                const Neighbours<T, count> w(matrix + static_cast<int64>(row) * columns + i * count);
 #pragma unroll
-                for (int e = 0; e < count; ++e) sum = fmaf(w[e], v[i * count + e], sum);
+        for (int begin = 0; begin < loads; begin += ahead * lanes) {
+            Neighbours<T, count> w[ahead];
+#pragma unroll
+            for (int i = 0; i < ahead; ++i) {
+                const int at = begin + i * lanes + lane;
+                w[i].load(matrix + static_cast<int64>(row) * columns + at * count, row < rows && at < loads);
+            }
+#pragma unroll
+            for (int i = 0; i < ahead; ++i) {
+                const int at = begin + i * lanes + lane;
+                if (at >= loads) continue;
+#pragma unroll
+                for (int e = 0; e < count; ++e) sum = fmaf(w[i][e], v[at * count + e], sum);
             }
         }
         sum = sum_of_lanes<lanes>(sum);
@@ -123,7 +134,8 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
     const int tid = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % split;
     const int lane = Problem::nhwc ? tid % columns : tid % 32, worker = Problem::nhwc ? tid / columns : tid / 32;
     const int end = worker < workers ? min(Problem::nhwc ? pixels : c, (rank + 1) * share) : 0;
-    const int begin = rank * share + worker, steps = end > begin ? (end - begin + workers - 1) / workers : 0;
+    constexpr int steps = ceil_div(share, workers);
+    const int begin = rank * share + worker;
     const int64 image = static_cast<int64>(blockIdx.x / split) * c * pixels + lane * count;
 
     float* const all = reinterpret_cast<float*>(shared_memory());
@@ -142,7 +154,8 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
         float sum[count] = {};
 #pragma unroll 8
         for (int i = 0; i < steps; ++i) {
-            const Neighbours<T, count> v(x + image + (begin + i * workers) * c);
+            Neighbours<T, count> v;
+            v.load(x + image + (begin + i * workers) * c, begin + i * workers < end);
 #pragma unroll
             for (int e = 0; e < count; ++e) sum[e] += v[e];
         }
@@ -170,13 +183,14 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
             const int k = begin + i * workers;
             float sum = 0.0f;
 #pragma unroll 4
-            for (int at = lane * count; at < pixels; at += 32 * count) {
-                const Neighbours<T, count> v(x + image + k * pixels + (at - lane * count));
+            for (int at = 0; at < pixels; at += 32 * count) {
+                Neighbours<T, count> v;
+                v.load(x + image + k * pixels + at, k < end && at + lane * count < pixels);
 #pragma unroll
                 for (int e = 0; e < count; ++e) sum += v[e];
             }
             sum = sum_of_lanes<32>(sum);
-            if (lane == 0) own[k] = sum;
+            if (k < end && lane == 0) own[k] = sum;
         }
     }
     meet<split>();
@@ -204,18 +218,24 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
         for (int e = 0; e < count; ++e) gates[e] = all[lane * count + e];
 #pragma unroll 4
         for (int i = steps - 1; i >= 0; --i) {
+            const bool exists = begin + i * workers < end;
             const int64 at = image + (begin + i * workers) * c;
-            Neighbours<T, count>(x + at).store(y + at, [&](int e) { return gates[e]; });
+            Neighbours<T, count> v;
+            v.load(x + at, exists);
+            if (exists) v.store(y + at, [&](int e) { return gates[e]; });
         }
     } else {
 #pragma unroll 2
         for (int i = steps - 1; i >= 0; --i) {
             const int k = begin + i * workers;
-            const float gate = all[k];
+            const float gate = k < end ? all[k] : 0.0f;
 #pragma unroll 4
-            for (int pixel = lane * count; pixel < pixels; pixel += 32 * count) {
-                const int64 at = image + k * pixels + (pixel - lane * count);
-                Neighbours<T, count>(x + at).store(y + at, [&](int) { return gate; });
+            for (int pixel = 0; pixel < pixels; pixel += 32 * count) {
+                const bool exists = k < end && pixel + lane * count < pixels;
+                const int64 at = image + k * pixels + pixel;
+                Neighbours<T, count> v;
+                v.load(x + at, exists);
+                if (exists) v.store(y + at, [&](int) { return gate; });
             }
         }
     }
