@@ -111,7 +111,7 @@ def test_kernels_keep_their_registers(target: Target) -> None:
             launch = launch_of(problem, target)
             figure = compile_source(source(launch), launch.symbol, target.arch)
             assert not figure.advice and figure.registers * launch.block * launch.min_blocks <= 65536
-            # channels first of 49 pixels, whose loads are of one element each
+            # a word or two of some kernels, once for a whole image
             assert max(figure.spill_bytes, figure.stack_bytes) <= 8, problem
 
 
