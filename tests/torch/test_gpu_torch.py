@@ -24,6 +24,7 @@ from leanconv.runtime import cache  # noqa: E402
 from leanconv.torch import comparing, expected_time, patch  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from tests.torch.test_fuse import Block, made  # noqa: E402
+from tests.torch.test_squeeze import SqueezeExcitation  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 F = torch.nn.functional
@@ -407,3 +408,22 @@ def test_fused_models(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.Mo
         compiled = torch.compile(model, backend=partial(ours.fused, compiler="aot_eager"))
         for y in (fused(x), captured, compiled(x)):
             assert off(y, exact) < bound and y.is_contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_squeeze_and_excite(form: Any, dtype: Any) -> None:
+    """One launch, of few images and of many, also in a CUDA graph; the same bits in every call."""
+    model = made(SqueezeExcitation, 96, 5, torch.nn.SiLU, torch.nn.Hardsigmoid).to("cuda", dtype, memory_format=form)
+    for images in (1, 40):
+        x = torch.randn(images, 96, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
+        exact, bound = copy.deepcopy(model).double()(x.double()), 1e-6 if dtype is torch.float32 else 5e-3
+        fused = ours.fuse(model, x)
+        assert ": leanconv: squeeze_excite" in str(fused.report)
+        with torch.no_grad():
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                captured = fused(x)
+            graph.replay()
+            y = fused(x)
+        assert off(y, exact) < bound and y.is_contiguous(memory_format=form) and torch.equal(y, captured)

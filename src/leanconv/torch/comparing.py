@@ -9,6 +9,7 @@ import torch
 from leanconv.call.gpu_call import Loaded
 from leanconv.dtypes import item_bytes
 from leanconv.kernels import cost
+from leanconv.kernels.common.squeeze_excite import SqueezeExciteProblem
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
@@ -93,3 +94,9 @@ def one_pass(problem: ConvProblem) -> ConvProblem:
 def one_pass_cycles(loaded: Loaded, problem: ConvProblem) -> float:
     """Clock cycles of `one_pass`: its kernel's prediction leaves out the residual."""
     return expected_cycles(loaded) + problem.add * _result_cycles(problem, loaded.device.target)
+
+
+def squeeze_cycles(problem: SqueezeExciteProblem, target: Target) -> float:
+    """Clock cycles of squeeze-and-excite by PyTorch, a mean, two layers of one pixel and a product, which read the
+    images twice and write them once. Assumed at memory's speed, on the low side."""
+    return 2 * (LAUNCH + _PASS_LAUNCH) + 3 * problem.n * problem.image_bytes / target.bytes_per_cycle

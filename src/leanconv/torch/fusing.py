@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +17,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from leanconv.call.precompile import precompile
 from leanconv.options import PRECISIONS, Precision, one_of
-from leanconv.torch import patterns
+from leanconv.runtime import launch
+from leanconv.runtime.threads import side_by_side
+from leanconv.torch import patterns, squeeze
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.modules import _Module as OurModule
 from leanconv.torch.patterns import Chain
+from leanconv.torch.squeeze import SqueezeExcite
 
 _CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+_OURS = OurModule, FusedConv, SqueezeExcite
 #: left, and said so
 _OTHERS = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 
@@ -55,7 +60,7 @@ class Fused(fx.GraphModule):  # type: ignore[misc]
     @property
     def report(self) -> FuseReport:
         """What was fused and what was left; after calls on a GPU, also who computed each layer."""
-        layers = [each for each in self.modules() if isinstance(each, FusedConv)]
+        layers = _layers_of(self)
         rows = ((each.name, each.what, tuple(f"{w.runs}, {w.problem}: {w.why}" for w in each.ways)) for each in layers)
         return FuseReport(tuple(rows), self._left)
 
@@ -94,7 +99,8 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     Batch normalisations behind convolutions are folded into their filters and biases, in float64, rounded once to the
     type of the filters. Activations (relu, relu6, leaky_relu, elu, gelu, silu, hardswish, sigmoid and tanh, as modules,
     functions or methods) and the additions of residuals are computed by the kernel of the convolution before them:
-    ``y = activation(conv(x) + bias + residual)``. Filters stay packed as the kernel reads them.
+    ``y = activation(conv(x) + bias + residual)``. Filters stay packed as the kernel reads them. Squeeze-and-excite,
+    ``x * sigmoid(conv(activation(conv(mean of x))))``, or with a hardsigmoid, is one kernel.
 
     Args:
         model: in evaluation mode (``model.eval()``). It is not changed, and shares no memory with the result.
@@ -148,17 +154,26 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     return made
 
 
+def _layers_of(made: nn.Module) -> list[FusedConv | SqueezeExcite]:
+    """The layers of a fused model; those of a block count as the block."""
+    if isinstance(made, (FusedConv, SqueezeExcite)):
+        return [made]
+    return list(dict.fromkeys(each for child in made.children() for each in _layers_of(child)))
+
+
 def _compile(made: Fused, given: tuple[Any, ...]) -> None:
     """Compile the kernels of a model that is called so, side by side: it runs on tensors without values."""
     found: dict[int, dict[Any, None]] = {}
+    blocks: dict[Any, None] = {}
 
     def look(layer: Any, arguments: Any) -> None:
         way = layer.decide(*arguments)
-        if way.requested is not None:
+        if isinstance(way, squeeze.Way):
+            blocks.update(dict.fromkeys((way.device, each) for each in (way.plan.launches if way.plan else ())))
+        elif way.requested is not None:
             found.setdefault(way.device, {})[way.kernel] = None
 
-    layers = [each for each in made.modules() if isinstance(each, FusedConv)]
-    hooks = [each.register_forward_pre_hook(look) for each in layers]
+    hooks = [each.register_forward_pre_hook(look) for each in _layers_of(made)]
     try:
         # what cannot run so is compiled by the first call
         with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -168,6 +183,8 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
             hook.remove()
     for index, problems in found.items():
         precompile(problems, device=f"cuda:{index}", progress=False)
+    if blocks:
+        side_by_side([partial(launch.open_device(index).load, each) for index, each in blocks])
 
 
 def _has_modes(module: nn.Module) -> bool:
@@ -183,7 +200,7 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]
         self.whole, self.failed = whole, ""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, (OurModule, FusedConv)) or _is_conv(m):
+        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, _OURS) or _is_conv(m):
             return True
         return bool(super().is_leaf_module(m, module_qualified_name)) or patterns.has_hooks(m)
 
@@ -282,6 +299,7 @@ class _Work:
         for node in graph.nodes:
             if isinstance(node.type, str):  # an annotation that is not evaluated, which pickles cannot import
                 node.type = None
+        squeeze.rewrite(graph, model, prefix)
         self._say_left(graph, modules, prefix)
         graph.lint()
         return _fused(model, graph, ())

@@ -1,0 +1,183 @@
+"""Squeeze-and-excite in networks that `leanconv.torch.fuse` makes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from leanconv.plan import Plan, Target
+from tests import emulator
+from tests.stand_ins import HostDevice, at_address
+
+torch = pytest.importorskip("torch")
+
+import leanconv.torch as ours  # noqa: E402
+from leanconv.torch import comparing, fusing, squeeze  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+
+
+class SqueezeExcitation(nn.Module):
+    """torchvision's."""
+
+    def __init__(self, c: int, squeezed: int, activation: Any = nn.ReLU, scale_activation: Any = nn.Sigmoid) -> None:
+        super().__init__()
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc1, self.fc2 = nn.Conv2d(c, squeezed, 1), nn.Conv2d(squeezed, c, 1)
+        self.activation, self.scale_activation = activation(), scale_activation()
+
+    def _scale(self, input: Any) -> Any:
+        return self.scale_activation(self.fc2(self.activation(self.fc1(self.avgpool(input)))))
+
+    def forward(self, input: Any) -> Any:
+        return self._scale(input) * input
+
+
+class Net(nn.Module):
+    """Blocks as torchvision and timm write them, one of them called twice, and what follows one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.silu, self.hard = SqueezeExcitation(8, 2, nn.SiLU), SqueezeExcitation(8, 3, nn.ReLU, nn.Hardsigmoid)
+        self.parts = nn.ModuleList([nn.Conv2d(8, 4, 1, bias=False), nn.Conv2d(4, 8, 1, bias=False)])
+        self.last = nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Any) -> Any:
+        y = self.silu(F.relu6(self.bn(self.conv(x))))
+        y = self.hard(self.silu(y))
+        gates = F.hardsigmoid(self.parts[1](self.parts[0](y.mean((3, 2), keepdim=True)).relu()))
+        y = torch.mul(y, gates)
+        z = self.last(y)
+        z *= torch.sigmoid(self.parts[1](F.gelu(self.parts[0](F.adaptive_avg_pool2d(z, (1, 1))))))
+        return z + x[:, :1]
+
+
+BLOCKS = {
+    "mean+conv+silu+conv+sigmoid+mul": 1, "mean+conv+relu+conv+hardsigmoid+mul": 2,
+    "mean+conv+gelu+conv+sigmoid+mul": 1, "conv+bn+relu6": 1, "conv": 1,
+}  # fmt: skip
+
+
+def made(kind: Any, *given: Any) -> Any:
+    torch.manual_seed(4)
+    return kind(*given).eval()
+
+
+def test_a_model_computes_the_same() -> None:
+    model, x = made(Net).double(), torch.randn(2, 3, 6, 5, dtype=torch.float64)
+    fused = ours.fuse(model)
+    torch.testing.assert_close(fused(x), model(x))
+    assert fused.report.counts == BLOCKS and not fused.report.left
+    # parameters keep their names where a block is a module by itself
+    assert {"silu.fc1.weight", "hard.fc2.bias", "conv.bias"} <= fused.state_dict().keys()
+    for again in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), ours.fuse(fused)):
+        assert torch.equal(again(x), fused(x)) and again.report.counts == BLOCKS
+    program = torch.export.export(ours.fuse(made(SqueezeExcitation, 8, 2)), (torch.randn(1, 8, 6, 5),))
+    assert sum(str(node.target) == "aten.conv2d.default" for node in program.graph.nodes) == 2
+    for followed in (torch.compile(fused, backend="eager", fullgraph=True), torch.jit.trace(fused, x)):
+        torch.testing.assert_close(followed(x), model(x))
+    torch.testing.assert_close(torch.func.vmap(fused)(x.unsqueeze(1)).squeeze(1), model(x))
+    # of one image without a batch the pixels are the last axes
+    block, x = made(SqueezeExcitation, 8, 2), torch.randn(8, 6, 5)
+    torch.testing.assert_close(ours.fuse(block)(x), block(x))
+
+
+class Unfit(nn.Module):
+    """Products that only look like blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.wide, self.conv = (nn.Conv2d(4, 4, size) for size in (1, 1, (1, 3), 1))
+        self.pool = nn.AdaptiveAvgPool2d((1, 3))
+
+    def forward(self, x: Any) -> Any:
+        gates = torch.sigmoid(self.fc2(self.fc1(F.adaptive_avg_pool2d(x, 1)).relu()))
+        a = x * gates + gates  # which others read
+        a = a * torch.sigmoid(self.fc2(self.wide(self.pool(a)).relu()))  # of more than the mean
+        a = a * self.fc2(self.fc1(F.adaptive_avg_pool2d(a, 1)).relu())  # no gate
+        a = a.abs() * torch.sigmoid(self.fc2(self.fc1(F.adaptive_avg_pool2d(a, 1)).relu()))  # of something else
+        b = torch.sigmoid(self.fc2(self.fc1(a.mean((2, 3), keepdim=True)).relu()))
+        a.mul_(2)  # in place, what the mean has read
+        a = a * b
+        return a * torch.sigmoid(self.fc2(self.fc1(a.mean(2, keepdim=True)).relu()))  # of columns
+
+
+def test_what_only_looks_alike_is_not_fused() -> None:
+    model, x = made(Unfit), torch.randn(2, 4, 5, 4)
+    fused = ours.fuse(model)
+    torch.testing.assert_close(fused(x), model(x))
+    assert not any("mul" in what for what in fused.report.counts)
+
+
+class Played:
+    """A GPU whose kernels the emulator plays on the host's memory."""
+
+    target = Target("sm_90a", 132)
+
+    def __init__(self) -> None:
+        self.launches: list[Any] = []
+        self.loaded: list[Any] = []
+
+    def load(self, launch: Any) -> None:
+        self.loaded.append(launch)
+
+    def executable(self, plan: Plan, roles: Sequence[str]) -> Any:
+        (launch,) = plan.launches
+        numbers = dict(launch.problem)
+        c, s, pixels = (int(numbers[name]) for name in ("c", "squeezed", "pixels"))
+        dtype = {"float": "float32", "leanconv::float16": "float16"}[str(numbers["element"])]
+        images = launch.grid // launch.cluster
+        sizes = {"x": images * c * pixels, "y": images * c * pixels, "w1": s * c, "w2": s * c, "b1": s, "b2": c}
+
+        def run(stream: int, values: Sequence[int]) -> None:
+            self.launches.append(plan)
+            given = {
+                role: at_address(at, (sizes[role],), (1,), dtype) if at else None
+                for role, at in zip(roles, values, strict=True)
+            }
+            emulator.run_plan(plan, given, orders=("ascending",))
+
+        return run
+
+
+@pytest.fixture
+def played(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Played:
+    device = Played()
+    monkeypatch.setattr(squeeze, "on_gpu", lambda tensor: True)
+    for module in (squeeze, fusing):
+        monkeypatch.setattr(module, "launch", types.SimpleNamespace(open_device=lambda index: device))
+    return device
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_on_a_gpu_a_block_is_one_launch(form: Any, dtype: Any, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = made(SqueezeExcitation, 24, 5, nn.SiLU, nn.Hardsigmoid), torch.randn(2, 24, 6, 8)
+    expected = model(x)
+    x = x.to(dtype).contiguous(memory_format=form)
+    fused = ours.fuse(model.to(dtype), x)
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 3e-3, "atol": 3e-3}
+    with torch.no_grad():
+        y = fused(x)
+    torch.testing.assert_close(y.float(), expected, **tolerance)
+    assert y.dtype is dtype and y.is_contiguous(memory_format=form)
+    assert len(played.launches) == 2 and len(played.loaded) == 1
+    said = str(fused.report)
+    assert "squeeze_excite: mean+conv+silu+conv+hardsigmoid+mul: leanconv: squeeze_excite, squeeze-excite N" in said
+    # a gradient, a view that is not dense, other memory, and images of which PyTorch is expected to be quicker
+    block = fused.get_submodule("squeeze_excite")
+    block(x.clone().requires_grad_()).sum().backward()
+    with torch.no_grad():
+        for other in (x[:, :, ::2], x.flatten()[1:].new_zeros(x.numel() + 1)[1:].view(x.shape)):
+            assert block(other).shape == other.shape
+        with torch.autocast("cpu", torch.bfloat16):
+            block(x)
+        monkeypatch.setattr(comparing, "squeeze_cycles", lambda *given: 1.0)
+        block(x[:1])
+    assert len(played.launches) == 2 and "PyTorch, squeeze-excite N" in str(fused.report)
