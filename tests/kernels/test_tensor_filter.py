@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from leanconv.bench.results import Results
-from leanconv.call.choose import by_model
+from leanconv.call.choose import by_model, choose
 from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.kernels.image_filter.tensor_filter import TensorFilterConfig
@@ -155,10 +155,11 @@ def test_predictions_are_what_was_measured(name):
     assert all(0.8 < ratio < 1.2 for ratio in ratios)
 
 
-def test_what_is_chosen_is_about_as_fast_as_the_best():
+@pytest.mark.parametrize("choice", [by_model, choose])
+def test_what_is_chosen_is_about_as_fast_as_the_best(choice):
     lost = []
     for problem, times in measured():
-        chosen = by_model(problem, NOMINAL).algorithm.name
+        chosen = choice(problem, NOMINAL).algorithm.name
         lost.append(times[chosen] / min(times.values()))
     assert len(lost) >= 100
     assert sum(each <= 1.05 for each in lost) >= 0.95 * len(lost)
