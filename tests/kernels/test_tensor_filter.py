@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from leanconv.bench.results import Results
+from leanconv.call.choose import by_model, choose
+from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.kernels.image_filter.tensor_filter import TensorFilterConfig
+from leanconv.words import parse_problem
 from tests import proof, selection
 from tests.cases import TARGETS, filter_problem
 from tests.cases_tensor_filter import TENSOR_FILTER_CASES
@@ -126,3 +132,35 @@ def test_results_are_rounded_as_in_direct_order():
     x = np.random.default_rng(0).integers(0, 255, problem.x_shape, np.uint8)
     w = np.full((1, 2), 0.5, np.float32)
     assert np.array_equal(filtered(problem, x, w), np.rint(oracle.filter2d(problem, x, w)))
+
+
+def measured() -> list[tuple[Any, dict[str, float]]]:
+    """Filters on an H200: problems, and the microseconds of each algorithm."""
+    found = []
+    for suite in ("filters", "filter-types"):
+        path = Path(__file__).resolve().parents[2] / f"benchmarks/results/nvidia-h200/{suite}.json"
+        results = Results.read(path)
+        for name, about in results.problems.items():
+            times = {row.algorithm: row.us for row in results.of(name) if row.engine == "leanconv"}
+            found.append((parse_problem(about["words"]), times))
+    return found
+
+
+@pytest.mark.parametrize("name", ["register_cache", "tensor_filter"])
+def test_predictions_are_what_was_measured(name):
+    problems = [(problem, times[name]) for problem, times in measured() if name in times]
+    ratios = [by_model(problem, NOMINAL, name).cost / 1980 / us for problem, us in problems]
+    assert len(ratios) >= 100
+    assert statistics.median(abs(ratio - 1) for ratio in ratios) < 0.05
+    assert all(0.8 < ratio < 1.2 for ratio in ratios)
+
+
+@pytest.mark.parametrize("choice", [by_model, choose])
+def test_what_is_chosen_is_about_as_fast_as_the_best(choice):
+    lost = []
+    for problem, times in measured():
+        chosen = choice(problem, NOMINAL).algorithm.name
+        lost.append(times[chosen] / min(times.values()))
+    assert len(lost) >= 100
+    assert sum(each <= 1.05 for each in lost) >= 0.95 * len(lost)
+    assert max(lost) < 1.15

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
+from typing import Any
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import Config, TimedAlgorithm, ceil_div
-from leanconv.kernels.cost import Speeds, overlapped
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.kernels.image_filter.arguments import arguments, constants
 from leanconv.plan import Constants, Number, Plan, Target
 from leanconv.problem import FilterProblem
@@ -61,14 +62,16 @@ class PartialSumsConfig(WarpsConfig):
 class CacheSpeeds(Speeds):
     """Of a multiprocessor."""
 
-    #: cycles of an output besides its multiply-adds, and of a multiply-add relative to the peak
-    output: float
-    multiply_add: float
+    #: the time of multiply-adds relative to the peak of float32's, by the type of the sums
+    multiply_add: Any
+    #: cycles of a read of 16 bytes a lane from shared memory
+    read: float
+    #: of 128 elements of an input row on their way to shared memory, copied and converted
+    copied: float
+    converted: float
     #: the time of memory relative to what the target's bandwidth says, and the share of the lesser that adds
     memory: float
     lesser: float
-    #: cycles of a block that is alone
-    start: int
 
 
 #: (rows, columns, warps) that was fastest on an H200 at 4096² and 8192², up to which filter width. A fourth number is
@@ -170,6 +173,27 @@ def _registers(problem: FilterProblem, rows: int, columns: int, channels: int) -
     return (rows * columns + (rows + 1) * window) * (sum_bytes(problem) // 4) + addresses
 
 
+def tiles_of(problem: FilterProblem, config: RegisterCacheConfig) -> int:
+    """Tiles of all results of a filter, of a block each."""
+    strips = ceil_div(problem.out_w * interleaved(problem), 32 * config.columns)
+    return problem.batch * problem.out_d * planes(problem) * strips * ceil_div(problem.out_h, config.block_rows)
+
+
+def block_cycles(problem: FilterProblem, config: RegisterCacheConfig, target: Target, speeds: CacheSpeeds) -> float:
+    """Of a multiprocessor, for a block: its input rows, and for each filter multiply-adds and the reads of windows and
+    weights, 16 bytes a lane, of which a multiprocessor does 128 bytes a cycle at most."""
+    window = config.columns + (problem.kw - 1) * interleaved(problem)
+    windows, weights = problem.kh + config.rows - 1, problem.kh
+    reads = windows * ceil_div(window, 4) + weights * ceil_div(problem.kw, 4)
+    reading = speeds.read * reads * sum_bytes(problem) / 4 * config.warps
+    outputs = config.block_rows * 32 * config.columns
+    multiplying = speeds.multiply_add[problem.sums] * outputs * problem.kh * problem.kw / target.fma_lanes
+    row = speeds.copied if problem.dtype == problem.sums else speeds.converted
+    rows = config.block_rows + problem.kh - 1
+    bringing = row * rows * row_bytes(problem, config.columns) / 512
+    return problem.kd * (bringing + filters_in_block(problem) * (multiplying + reading))
+
+
 def is_plain(problem: FilterProblem) -> bool:
     """Whether it is one that the published scheme computes: one filter for planes of float32 or int32."""
     one_type = problem.dtype == problem.result == problem.sums and sum_bytes(problem) == 4
@@ -210,14 +234,23 @@ class RegisterCache(TimedAlgorithm):
     def timed(
         self, problem: FilterProblem, target: Target
     ) -> list[tuple[float, RegisterCacheConfig | PartialSumsConfig]]:
-        """In the order of `shapes`: one time for all of them, and none for the published scheme."""
-        speeds = CacheSpeeds.of(target)
-        outputs = prod(problem.y_shape) / target.multiprocessors
-        taps = problem.kd * problem.kh * problem.kw * speeds.multiply_add / target.fma_lanes
-        memory = speeds.memory * problem.bytes / target.bytes_per_cycle
-        cycles = speeds.start + overlapped(outputs * (speeds.output + taps), memory, speeds.lesser)
-        found = self.shapes(problem, target)
+        """In the order of `shapes`: that of the first for all of them, and none for the published scheme."""
+        found = list(self.shapes(problem, target))
+        first = next((config for config in found if isinstance(config, RegisterCacheConfig)), None)
+        cycles = inf if first is None else self.cycles(problem, first, target)
         return [(inf if isinstance(config, PartialSumsConfig) else cycles, config) for config in found]
+
+    def cycles(self, problem: FilterProblem, config: RegisterCacheConfig, target: Target) -> float:
+        """Of the multiprocessor with most blocks. A round of blocks, as many as fit, reads its rows, and then makes its
+        outputs; memory and cores are busy at once as soon as rounds overlap."""
+        speeds = CacheSpeeds.of(target)
+        blocks = tiles_of(problem, config) * ceil_div(problem.filters, filters_in_block(problem))
+        blocks = max(1, ceil_div(blocks, target.multiprocessors))
+        work = blocks * block_cycles(problem, config, target, speeds)
+        memory = speeds.memory * problem.bytes / target.bytes_per_cycle
+        apart = min(1, config.min_blocks / blocks)
+        share = speeds.lesser + (1 - speeds.lesser) * apart
+        return launch_cycles(target) + overlapped(work, memory, share)
 
     def shapes(self, problem: FilterProblem, target: Target) -> Iterator[RegisterCacheConfig | PartialSumsConfig]:
         """The valid configurations, the best guess first."""
@@ -230,10 +263,6 @@ class RegisterCache(TimedAlgorithm):
                 fitting = max(fitting, measured)
             return RegisterCacheConfig(rows, columns, warps, max(1, min(fitting, 40 // warps)))
 
-        def blocks(config: RegisterCacheConfig) -> int:
-            strips = ceil_div(problem.out_w * interleaved(problem), 32 * config.columns)
-            return problem.batch * problem.out_d * planes(problem) * strips * ceil_div(problem.out_h, config.block_rows)
-
         itemsize = item_bytes(problem.dtype)
         table = NARROW if itemsize < 4 else FASTEST if itemsize == 4 else WIDE
         fastest = next(shape for width, shape in table if problem.kw <= width)
@@ -244,7 +273,7 @@ class RegisterCache(TimedAlgorithm):
         usable = [config(*shape) for shape in shapes if registers_needed(problem, *shape[:2]) <= MOST_REGISTERS]
         usable = [c for c in usable if shared_bytes(problem, c) <= target.shared_per_block]
         # An image that gives fewer blocks than there are multiprocessors needs the smallest blocks.
-        yield from sorted(usable, key=lambda c: -min(blocks(c), target.multiprocessors))
+        yield from sorted(usable, key=lambda c: -min(tiles_of(problem, c), target.multiprocessors))
         if is_plain(problem):
             yield PartialSumsConfig()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div
-from leanconv.kernels.cost import Speeds, overlapped
+from leanconv.kernels.cost import Speeds, busy_cycles, launch_cycles, overlapped
 from leanconv.kernels.image_filter.arguments import arguments, constants
 from leanconv.kernels.image_filter.register_cache import EXTENT, LIMIT
 from leanconv.plan import Number, Plan, Target
@@ -60,7 +60,15 @@ class FilterSpeeds(Speeds):
     row: Any
     #: of a product
     product: float
-    #: cycles that a row takes a warp that is alone
+    #: of the sums of a filter row that are added to the others by themselves
+    addition: float
+    #: of a piece of weights that a warp reads from shared memory
+    read: float
+    #: of a warp that makes a fragment of the weights, all pieces, before it begins
+    fragment: float
+    #: of a call, besides its launch: the first rows and weights, the last results
+    start: float
+    #: cycles that a row of a band takes a warp that is alone, which small images prefer short bands for
     latency: int
     #: the time of memory relative to what the target's bandwidth says, and the share of the lesser that adds
     memory: float
@@ -115,11 +123,21 @@ def pieces_of(problem: FilterProblem) -> tuple[int, int]:
     return 1 if problem.dtype in (*BYTES_OF_PIXELS, "float16") else 2, 2
 
 
-def products_of(problem: FilterProblem) -> int:
-    """Products for 128 outputs: of all pieces but the two smallest."""
-    pixel, weight = pieces_of(problem)
-    rows = problem.kh // 2 + 1 if takes_two_rows(problem) else problem.kh * steps_of(problem)
-    return rows * (pixel + weight - 1)
+def fragments_of(problem: FilterProblem, two_rows: bool) -> int:
+    """Fragments of the weights: for each row of the filter and step of k16, or for each pair of rows of a window."""
+    return problem.kh // 2 + 1 if two_rows else problem.kh * steps_of(problem)
+
+
+def row_cycles(problem: FilterProblem, two_rows: bool, target: Target, speeds: FilterSpeeds) -> float:
+    """Of a scheduler, for 128 outputs: products of all pieces but the two smallest, and what else a row takes."""
+    products = fragments_of(problem, two_rows) * (sum(pieces_of(problem)) - 1)
+    cycles = speeds.row[problem.dtype] + speeds.product * products * 4096 / target.tensor_flops
+    return cycles + speeds.addition * problem.kh if keeps_digits(problem) else cycles
+
+
+def keeps_digits(problem: FilterProblem) -> bool:
+    """Whether products of one filter row are summed apart."""
+    return pieces_of(problem)[0] == 2 or problem.result not in (*BYTES_OF_PIXELS, *HALVES)
 
 
 def takes_two_rows(problem: FilterProblem) -> bool:
@@ -127,8 +145,7 @@ def takes_two_rows(problem: FilterProblem) -> bool:
     are rounded to fewer digits than sums have."""
     channels, apart = layout_of(problem)
     one_piece = problem.dtype in BYTES_OF_PIXELS or (channels == 1 and problem.dtype in HALVES)
-    rounded = problem.result in (*BYTES_OF_PIXELS, *HALVES)
-    return one_piece and rounded and 4 + (problem.kw - 1) * apart <= 8
+    return one_piece and not keeps_digits(problem) and 4 + (problem.kw - 1) * apart <= 8
 
 
 def ring_of(problem: FilterProblem) -> tuple[int, int]:
@@ -150,8 +167,8 @@ def shared_bytes(problem: FilterProblem, config: TensorFilterConfig) -> int:
     if config.two_rows and size == 1:
         row = ceil_div(row - 64, 128) * 128 + 64  # as they lie in the kernel
     staging = (1 + config.two_rows) * width * channels * item_bytes(problem.result) if channels > 1 else 0
-    fragments = problem.kh // 2 + 1 if config.two_rows else problem.kh * steps
-    weights = 8 * 32 * pieces_of(problem)[1] * fragments if config.shared else 0
+    fragments = fragments_of(problem, config.two_rows) * pieces_of(problem)[1]
+    weights = 8 * 32 * fragments if config.shared else 0
     return weights + config.warps * (row * (config.depth * size + 4) + staging)
 
 
@@ -199,9 +216,20 @@ def band_rows(problem: FilterProblem, config: TensorFilterConfig, target: Target
     """Rows of a band."""
     if config.rows:
         return config.rows
+    slots = blocks_at_once(problem, config, target) * config.warps * target.multiprocessors
+    return rows_of_band(problem, config.tiles, slots)
+
+
+def blocks_at_once(problem: FilterProblem, config: TensorFilterConfig, target: Target) -> int:
+    """Blocks of a multiprocessor that run at a time."""
     room = target.shared_per_multiprocessor // (shared_bytes(problem, config) + 1024)
-    blocks = max(1, min(config.min_blocks, room))
-    return rows_of_band(problem, config.tiles, blocks * config.warps * target.multiprocessors)
+    return max(1, min(config.min_blocks, room))
+
+
+def blocks_of(problem: FilterProblem, config: TensorFilterConfig, rows: int) -> int:
+    """Blocks of a launch with bands of so many rows."""
+    warps = strips_of_image(problem, config.tiles) * ceil_div(problem.out_h, rows)
+    return ceil_div(warps, config.warps) * problem.batch * problem.filters
 
 
 class TensorFilter(TimedAlgorithm):
@@ -279,26 +307,47 @@ class TensorFilter(TimedAlgorithm):
             yield replace(config, rows=min(rows, least))
 
     def timed(self, problem: FilterProblem, target: Target) -> list[tuple[float, TensorFilterConfig]]:
+        """One time for all, that of the first. The order is that of `configurations`, but those come last whose bands
+        take a warp that is alone longer than the whole work and memory take."""
         speeds = FilterSpeeds.of(target)
-        strips = ceil_div(problem.out_w, 128) * problem.channels * problem.batch * problem.filters
-        schedulers = 4 * target.multiprocessors
-        one = speeds.row[problem.dtype] + speeds.product * products_of(problem)
-        busy = strips * max(0, problem.out_h) / schedulers * one * 4096 / target.tensor_flops
+        rows = ceil_div(problem.out_w, 128) * problem.channels * problem.batch * problem.filters * problem.out_h
+        each = row_cycles(problem, takes_two_rows(problem), target, speeds)
         memory = speeds.memory * problem.bytes / target.bytes_per_cycle
-        least = overlapped(busy, memory, speeds.lesser)
-        found = []
-        for config in dict.fromkeys(self.configurations(problem, target)):
-            alone = (band_rows(problem, config, target) + problem.kh - 1 + SETUP_ROWS) * speeds.latency
-            # in the order of the shapes where nothing tells them apart
-            found.append((max(least, alone), config))
-        return sorted(found, key=lambda pair: pair[0])
+        least = max(rows / (4 * target.multiprocessors) * each, memory)
+
+        def alone(config: TensorFilterConfig) -> float:
+            return (band_rows(problem, config, target) + problem.kh - 1 + SETUP_ROWS) * speeds.latency
+
+        found = list(dict.fromkeys(self.configurations(problem, target)))
+        found.sort(key=lambda config: max(least, alone(config)))
+        cycles = self.cycles(problem, found[0], target) if found else 0.0
+        return [(cycles, config) for config in found]
+
+    def cycles(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> float:
+        """Of the multiprocessor with most blocks, round after round; its busiest scheduler has a warp more than others
+        where they do not divide evenly. Rows that two bands read are multiplied twice."""
+        speeds, rows = FilterSpeeds.of(target), band_rows(problem, config, target)
+        fragments = fragments_of(problem, config.two_rows)
+        row = config.tiles * layout_of(problem)[0] * row_cycles(problem, config.two_rows, target, speeds)
+        if config.shared:
+            row += speeds.read * pieces_of(problem)[1] * fragments
+        inputs = rows if config.two_rows else rows + problem.kh - 1
+        first = speeds.fragment * fragments / (config.warps if config.shared else 1)
+
+        def together(blocks: int) -> float:
+            return first + ceil_div(blocks * config.warps, 4) * inputs * row
+
+        blocks = blocks_of(problem, config, rows)
+        busy = busy_cycles(blocks, blocks_at_once(problem, config, target), target, together)
+        memory = speeds.memory * problem.bytes / target.bytes_per_cycle
+        return launch_cycles(target) + speeds.start + overlapped(busy, memory, speeds.lesser)
 
     def plan(self, problem: FilterProblem, config: TensorFilterConfig, target: Target) -> Plan:
         strips = strips_of_image(problem, config.tiles)
         rows = band_rows(problem, config, target)
         bands = ceil_div(problem.out_h, rows)
         counts = ("all_filters", problem.filters), ("per_image", problem.per_image)
-        grid = ceil_div(strips * bands, config.warps) * problem.batch * problem.filters
+        grid = blocks_of(problem, config, rows)
         given = (*arguments(problem, strips, bands), Number("int", "band_rows", rows))
         compiled = (*constants(problem, problem.channels, 1), *counts)
         # NOTE: the height of a band is an argument, so that images of all sizes share kernels
