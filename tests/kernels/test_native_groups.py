@@ -9,8 +9,10 @@ from random import Random
 import numpy as np
 import pytest
 
+from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
-from leanconv.kernels.mma_sync.native_gemm_groups import windows_of
+from leanconv.kernels import cost
+from leanconv.kernels.mma_sync.native_gemm_groups import sectors, windows_of
 from leanconv.problem import ConvProblem
 from tests import emulator, proof
 from tests.cases import TARGETS, draw_conv
@@ -209,3 +211,36 @@ def test_wide_offsets(algorithm, name):
     config = next(iter(algorithm.configs(problem, TARGETS[0])))
     wide = proof.wide_offsets(algorithm, problem, config, TARGETS[0])
     proof.check(algorithm, problem, config, kinds=("zero-mean",), change=lambda plan: wide)
+
+
+def test_whole_rows_of_float32_are_read_at_once():
+    """A tile of 16 x 16 pixels of two channels, of images of 14 rows: in sectors of 32 bytes, and one more each."""
+    layer = replace(TF32, layout="NCHW", h=14, w=14)
+    assert sectors(layer, 2, 16, 16) == 2 * 16 * 3 * 32
+    assert sectors(layer, 2, 16, 16, image=(14, 14)) == 2 * (25 + 1) * 32
+    assert sectors(layer, 2, 16, 16, image=(14, 24)) == 2 * 14 * 3 * 32
+    # speeds of 16 bits are fitted to tiles as they are
+    narrow = replace(layer, dtype="float16", precision="fp32")
+    assert sectors(narrow, 2, 16, 16, image=(14, 14)) == sectors(narrow, 2, 16, 16) == 2 * 16 * 2 * 32
+
+
+def test_scattered_stores_of_float32_are_in_the_prediction():
+    """Not so in 16 bits; zeros where no phase writes count besides in both."""
+    narrow = replace(LAYER, op="dgrad", layout="NCHW", stride=(2, 2))
+    wide, speeds = replace(narrow, dtype="float32", precision="tf32"), cost.GpuSpeeds.of(NOMINAL)
+    elements = 32 * 256 * 56 * 56
+    assert cost.fitted(GEMM, narrow, NOMINAL).beside == pytest.approx(speeds.scattered * elements)
+    assert cost.fitted(GEMM, wide, NOMINAL).beside == 0
+    one = replace(wide, r=1, s=1, padding=(0, 0, 0, 0))
+    assert cost.fitted(GEMM, one, NOMINAL).beside == pytest.approx(speeds.zeros[1] * elements)
+    forward = [replace(wide, op="fprop", stride=(stride, stride)) for stride in (1, 2)]
+    assert all(cost.fitted(GEMM, each, NOMINAL) == cost.Fitted() for each in forward)
+
+
+def test_one_of_fifteen_clusters_of_sixteen_waits_in_tf32():
+    """Of which two CTAs fit on a multiprocessor: three measured layers took 1.5 to 1.9 times as long as in one wave."""
+    layer = replace(TF32, c=120, k=120, groups=5, op="wgrad")
+    found = {config: time for time, config in WEIGHT.timed(layer, NOMINAL)}
+    config = next(c for c in found if (c.split, c.min_blocks) == (16, 2) and c.tiles(windows_of(layer))[0] == 15)
+    fewer = replace(layer, c=96, k=96, groups=4)  # twelve clusters of the same work
+    assert found[config] > 1.5 * next(time for time, c in WEIGHT.timed(fewer, NOMINAL) if c == config)

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from leanconv.call.choose import by_model
+from leanconv.call.explain import NOMINAL
 from leanconv.kernels.common.split_gemm import DEPTH
 from leanconv.kernels.mma_sync.tensor_gemm_sync import WarpConfig
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
+from leanconv.words import parse_problem
 from tests import proof, selection
 from tests.cases import KINDS, TARGETS, Case
 from tests.cases_tensor import LAYER, TENSOR_CASES
@@ -87,3 +90,12 @@ def test_the_speed_of_tensor_cores_decides() -> None:
     for arch in ("sm_86", "sm_89", "sm_120"):
         assert not faster(layer, Target(arch, 84, consumer=True))
         assert faster(one, Target(arch, 84, consumer=True))
+
+
+def test_strided_groups_in_tf32_are_taken_on_hopper():
+    """Explored (H200, 13330f93): 95 µs, where tensor_gemm takes 176 and native_gemm_groups 124."""
+    problem = parse_problem("conv:n32,c1024,h28,k1024,r3,stride2,pad1,groups32,NCHW,tf32")
+    assert by_model(problem, NOMINAL).algorithm is TENSOR_GEMM_SYNC
+    # larger groups are left to wgmma
+    large = parse_problem("conv:n32,c240,h56,k240,r3,stride2,pad1,groups2,NHWC,tf32")
+    assert by_model(large, NOMINAL).algorithm.stem == "native_gemm_tf32"

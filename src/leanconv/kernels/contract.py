@@ -102,8 +102,8 @@ class Algorithm(ABC):
         """A time on ``target`` that it cannot stay below: it is not asked for more where another algorithm does."""
         return 0.0
 
-    def unmeasured(self, problem: Any) -> bool:
-        """Whether it has never been timed on such problems, so that its predictions rest on times of other problems."""
+    def counts_scattered(self, problem: Any) -> bool:
+        """Whether its predictions count what scattered stores of a strided gradient take."""
         return False
 
     def workspace_bytes(self, problem: Any, config: Any) -> int:

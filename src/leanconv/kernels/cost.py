@@ -160,8 +160,6 @@ def clusters_at_once(split: int, fitting: int, target: Target) -> int:
     return max(1, int(speeds.cluster_places * places))
 
 
-#: Factor of a prediction where the algorithm has never been timed on such problems (`Algorithm.unmeasured`).
-UNMEASURED = 1.5
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
 
@@ -216,16 +214,16 @@ def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> 
 def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> Fitted:
     """What makes of a prediction what was measured on ``target``.
 
-    Where an algorithm is `Algorithm.unmeasured`, predictions count `UNMEASURED` times; where there are no fits, as they
-    are. What zeros and scattered stores of strided gradients take is added in each case (`Algorithm.writes_phases`).
+    Where there are no fits predictions count as they are. What zeros and scattered stores of strided gradients take is
+    added in each case (`Algorithm.writes_phases`).
 
     Where no gradients of the input were timed it is what holds for the forward pass: the kernels are the same. Where
     none of an algorithm's times are known, its calls begin as those of others do. It need not be one that ``runs`` the
     problem: without that preparing does not count.
     """
-    phases = _phase_cycles(problem, target) if algorithm.writes_phases and problem.kind == "conv2d" else 0.0
-    if algorithm.unmeasured(problem):
-        return Fitted(UNMEASURED, beside=phases)
+    phases = 0.0
+    if algorithm.writes_phases and problem.kind == "conv2d":
+        phases = _phase_cycles(problem, target, not algorithm.counts_scattered(problem))
     fits = known(target.model) if target.model else {}
     fit = fits.get(group(algorithm, problem)) if fits else None
     if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
@@ -238,13 +236,13 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     return Fitted(fit.factor, fit.start + fit.preparing * prepared + phases, measured=True)
 
 
-def _phase_cycles(problem: ConvProblem, target: Target) -> float:
+def _phase_cycles(problem: ConvProblem, target: Target, scattered: bool) -> float:
     """What a strided gradient of the input takes more: zeros where no phase writes, and pixels that lie apart."""
     if problem.op != "dgrad":
         return 0.0
     speeds, elements = GpuSpeeds.of(target), prod(problem.y_shape)
     each = speeds.zeros[problem.layout != "NHWC"] if leaves_pixels(problem) else 0.0
-    if problem.layout == "NCHW" and problem.stride[1] > 1:
+    if scattered and problem.layout == "NCHW" and problem.stride[1] > 1:
         each += speeds.scattered * _read(problem)
     return each * elements
 

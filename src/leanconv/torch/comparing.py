@@ -17,9 +17,6 @@ from leanconv.torch import expected_time
 from leanconv.torch.deciding import Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
 
-#: A kernel that has never been timed on such problems is taken where it is predicted to need at most this part of the
-#: time that PyTorch is expected to take.
-_MOST_UNMEASURED = 0.5
 #: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
 #: a layer is taken only where that pays.
 _PASS_LAUNCH = LAUNCH / 2
@@ -44,9 +41,7 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
         if math.isinf(ours):
             why = f"nobody knows how long {name} takes"
         most = most_share(problem, tf32, pytorch)
-        if loaded.choice.algorithm.unmeasured(loaded.problem):
-            most = min(most, _MOST_UNMEASURED * cost.UNMEASURED)
-        elif passes:
+        if passes:
             most = max(most, 1.0)
     if passes:
         why += f", which needs {passes / CYCLES_PER_US:.0f} µs more for what follows"

@@ -181,11 +181,12 @@ class GroupsConfig(Config):
 
 @dataclass(frozen=True)
 class GroupsSpeeds(Speeds):
-    """Cycles of a multiprocessor, and shares of the memory's speed, of a layout.
+    """Cycles of a multiprocessor, and shares of the memory's speed, of a layout in 16 bits and in TF32.
 
-    Explored (H200, 3859a523): fitted to 207 times of 23 layers, forward and gradient, channels last, with a mean error
-    of 10 %; the choice among the measured is 1.5 % behind the best in the mean. TF32 is not measured yet: its times
-    are predicted from these, for twice the bytes and products of half as many elements.
+    Explored (H200, 3859a523): in 16 bits fitted to 207 times of 23 layers, forward and gradient, channels last, with a
+    mean error of 10 %; the choice among the measured is 1.5 % behind the best in the mean. Explored (H200, 13330f93):
+    in TF32 fitted to 44 times of one configuration each, 17 of them channels last, with a median error of 3 % there and
+    8 % channels first. A warp waits less for an instruction, since roundings do not wait for each other.
     """
 
     #: flops of mma.sync in a cycle, at most, and the share of the tensor cores' that is assumed elsewhere
@@ -307,13 +308,38 @@ def group_limits(
     return [f"{what} make no tile of up to {most} that a CTA has warps and registers for"]
 
 
-def sectors(problem: ConvProblem, channels: int, rows: int, columns: int, step: int = 1) -> int:
+def sectors(
+    problem: ConvProblem, channels: int, rows: int, columns: int, step: int = 1, image: tuple[int, int] | None = None
+) -> int:
     """Bytes of the sectors of 32 that so many channels of rows of pixels, ``step`` columns apart, lie in: of each
-    pixel, or of each row."""
+    pixel, or of each row.
+
+    ``image``: its rows and columns, in TF32, whose speeds are fitted so: of more none are read, and whole rows are one.
+    """
     of_sector = 32 // item_bytes(problem.dtype)
     if problem.layout == "NHWC":
         return 32 * ceil_div(channels, of_sector) * rows * columns
+    if image is not None and problem.dtype == "float32":
+        rows, columns = min(rows, image[0]), min(columns, image[1])
+        rows, columns = (1, rows * columns) if columns == image[1] else (rows, columns)
     return 32 * (ceil_div(columns * step, of_sector) + 1) * rows * channels
+
+
+def _written(problem: ConvProblem, config: GroupsConfig, windows: Windows) -> int:
+    """Bytes of the sectors that a tile writes. Each phase of a strided gradient writes columns of its own: in NCHW it
+    reads and writes sectors of all of them."""
+    step = problem.stride[1] if problem.op == "dgrad" else 1
+    if problem.dtype != "float32" or problem.layout == "NHWC":
+        return windows.phases * sectors(problem, config.filters, config.rows, config.columns, step * step)
+    # float32 is stored as it lies in registers: eight outputs of a filter at once, in rows of those multiplied at once
+    run = min(8, config.across)
+    outputs = min(config.rows, windows.rows.positions) * min(config.columns, windows.columns.positions)
+    return windows.phases * config.filters * ceil_div(outputs, run) * 32 * ceil_div(run * step, 8)
+
+
+def part_of_speeds(problem: ConvProblem) -> str:
+    """Whose speeds are those of a problem: its layout's, in TF32 those of that."""
+    return problem.layout + " TF32" * (problem.dtype == "float32")
 
 
 def resident_blocks(config: GroupsConfig, shared: int, registers: int, target: Target) -> int:
@@ -338,14 +364,15 @@ class NativeGemmGroups(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "tf32" if problem.dtype == "float32" else "fp16"
 
-    def unmeasured(self, problem: ConvProblem) -> bool:
+    def counts_scattered(self, problem: ConvProblem) -> bool:
+        # Explored (H200, 13330f93): of two layers in NCHW the sectors alone predict 0.85 and 1.08 of the time in TF32
         return problem.dtype == "float32"
 
     def least_cycles(self, problem: ConvProblem, target: Target) -> float:
         return problem.bytes / target.bytes_per_cycle
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, GroupsConfig]]:
-        windows, speeds = windows_of(problem), GroupsSpeeds.of(target, problem.layout)
+        windows, speeds = windows_of(problem), GroupsSpeeds.of(target, part_of_speeds(problem))
         if not windows.rows.positions * windows.columns.positions:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             return [(0.0, GroupsConfig(8, 1, 4, 1, 16, 1))]
@@ -400,10 +427,8 @@ def cycles(problem: ConvProblem, config: GroupsConfig, target: Target, speeds: G
     latency = speeds.latency * issued + speeds.product * windows.steps
     computed = max(together * each, ceil_div(m_tiles * along, config.warps) * latency)
     height, width = config.pixels(windows)
-    moved = sectors(problem, config.channels(windows), height, width)
-    # each phase of a strided gradient writes columns of its own: in NCHW it reads and writes sectors of all of them
-    step = problem.stride[1] ** 2 if problem.op == "dgrad" else 1
-    moved += windows.phases * sectors(problem, config.filters, config.rows, config.columns, step)
+    image = (problem.p, problem.q) if problem.op == "dgrad" else (problem.h, problem.w)
+    moved = sectors(problem, config.channels(windows), height, width, image=image) + _written(problem, config, windows)
     memory = together * speeds.cached * moved * target.multiprocessors / target.bytes_per_cycle
     time = rounds * (overlapped(memory, computed, speeds.lesser) + speeds.tile) + speeds.start
     time += speeds.step * products * config.warps * together
