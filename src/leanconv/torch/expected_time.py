@@ -148,8 +148,9 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
                 # many outputs
                 moved -= prod(problem.x_shape) * item_bytes(problem.dtype) * (1 - 1 / prod(problem.stride))
         elif is_16bit or tf32:
-            # a tensor core multiplies at least 16 channels, a tile 64 filters
-            products *= ceil_div(problem.group_k, 64) * 64 / problem.group_k
+            # a tensor core multiplies at least 16 channels, a tile 64 filters, of volumes in TF32 fewer
+            tile = 32 if problem.is_volume and not is_16bit else 64
+            products *= ceil_div(problem.group_k, tile) * tile / problem.group_k
             products *= ceil_div(problem.group_c, 16) * 16 / problem.group_c
             most, half, filters = _16BIT if is_16bit else _TF32[last]
             peak = target.multiprocessors * target.tensor_flops / (2 if is_16bit else 4)
