@@ -15,7 +15,7 @@
 // Registers  rows * columns sums, (rows + 1) windows, 14 for weights and addresses.
 // Work       2 * R * S flops for 8 bytes an output of float32, 2 of uint8: the memory copy bandwidth bounds filters up to about 7x7, FMA
 //            issue larger ones.
-// Measured   figure: filters register_cache/npp mean = 4.21
+// Measured   figure: filters register_cache/npp mean = 4.39
 //            figure: filters register_cache/npp least = 1.20
 //
 // register_cache_partial_sums: the published scheme, one column a lane, sums that move from lane to lane; kept to be
