@@ -108,6 +108,10 @@ def older(
     only: Annotated[
         list[str] | None, typer.Option(help="Files such as conv3d, or 'modes resnet*'; again for more, in their order.")
     ] = None,
+    ahead: Annotated[
+        int,
+        typer.Option(min=0, help="With --run: compile so many networks at a time before, in a quarter of the time."),
+    ] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder that the new results files go to.")] = Path("build/older"),
     results: Records = RESULTS,
     revision: command_line.Revision = None,
@@ -116,7 +120,7 @@ def older(
     from report import older as study
 
     found = study.chosen(study.plan(results, out), only or ())
-    for line in study.run(found, results, out, seconds, revision) if run else [study.listing(found)]:
+    for line in study.run(found, results, out, seconds, revision, ahead) if run else [study.listing(found)]:
         print(line, flush=True)
 
 

@@ -174,9 +174,14 @@ class Machine:
     def __init__(self, results: Path, out: Path) -> None:
         self.results, self.out, self.now, self.asked = results, out, 0.0, list[list[str]]()
         self.layers, self.code = 1, 0
+        self.ahead: dict[str, float] = {}
 
-    def run(self, words: list[str]) -> Any:
+    def run(self, words: list[str], stdout: Any = None, timeout: float | None = None) -> Any:
         assert words[0] == sys.executable
+        if timeout is not None:  # what is thrown away
+            assert stdout == subprocess.DEVNULL and words.count("--results") == 2 and words[-1] != str(self.out)
+            self.ahead[words[4]] = timeout
+            raise subprocess.TimeoutExpired(words, timeout)
         self.asked.append(words[1:])
         self.now += 50.0
         if "bench" in words:
@@ -227,6 +232,11 @@ def test_a_run_keeps_its_time_and_a_later_one_goes_on(
         "old", "old", NEW, None, NEW
     ]  # fmt: skip
 
+    gpu.asked.clear()
+    assert told("--seconds", "80", "--ahead", "2", "--only", "modes unet*")[:2] == [
+        "2 networks compiled: 0 s", "modes unet fp32 forward: 50 s"
+    ]  # fmt: skip
+    assert gpu.ahead == {"unet": 20.0}, "both passes"
     gpu.layers, gpu.asked, gpu.code = 3, [], 1
     assert told("--only", "some") == ["some: 50 s, exit code 1"]
     assert gpu.asked[0][-2:] == ["--resume", str(out / "nvidia-h200/some.json")]
