@@ -203,8 +203,8 @@ def rewrite(graph: Graph, model: nn.Module, prefix: str) -> None:
     for each in found:
         key = _key(each)
         if key not in made:
-            alike = {node for other in found if _key(other) == key for node in other.nodes}
-            others = [str(node.target) for node in called if node not in alike]
+            inside = {node for other in found if _key(other) == key for node in other.nodes}
+            others = [str(node.target) for node in called if node not in inside]
             made[key] = _add(model, modules, each, others, prefix)
         last = each.nodes[-1]
         with graph.inserting_after(last):
