@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leanconv.options import layer_options
 from leanconv.plan import Plan, Target
 from tests import emulator
 from tests.stand_ins import HostDevice, at_address
@@ -17,7 +18,7 @@ from tests.stand_ins import HostDevice, at_address
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import comparing, fusing, squeeze  # noqa: E402
+from leanconv.torch import comparing, fused_layer, fusing, squeeze  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -176,6 +177,18 @@ def played(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Play
     for module in (squeeze, fusing):
         monkeypatch.setattr(module, "launch", types.SimpleNamespace(open_device=lambda index: device))
     return device
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_an_example_runs_is_compiled_before(taken: bool, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block's kernel, or those of its layers, by which PyTorch's mean and product are quicker."""
+    compiled: list[Any] = []
+    way = fused_layer.Way("leanconv: any", "", "", layer_options("conv2d"), "a kernel", 0)
+    monkeypatch.setattr(fused_layer.FusedConv, "decide", lambda layer, input, add=None: way._replace(kernel=layer.what))
+    monkeypatch.setattr(fusing, "precompile", lambda problems, **options: compiled.extend(problems))
+    monkeypatch.setattr(comparing, "squeeze_cycles", lambda *given: 1e12 * taken + 1)
+    ours.fuse(made(SqueezeExcitation, 24, 5), torch.randn(2, 24, 6, 8))
+    assert (compiled, len(played.loaded)) == (([], 1) if taken else (["conv+relu", "conv+sigmoid"], 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
