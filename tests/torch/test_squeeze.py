@@ -233,6 +233,13 @@ def test_what_a_launch_would_miss_is_pytorchs(played: Played) -> None:
     fused(x)
     handle.remove()
     assert len(seen) == 1 and not played.launches
+    # other layers in their place
+    expected, fc1 = fused(x), block.fc1
+    block.fc1 = nn.Sequential(fc1)
+    torch.testing.assert_close(fused(x), expected)
+    block.fc1 = fc1
+    assert len(played.launches) == 1
+    played.launches.clear()
     # parameters that have moved, of which the memory may be another device's, and such as do not fit
     fused(x)
     block.fc1.weight = nn.Parameter(block.fc1.weight.detach().clone(), requires_grad=False)

@@ -63,7 +63,7 @@ class SqueezeExcite(torch.nn.Module):
 
     def __init__(self, first: FusedConv, second: FusedConv, hard: bool, names: tuple[str, str], name: str) -> None:
         super().__init__()
-        self.names, self.hard, self.name = ("first", "second"), hard, name
+        self.names, self.hard, self.name, self.axes = ("first", "second"), hard, name, first.weight.dim() - 2
         self.what = "+".join(("mean", first.what, second.what, *(("hardsigmoid",) * hard), "mul"))
         if names[0] != names[1] and {*names}.isdisjoint(dir(self)):
             self.names = names
@@ -84,26 +84,26 @@ class SqueezeExcite(torch.nn.Module):
         self._begin()
 
     @property
-    def layers(self) -> tuple[FusedConv, FusedConv]:
-        """The two layers of the means."""
+    def layers(self) -> tuple[Any, Any]:
+        """The two layers of the means: `FusedConv`, or what somebody has put in their place."""
         first, second = (self._modules[name] for name in self.names)
-        assert isinstance(first, FusedConv) and isinstance(second, FusedConv)
         return first, second
 
     @property
     def ways(self) -> tuple[Any, ...]:
         """How it has been computed so far on a GPU, and its layers by themselves."""
-        return (*(way for way, _, _ in self._ways.values()), *(way for layer in self.layers for way in layer.ways))
+        own = (way for way, _, _ in self._ways.values())
+        return (*own, *(way for layer in self.layers for way in getattr(layer, "ways", ())))
 
     def forward(self, input: Any) -> Any:
         """The block's result."""
         if compiling() or type(input) is not torch.Tensor or not on_gpu(input):
             return self._composed(input)
         first, second = self.layers
+        if any(type(each) is not FusedConv or patterns.has_hooks(each) for each in (first, second)):
+            return self._composed(input)
         given: tuple[Any, ...] = input, first.weight, first.bias, second.weight, second.bias
         if operators.needs_operators(*(each for each in given if each is not None)):
-            return self._composed(input)
-        if patterns.has_hooks(first) or patterns.has_hooks(second):
             return self._composed(input)
         try:
             addresses = [0 if each is None else each.data_ptr() for each in given]
@@ -125,8 +125,8 @@ class SqueezeExcite(torch.nn.Module):
 
     def _composed(self, input: Any) -> Any:
         first, second = self.layers
-        axes = tuple(range(2 - first.weight.dim(), 0))  # of images without a batch too
-        gates = second(first(input.mean(axes, keepdim=True)))
+        pixels = tuple(range(-self.axes, 0))  # of images without a batch too
+        gates = second(first(input.mean(pixels, keepdim=True)))
         return (F.hardsigmoid(gates) if self.hard else gates) * input
 
     def _ready(self, input: Any, usable: bool) -> tuple[Way, Any, Any]:
