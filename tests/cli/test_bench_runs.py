@@ -366,6 +366,24 @@ def test_objects_are_frozen_only_during_a_run(monkeypatch: pytest.MonkeyPatch) -
     gc.freeze()
 
 
+@pytest.mark.parametrize(
+    ("engines", "alone"),
+    [((), False), (("leanconv:auto",), True), (("leanconv*",), False), (("leanconv:auto", "*:prepared"), False)],
+)
+def test_what_a_call_picks_may_run_alone(engines: tuple[str, ...], alone: bool, monkeypatch: Any) -> None:
+    said: list[Any] = []
+
+    class Noting(LeanconvPeer):
+        def __init__(self, *given: Any) -> None:
+            said.append(given[1])
+            super().__init__(*given)
+
+    monkeypatch.setattr(bench_run, "LeanconvPeer", Noting)
+    monkeypatch.setattr(bench_run, "PEERS", [peer for peer in PEERS if isinstance(peer, LeanconvPeer)])
+    run_suite(TINY[1:], engines=engines, device="cpu", quick=True, progress=False, seconds=0)
+    assert said == [alone]
+
+
 def test_kernels_are_compiled_ahead(tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
     from leanconv.bench.peers import own

@@ -269,6 +269,9 @@ def test_calls_as_before_ask_one_guard(on_stand_in: HostDevice, monkeypatch: pyt
     assert layer(x.clone().requires_grad_(), add).requires_grad and called(x, add) and not called(x, add)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(x, add.bfloat16()).dtype is torch.bfloat16
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        assert torch.autograd.forward_ad.unpack_dual(layer(dual, add)).tangent is not None
     again = copy.deepcopy(layer)
     torch.testing.assert_close(again(x, add), layer(x, add))
 

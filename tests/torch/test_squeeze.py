@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leanconv.options import layer_options
 from leanconv.plan import Plan, Target
 from tests import emulator
 from tests.stand_ins import HostDevice, at_address
@@ -17,7 +18,7 @@ from tests.stand_ins import HostDevice, at_address
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import comparing, fusing, squeeze  # noqa: E402
+from leanconv.torch import comparing, fused_layer, fusing, squeeze  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -105,7 +106,12 @@ class Unfit(nn.Module):
         b = torch.sigmoid(self.fc2(self.fc1(a.mean((2, 3), keepdim=True)).relu()))
         a.mul_(2)  # in place, what the mean has read
         a = a * b
-        return a * torch.sigmoid(self.fc2(self.fc1(a.mean(2, keepdim=True)).relu()))  # of columns
+        part = a[:, :2]
+        b = torch.sigmoid(self.fc2(self.fc1(a.mean((2, 3), keepdim=True)).relu()))
+        part.mul_(2)  # the same by another name
+        a = a * b
+        a = a * torch.sigmoid(self.fc2(self.fc1(a.mean(2, keepdim=True)).relu()))  # of columns
+        return a * torch.sigmoid(self.fc2(self.fc1(a.mean((a.dim() - 2, 3), keepdim=True)).relu()))  # of who knows
 
 
 def test_what_only_looks_alike_is_not_fused() -> None:
@@ -113,6 +119,24 @@ def test_what_only_looks_alike_is_not_fused() -> None:
     fused = ours.fuse(model)
     torch.testing.assert_close(fused(x), model(x))
     assert not any("mul" in what for what in fused.report.counts)
+
+
+class Named(nn.Module):
+    """Layers with names that a `SqueezeExcite` has otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name, self.layers = nn.Conv2d(4, 2, 1), nn.Conv2d(2, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.sigmoid(self.layers(self.name(x.mean((2, 3), keepdim=True)).relu()))
+
+
+def test_layers_may_have_any_names() -> None:
+    model, x = made(Named), torch.randn(2, 4, 5, 4)
+    fused = ours.fuse(model)
+    torch.testing.assert_close(fused(x), model(x))
+    assert fused.report.counts == {"mean+conv+relu+conv+sigmoid+mul": 1}
 
 
 class Played:
@@ -155,6 +179,18 @@ def played(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Play
     return device
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_an_example_runs_is_compiled_before(taken: bool, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block's kernel, or those of its layers, by which PyTorch's mean and product are quicker."""
+    compiled: list[Any] = []
+    way = fused_layer.Way("leanconv: any", "", "", layer_options("conv2d"), "a kernel", 0)
+    monkeypatch.setattr(fused_layer.FusedConv, "decide", lambda layer, input, add=None: way._replace(kernel=layer.what))
+    monkeypatch.setattr(fusing, "precompile", lambda problems, **options: compiled.extend(problems))
+    monkeypatch.setattr(comparing, "squeeze_cycles", lambda *given: 1e12 * taken + 1)
+    ours.fuse(made(SqueezeExcitation, 24, 5), torch.randn(2, 24, 6, 8))
+    assert (compiled, len(played.loaded)) == (([], 1) if taken else (["conv+relu", "conv+sigmoid"], 0))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_on_a_gpu_a_block_is_one_launch(form: Any, dtype: Any, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +217,34 @@ def test_on_a_gpu_a_block_is_one_launch(form: Any, dtype: Any, played: Played, m
         monkeypatch.setattr(comparing, "squeeze_cycles", lambda *given: 1.0)
         block(x[:1])
     assert len(played.launches) == 2 and "PyTorch, squeeze-excite N" in str(fused.report)
+    assert "its memory starts at no multiple of 16 bytes" in str(fused.report)
+
+
+def test_what_a_launch_would_miss_is_pytorchs(played: Played) -> None:
+    fused, x = ours.fuse(made(SqueezeExcitation, 24, 5)), torch.randn(2, 24, 6, 8)
+    block = fused.get_submodule("squeeze_excite")
+    # derivatives along a tangent
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        assert torch.autograd.forward_ad.unpack_dual(fused(dual)).tangent is not None
+    # a layer's hooks
+    seen: list[Any] = []
+    handle = block.fc1.register_forward_hook(lambda *given: seen.append(given))
+    fused(x)
+    handle.remove()
+    assert len(seen) == 1 and not played.launches
+    # other layers in their place
+    expected, fc1 = fused(x), block.fc1
+    block.fc1 = nn.Sequential(fc1)
+    torch.testing.assert_close(fused(x), expected)
+    block.fc1 = fc1
+    assert len(played.launches) == 1
+    played.launches.clear()
+    # parameters that have moved, of which the memory may be another device's, and such as do not fit
+    fused(x)
+    block.fc1.weight = nn.Parameter(block.fc1.weight.detach().clone(), requires_grad=False)
+    fused(x)
+    assert len(played.launches) == 2 and sum(way.runs == "leanconv: squeeze_excite" for way in block.ways) == 2
+    block.fc2.bias = nn.Parameter(torch.zeros(8), requires_grad=False)
+    with pytest.raises(RuntimeError, match="bias"):
+        fused(x)

@@ -214,7 +214,7 @@ def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> 
 def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> Fitted:
     """What makes of a prediction what was measured on ``target``.
 
-    Where there are no fits predictions count as they are. What zeros and scattered stores of strided gradients take is
+    Without fits predictions count as they are. What zeros and scattered stores of strided gradients take is
     added in each case (`Algorithm.writes_phases`).
 
     Where no gradients of the input were timed it is what holds for the forward pass: the kernels are the same. Where

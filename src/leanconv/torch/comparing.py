@@ -21,7 +21,7 @@ from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_sha
 #: a layer is taken only where that pays.
 _PASS_LAUNCH = LAUNCH / 2
 #: Of squeeze-and-excite by PyTorch, channels last: clock cycles besides what its passes move, and how fast they are, in
-#: elements of 16 bits, as a share of the memory's speed. Explored (H200, 3641591): within an eighth of the 16 blocks of
+#: elements of 16 bits, as a share of the memory's speed. Explored (H200, 3641591): within a seventh of the 16 blocks of
 #: EfficientNet-B0, float16, 32 images; float32 is taken to move as many elements.
 _SQUEEZE_BESIDE, _SQUEEZE_SPEED = 28200, 0.38
 
@@ -96,8 +96,11 @@ def one_pass_cycles(loaded: Loaded, problem: ConvProblem) -> float:
 
 
 def squeeze_cycles(problem: SqueezeExciteProblem, target: Target) -> float:
-    """Clock cycles of squeeze-and-excite by PyTorch, a mean, two layers of one pixel and a product, which read the
-    images twice and write them once: elements at `_SQUEEZE_SPEED`, channels first at memory's speed, on the low side."""
+    """Clock cycles of squeeze-and-excite by PyTorch: a mean, two layers of one pixel and a product.
+
+    They read the images twice and write them once, channels last at `_SQUEEZE_SPEED`. Channels first was not measured:
+    the memory's speed is assumed, on the low side.
+    """
     passes = 3 * problem.n * problem.image_bytes / target.bytes_per_cycle
     if not problem.nhwc:
         return 2 * (LAUNCH + _PASS_LAUNCH) + passes

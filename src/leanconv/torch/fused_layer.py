@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from leanconv.arrays import arrays_of
 from leanconv.arrays.operands import together
@@ -170,10 +171,11 @@ class FusedConv(torch.nn.Module):
         if compiling():
             return self._composed(self._convolved(input, self.bias), add)
         quick = self._quick
-        if quick is not None and quick.fits(self._parameters, input, add):
+        tangents = forward_ad._current_level >= 0
+        if quick is not None and not tangents and quick.fits(self._parameters, input, add):
             own = self._parameters["bias"]
             return quick.call(input, quick.weights, together(own, None, add), None)
-        if transforms() is not None or tracing() is not None:
+        if tangents or transforms() is not None or tracing() is not None:
             return self._composed(self._convolved(input, self.bias), add)
         weight, bias = self.weight, self.bias
         if type(input) is not torch.Tensor or not on_gpu(input) or not operators.is_plain(input, add):

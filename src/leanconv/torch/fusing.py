@@ -165,15 +165,23 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
     """Compile the kernels of a model that is called so, side by side: it runs on tensors without values."""
     found: dict[int, dict[Any, None]] = {}
     blocks: dict[Any, None] = {}
+    # layers of blocks that are one launch
+    within: set[FusedConv] = set()
 
     def look(layer: Any, arguments: Any) -> None:
+        if layer in within:
+            return
         way = layer.decide(*arguments)
         if isinstance(way, squeeze.Way):
-            blocks.update(dict.fromkeys((way.device, each) for each in (way.plan.launches if way.plan else ())))
+            if way.plan is not None:
+                blocks.update(dict.fromkeys((way.device, each) for each in way.plan.launches))
+                within.update(layer.layers)
         elif way.requested is not None:
             found.setdefault(way.device, {})[way.kernel] = None
 
-    hooks = [each.register_forward_pre_hook(look) for each in _layers_of(made)]
+    hooks = [
+        each.register_forward_pre_hook(look) for each in made.modules() if isinstance(each, (FusedConv, SqueezeExcite))
+    ]
     try:
         # what cannot run so is compiled by the first call
         with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:

@@ -21,7 +21,7 @@ from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import comparing, operators, patterns
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.packed import signature
-from leanconv.torch.switches import compiling, on_gpu, tracing, transforms
+from leanconv.torch.switches import compiling, on_gpu
 
 F, nn = torch.nn.functional, torch.nn
 #: torch.fx takes a product in place for one of these
@@ -63,10 +63,12 @@ class SqueezeExcite(torch.nn.Module):
 
     def __init__(self, first: FusedConv, second: FusedConv, hard: bool, names: tuple[str, str], name: str) -> None:
         super().__init__()
-        self.names, self.hard, self.name = names, hard, name
-        for each, layer in zip(names, (first, second), strict=True):
-            self.add_module(each, layer)
+        self.names, self.hard, self.name, self.axes = ("first", "second"), hard, name, first.weight.dim() - 2
         self.what = "+".join(("mean", first.what, second.what, *(("hardsigmoid",) * hard), "mul"))
+        if names[0] != names[1] and {*names}.isdisjoint(dir(self)):
+            self.names = names
+        for each, layer in zip(self.names, (first, second), strict=True):
+            self.add_module(each, layer)
         self.train(False)
         self._begin()
 
@@ -82,36 +84,40 @@ class SqueezeExcite(torch.nn.Module):
         self._begin()
 
     @property
-    def layers(self) -> tuple[FusedConv, FusedConv]:
-        """The two layers of the means."""
+    def layers(self) -> tuple[Any, Any]:
+        """The two layers of the means: `FusedConv`, or what somebody has put in their place."""
         first, second = (self._modules[name] for name in self.names)
-        assert isinstance(first, FusedConv) and isinstance(second, FusedConv)
         return first, second
 
     @property
     def ways(self) -> tuple[Any, ...]:
         """How it has been computed so far on a GPU, and its layers by themselves."""
-        return (*(way for way, _, _ in self._ways.values()), *(way for layer in self.layers for way in layer.ways))
+        own = (way for way, _, _ in self._ways.values())
+        return (*own, *(way for layer in self.layers for way in getattr(layer, "ways", ())))
 
     def forward(self, input: Any) -> Any:
         """The block's result."""
-        if compiling() or transforms() is not None or tracing() is not None:
-            return self._composed(input)
-        if type(input) is not torch.Tensor or not on_gpu(input) or not operators.is_plain(input):
+        if compiling() or type(input) is not torch.Tensor or not on_gpu(input):
             return self._composed(input)
         first, second = self.layers
-        given: tuple[Any, ...] = input, first.weight, first.bias, second.weight, second.bias
-        if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in given):
+        if any(type(each) is not FusedConv or patterns.has_hooks(each) for each in (first, second)):
             return self._composed(input)
-        signatures = (each if each is None else signature(each)[1:] for each in given[1:])
-        key = input.shape, input.stride(), input.dtype, input.device, input.is_neg(), *signatures
+        given: tuple[Any, ...] = input, first.weight, first.bias, second.weight, second.bias
+        if operators.needs_operators(*(each for each in given if each is not None)):
+            return self._composed(input)
+        try:
+            addresses = [0 if each is None else each.data_ptr() for each in given]
+            usable = all(each is None or (at and not at & 15) for at, each in zip(addresses, given, strict=True))
+            signatures = (None if each is None else signature(each) for each in given[1:])
+            key = usable, input.shape, input.stride(), input.dtype, input.device, input.is_neg(), *signatures
+        except (RuntimeError, AttributeError):  # a tensor without memory or sizes
+            return self._composed(input)
         ready = self._ways.get(key) or self._ways.recall(key)
         if ready is None:
-            ready = self._ready(input)
+            ready = self._ready(input, usable)
             self._ways.keep(key, ready)
         _, stream, run = ready
-        addresses = [0 if each is None else each.data_ptr() for each in given]
-        if run is None or not all(addresses[at] for at in (0, 1, 3)) or any(at & 15 for at in addresses):
+        if run is None:
             return self._composed(input)
         y = torch.empty_like(input)
         run(stream(), (*addresses, y.data_ptr()))
@@ -119,13 +125,15 @@ class SqueezeExcite(torch.nn.Module):
 
     def _composed(self, input: Any) -> Any:
         first, second = self.layers
-        axes = tuple(range(2 - first.weight.dim(), 0))  # of images without a batch too
-        gates = second(first(input.mean(axes, keepdim=True)))
+        pixels = tuple(range(-self.axes, 0))  # of images without a batch too
+        gates = second(first(input.mean(pixels, keepdim=True)))
         return (F.hardsigmoid(gates) if self.hard else gates) * input
 
-    def _ready(self, input: Any) -> tuple[Way, Any, Any]:
-        """How, the stream, and what runs it there."""
+    def _ready(self, input: Any, usable: bool) -> tuple[Way, Any, Any]:
+        """How, the stream, and what runs it there. ``usable``: whether all addresses are multiples of 16."""
         way, arrays = self.decide(input), arrays_of(input)
+        if not usable:
+            way = Way("PyTorch", way.problem, "its memory starts at no multiple of 16 bytes")
         if way.plan is None or way.device is None or arrays is None:
             return way, None, None
         try:
@@ -141,15 +149,20 @@ class SqueezeExcite(torch.nn.Module):
         arrays = arrays_of(input)
         index = None if arrays is None else arrays.device(input)
         dtype = DTYPES.get(str(input.dtype).removeprefix("torch."))
-        given = [each for layer in (first, second) for each in (layer.weight, layer.bias) if each is not None]
+        c, squeezed, window = input.shape[1:2], first.weight.shape[:1], (1,) * (first.weight.dim() - 2)
+        shapes = {
+            first.weight: (*squeezed, *c, *window), first.bias: squeezed,
+            second.weight: (*c, *squeezed, *window), second.bias: c,
+        }  # fmt: skip
+        given = [each for each in shapes if each is not None]
         what = f"squeeze-excite of {tuple(input.shape)}"
         kinds = {(each.dtype, each.device) for each in (input, *given)}
         if index is None or dtype is None or len(kinds) > 1:
             return Way("PyTorch", what, f"images of {input.dtype} on {input.device}, or layers of something else")
         last = _is_last(input)
         dense = [_is_last(each) is not None and not each.is_neg() for each in (input, *given)]
-        fits = input.dim() == first.weight.dim() and input.shape[1:2] == second.weight.shape[:1] and input.numel()
-        if not fits or not all(dense):
+        fits = input.dim() == first.weight.dim() and all(each.shape == shapes[each] for each in given)
+        if not fits or not input.numel() or not all(dense):
             return Way("PyTorch", what, "its shape or its memory is not one for leanconv")
         problem = kernel.SqueezeExciteProblem(
             input.shape[0], input.shape[1], input.shape[2:].numel(), first.weight.shape[0], dtype.name, bool(last),
@@ -190,8 +203,8 @@ def rewrite(graph: Graph, model: nn.Module, prefix: str) -> None:
     for each in found:
         key = _key(each)
         if key not in made:
-            alike = {node for other in found if _key(other) == key for node in other.nodes}
-            others = [str(node.target) for node in called if node not in alike]
+            inside = {node for other in found if _key(other) == key for node in other.nodes}
+            others = [str(node.target) for node in called if node not in inside]
             made[key] = _add(model, modules, each, others, prefix)
         last = each.nodes[-1]
         with graph.inserting_after(last):
@@ -222,9 +235,8 @@ def _add(
         at = f"{parent}.squeeze_excite_{count}".strip(".")
     one, two = (modules[str(each.target)] for each in (block.first, block.second))
     assert isinstance(one, FusedConv) and isinstance(two, FusedConv)
-    names = (first, second) if first != second else ("first", "second")
     place, _, name = at.rpartition(".")
-    setattr(model.get_submodule(place), name, SqueezeExcite(one, two, block.hard, names, prefix + at))
+    setattr(model.get_submodule(place), name, SqueezeExcite(one, two, block.hard, (first, second), prefix + at))
     return at
 
 
@@ -261,7 +273,7 @@ def _gated(x: Node, gates: Node, product: Node, modules: dict[str, nn.Module]) -
         return None
     between = mean.next
     while between is not product:
-        if between not in nodes and patterns.changed(between, modules) is x:
+        if between not in nodes and patterns.changed(between, modules) is not None:  # x, or what shares its memory
             return None
         between = between.next
     return Squeeze(x, first, second, hard, (*nodes, product))
@@ -303,7 +315,7 @@ def _is_mean(node: Node, x: Node, count: int, modules: dict[str, nn.Module]) -> 
     keeps = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
     if not isinstance(axes, (tuple, list)) or len(given) != 2 or keeps is not True:
         return False
-    return sorted(axes) in ([*range(2, 2 + count)], [*range(-count, 0)])
+    return {*axes} in ({*range(2, 2 + count)}, {*range(-count, 0)})
 
 
 def _are_ones(sizes: Any) -> bool:

@@ -56,13 +56,11 @@ class LeanconvPeer(Peer):
 
     def _algorithms(self, gpu: bool) -> list[Algorithm]:
         known: Sequence[Algorithm] = ALGORITHMS if gpu else CPU_ALGORITHMS
-        if gpu and self._picked_alone:
-            return []
         chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.stem, p) for p in self._patterns)]
         if not chosen:
             names = ", ".join(algorithm.stem for algorithm in known)
             raise ValueError(f"algorithms={','.join(self._patterns)!r} matches none of {names}")
-        return chosen
+        return [] if gpu and self._picked_alone else chosen
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
         """Compile the kernels of all problems, on every core; one after another would take longer than their timing."""

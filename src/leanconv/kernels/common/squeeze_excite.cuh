@@ -3,7 +3,7 @@
 //   mean[c] = sum over pixels of x[n, c, pixel] / pixels        h[j] = activation(sum over c of w1[j, c] * mean[c] + b1[j])
 //   y[n, c, pixel] = x[n, c, pixel] * s[c]                      s[c] = gate(sum over j of w2[c, j] * h[j] + b2[c])
 //
-// Requires   images of neighbouring pixels (NCHW) or channels (NHWC); of these at most as many loads a pixel as threads.
+// Requires   dense images, NCHW or NHWC; in NHWC a pixel takes at most as many loads as a block has threads.
 // Numerics   float32 sums in a fixed order: no atomics, the same bits in every run. 16 bits are rounded once.
 // CTA tile   an image, which `split` blocks of a cluster share: pixels (NHWC) or channels (NCHW).
 // One image  w1 and w2 to L2; sums of the block's share; cluster barrier; means; h and s, whose rows are dealt out to the
@@ -74,7 +74,7 @@ __device__ __forceinline__ float sum_of_lanes(float sum) {
     return sum;
 }
 
-// What the blocks of a cluster wrote to their shared memory is there.
+// Waits for all blocks of the image; what they wrote to shared memory is visible then.
 template <int split>
 __device__ __forceinline__ void meet() {
     if constexpr (split > 1) cluster_barrier();
@@ -127,7 +127,7 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
     using T = typename Problem::element;
     constexpr int threads = Tuning::threads, split = Tuning::split, c = Problem::c, squeezed = Problem::squeezed;
     constexpr int pixels = Problem::pixels, count = at_once<T>(Problem::nhwc ? c : pixels);
-    // NHWC: a thread has `count` channels of every so many-th pixel; NCHW: a warp has channels, a lane pixels of them.
+    // NHWC: a thread has `count` channels of every `workers`-th pixel; NCHW: a warp has every `workers`-th channel.
     constexpr int columns = c / count, workers = Problem::nhwc ? threads / columns : threads / 32;
     constexpr int share = ceil_div(Problem::nhwc ? pixels : c, split);
     static_assert(workers > 0, "a thread has no more than one place of a pixel");
@@ -175,7 +175,7 @@ __device__ __forceinline__ void squeeze_excite(ElementsIn<Problem> x, ElementsIn
             for (int e = 0; e < count; ++e) own[tid * count + e] = partial[e * threads + tid];
         }
     } else {
-        // of the channels that others have
+        // Sums are added over all blocks: of the channels of others this one has none.
         for (int i = tid; i < c; i += threads)
             if (i / share != rank) own[i] = 0.0f;
 #pragma unroll 4

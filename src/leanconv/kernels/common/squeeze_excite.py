@@ -11,16 +11,28 @@ from math import gcd
 from leanconv.dtypes import DTYPES, GPU_LAYERS, DtypeName, item_bytes, none_of
 from leanconv.kernels.common.layers import activation_type
 from leanconv.kernels.contract import ceil_div, named
+from leanconv.kernels.cost import Speeds
 from leanconv.plan import Launch, Plan, Pointer, Target
 
 #: Threads of a block: as many as leave room for a second one, or all where a pixel needs more.
 THREADS = 512, 1024
 #: Bytes of an image that a block finds again in L1, and most blocks of a cluster that are taken for their sake.
 KEPT_BYTES, MOST_FOR_L1 = 96 * 1024, 8
-#: Bytes of images and of the layers' matrices that a multiprocessor reads in a clock cycle, and clock cycles besides, of
-#: a launch and of what waits for other blocks. Explored (H200, 3641591): the 16 blocks of EfficientNet-B0, float16,
-#: channels last, 32 images, are predicted within a tenth.
-BYTES_PER_CYCLE, MATRIX_BYTES_PER_CYCLE, BESIDE = 13.7, 4.6, 9250
+
+
+@dataclass(frozen=True)
+class SqueezeSpeeds(Speeds):
+    """Of a multiprocessor.
+
+    Explored (H200, 3641591): the 16 blocks of EfficientNet-B0, float16, channels last, 32 images, are predicted within
+    a tenth.
+    """
+
+    #: bytes of images that it reads or writes in a clock cycle, and of the layers' matrices that it reads
+    image: float
+    matrices: float
+    #: clock cycles besides, of a launch and of what waits for other blocks
+    start: int
 
 
 @dataclass(frozen=True)
@@ -107,10 +119,10 @@ def blocks_of_image(problem: SqueezeExciteProblem, target: Target) -> int:
 def predicted_cycles(problem: SqueezeExciteProblem, target: Target) -> float:
     """Predicted time in clock cycles: an image passes its multiprocessors three times, memory twice, and the blocks of
     an image share the rows of the matrices."""
-    blocks = problem.n * (split := blocks_of_image(problem, target))
-    busiest = ceil_div(blocks, target.multiprocessors) * 3 * problem.image_bytes / split / BYTES_PER_CYCLE
-    matrices = 2 * problem.c * problem.squeezed * item_bytes(problem.dtype) / split / MATRIX_BYTES_PER_CYCLE
-    return max(busiest, 2 * problem.n * problem.image_bytes / target.bytes_per_cycle) + matrices + BESIDE
+    speeds, split = SqueezeSpeeds.of(target), blocks_of_image(problem, target)
+    busiest = ceil_div(problem.n * split, target.multiprocessors) * 3 * problem.image_bytes / split / speeds.image
+    matrices = 2 * problem.c * problem.squeezed * item_bytes(problem.dtype) / split / speeds.matrices
+    return max(busiest, 2 * problem.n * problem.image_bytes / target.bytes_per_cycle) + matrices + speeds.start
 
 
 def _threads(problem: SqueezeExciteProblem) -> int:

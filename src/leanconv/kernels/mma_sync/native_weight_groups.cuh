@@ -19,7 +19,7 @@
 // Pipelines  two tiles, of which one is copied while the other is summed, as native_gemm_groups.
 // Registers  4 * blocks * steps sums.
 // Work       an mma for each ldmatrix, or `blocks` where these share a group: as native_gemm_groups. Of TF32 two loads of 64 bits
-//            a lane, which take as long as an ldmatrix, for each mma. Not measured yet.
+//            a lane, which take as long as an ldmatrix, for each mma.
 #pragma once
 
 #include <device/element.cuh>
