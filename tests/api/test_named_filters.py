@@ -345,6 +345,7 @@ def test_separable_switches():
         (lambda x: leanconv.unsharp_mask(x, 1.0, amount=float("nan")), ValueError, "amount=nan"),
         (lambda x: leanconv.sep_filter2d(x, [], [1]), ValueError, "kernel_x has shape"),
         (lambda x: leanconv.sep_filter2d(x, [1], [[1, 2], [3, 4]]), ValueError, "kernel_y has shape"),
+        (lambda x: leanconv.sep_filter2d(x, np.broadcast_to(1.0, 2**40), [1]), ValueError, "kernel_x has .* at most"),
         (lambda x: leanconv.sep_filter2d(x, [1j], [1]), TypeError, "kernel_x has dtype complex128"),
         (lambda x: leanconv.sep_filter2d(x, [1, 2], [1], anchor=(0, 2)), ValueError, "anchor=.* lies outside"),
     ],
