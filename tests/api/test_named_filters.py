@@ -251,6 +251,18 @@ def test_products_by_rank():
     assert separable.products(np.array([[1, 0], [0, 1]]), "int32") is None
 
 
+def test_a_large_kernel_of_many_products_needs_no_decomposition(monkeypatch):
+    rng = np.random.default_rng(3)
+    few = sum(np.multiply.outer(rng.standard_normal(300), rng.standard_normal(200)) for _ in range(3))
+    noisy = few + 1e-9 * rng.standard_normal(few.shape)
+    for kernel in (few, few.T, noisy, few * 1e30, few * 1e-30):
+        assert len(separable.products(kernel)) == 3
+    assert separable.products(few + 1e-5 * rng.standard_normal(few.shape)) is None
+    monkeypatch.setattr(np.linalg, "svd", None)  # of 8000x8000 numbers it takes minutes
+    for kernel in (rng.standard_normal((300, 200)), np.eye(100), 1e200 * np.eye(90), rng.random((65, 4000))):
+        assert separable.products(kernel) is None
+
+
 def test_large_filters_run_by_transforms(torch_on_device, monkeypatch):
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(8).standard_normal((70, 90)).astype(np.float32)

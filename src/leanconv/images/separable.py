@@ -21,6 +21,11 @@ DIRECT = 32
 #: What a product costs besides its taps, in taps, and what a tap of the whole kernel costs in taps of a product.
 PRODUCT_TAPS, WHOLE_TAP = 16, 0.6
 
+#: Rows and columns of which random combinations of columns are tried before a singular value decomposition, whose time
+#: grows with their third power; how many combinations; and the share of the square of the kernel's norm that these
+#: leave out only where no few products come near the kernel.
+MANY, COMBINATIONS, FAR = 64, 16, 1e-6
+
 _found: BoundedCache[Hashable, tuple[np.ndarray | None]] = BoundedCache(256)
 
 
@@ -50,6 +55,8 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
         with np.errstate(over="ignore"):  # as of the kernel itself
             return balanced(np.concatenate(exact)[None], kh).astype(dtype)
     largest = np.abs(given).max()
+    if min(kh, kw) > MANY and most <= RANKS and _far_from_few(given / largest):
+        return None
     columns, sizes, rows = np.linalg.svd(given / largest, full_matrices=False)
     left_out = np.sqrt(np.cumsum(sizes[::-1] ** 2))[::-1] / np.linalg.norm(sizes)
     allowed = 2.0**-52 if dtype == "float64" else TOLERANCE
@@ -58,6 +65,14 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
         return None
     scale = np.sqrt(sizes[:rank, None]) * np.sqrt(largest)
     return balanced(np.concatenate([columns.T[:rank] * scale, rows[:rank] * scale], axis=1), kh).astype(dtype)
+
+
+def _far_from_few(kernel: np.ndarray) -> bool:
+    """Whether no sum of `RANKS` products comes near ``kernel``. Where one does, 16 random combinations of the columns
+    span all of its columns but for a few times what it leaves out, which is below `TOLERANCE`."""
+    combinations = kernel @ np.random.default_rng(0).standard_normal((kernel.shape[1], COMBINATIONS))
+    basis = np.linalg.qr(combinations)[0]
+    return bool(1 - (np.linalg.norm(basis.T @ kernel) / np.linalg.norm(kernel)) ** 2 > FAR)
 
 
 def balanced(products: np.ndarray, kh: int) -> np.ndarray:
