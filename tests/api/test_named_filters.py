@@ -228,6 +228,26 @@ def test_products_keep_the_error_of_the_whole_kernel(name, kind):
     assert oracle.relative_error(leanconv.filter2d(x, kernel, separable=True), expected) <= bound
 
 
+@pytest.mark.parametrize("size", [13, 31, 101])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_products_of_float64(size, rank):
+    """The products' own rounding, and that of the decomposition, are no further products."""
+    rng, width = np.random.default_rng(size), size + 2
+    lines = [(rng.standard_normal(size), rng.standard_normal(width)) for _ in range(rank)]
+    if rank == 1:
+        lines = [(filters.gaussian_line(size, size / 6), filters.gaussian_line(width, size / 6))]
+    kernel = sum(np.multiply.outer(*each) for each in lines)
+    assert len(separable.products(kernel, "float64")) == rank
+    x = rng.standard_normal((110, 120))
+    found = leanconv.filter2d(x, kernel, separable=True, mode="valid")
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape)[::7, ::9].astype(np.longdouble)
+    expected = np.einsum("ijuv,uv->ij", windows, kernel.astype(np.longdouble))
+    error = np.linalg.norm((found[::7, ::9] - expected).astype(float)) / np.linalg.norm(expected.astype(float))
+    assert error <= 2.0**-53 * kernel.size**0.5
+    almost = kernel + 1e-12 * np.abs(kernel).max() * rng.standard_normal(kernel.shape)
+    assert separable.products(almost, "float64") is None and separable.products(almost) is not None
+
+
 def test_products_by_rank():
     assert separable.products(filters.sobel_x()).tolist() == [[2, 4, 2, -0.5, 0, 0.5]]
     for rank, kernel in (
