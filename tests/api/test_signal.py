@@ -153,7 +153,12 @@ def test_the_way_of_arrays_on_a_gpu(short: int, monkeypatch: pytest.MonkeyPatch)
         ("method='slow'", "convolve", (np.ones(3), np.ones(2)), {"method": "slow"}),
         ("2-D arrays", "convolve2d", (np.ones(3), np.ones(2)), {}),
         ("boundary='open'", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"boundary": "open"}),
-        ("fillvalue=1j is complex", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"fillvalue": 1j}),
+        (
+            "could not cast `fillvalue` directly to the output .*=1j",
+            "correlate2d",
+            (np.ones((3, 3)), np.ones((2, 2))),
+            {"fillvalue": 1j},
+        ),
     ],
 )
 def test_mistakes_are_named(words: str, name: str, arguments: Any, keywords: Any) -> None:

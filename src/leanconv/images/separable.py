@@ -35,8 +35,8 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
 
     A kernel of one product whose weights are integers, times a power of two, gives such factors without an error. Of
     others the singular values, in float64, say how many products leave out at most `TOLERANCE` of the kernel's norm.
-    For ``dtype="int32"`` there are exact products or none; for ``"float64"`` a few roundings are left out at most, as many
-    as the decomposition has itself: 2⁻⁵⁴ times the root of the weights' number, less than the error of their sum.
+    For ``dtype="int32"`` there are exact products or none; for ``"float64"`` a few roundings are left out at most, as
+    the decomposition has some itself: 2⁻⁵⁴ times the root of the weights' number, less than the error of their sum.
 
     >>> products(np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])).tolist()
     [[4.0, 8.0, 4.0, 0.25, 0.5, 0.25]]

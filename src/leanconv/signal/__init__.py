@@ -397,7 +397,8 @@ def _bordered(
     extended = x[places[0].tolist()][:, places[1].tolist()]
     if border == "constant":
         if np.iscomplexobj(value) and dtype.kind != "c":
-            raise ValueError(f"fillvalue={value!r} is complex, and the result is {dtype}")
+            said = f"fillvalue={value!r} is complex, and the result is {dtype}"
+            raise ValueError(f"could not cast `fillvalue` directly to the output array: {said}")
         if isinstance(extended, np.ndarray):  # of the result's type, which the value has too
             extended = extended.astype(dtype, copy=False)
         for axis, each in enumerate(places):
