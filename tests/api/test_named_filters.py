@@ -228,6 +228,26 @@ def test_products_keep_the_error_of_the_whole_kernel(name, kind):
     assert oracle.relative_error(leanconv.filter2d(x, kernel, separable=True), expected) <= bound
 
 
+@pytest.mark.parametrize("size", [13, 31, 101])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_products_of_float64(size, rank):
+    """The products' own rounding, and that of the decomposition, are no further products."""
+    rng, width = np.random.default_rng(size), size + 2
+    lines = [(rng.standard_normal(size), rng.standard_normal(width)) for _ in range(rank)]
+    if rank == 1:
+        lines = [(filters.gaussian_line(size, size / 6), filters.gaussian_line(width, size / 6))]
+    kernel = sum(np.multiply.outer(*each) for each in lines)
+    assert len(separable.products(kernel, "float64")) == rank
+    x = rng.standard_normal((110, 120))
+    found = leanconv.filter2d(x, kernel, separable=True, mode="valid")
+    windows = np.lib.stride_tricks.sliding_window_view(x, kernel.shape)[::7, ::9].astype(np.longdouble)
+    expected = np.einsum("ijuv,uv->ij", windows, kernel.astype(np.longdouble))
+    error = np.linalg.norm((found[::7, ::9] - expected).astype(float)) / np.linalg.norm(expected.astype(float))
+    assert error <= 2.0**-53 * kernel.size**0.5
+    almost = kernel + 1e-12 * np.abs(kernel).max() * rng.standard_normal(kernel.shape)
+    assert separable.products(almost, "float64") is None and separable.products(almost) is not None
+
+
 def test_products_by_rank():
     assert separable.products(filters.sobel_x()).tolist() == [[2, 4, 2, -0.5, 0, 0.5]]
     for rank, kernel in (
@@ -249,6 +269,18 @@ def test_products_by_rank():
     # of int32 there are exact products or none
     assert separable.products(np.multiply.outer([2, 4, 6], [3, 6, 9]), "int32").tolist() == [[6, 12, 18, 1, 2, 3]]
     assert separable.products(np.array([[1, 0], [0, 1]]), "int32") is None
+
+
+def test_a_large_kernel_of_many_products_needs_no_decomposition(monkeypatch):
+    rng = np.random.default_rng(3)
+    few = sum(np.multiply.outer(rng.standard_normal(300), rng.standard_normal(200)) for _ in range(3))
+    noisy = few + 1e-9 * rng.standard_normal(few.shape)
+    for kernel in (few, few.T, noisy, few * 1e30, few * 1e-30):
+        assert len(separable.products(kernel)) == 3
+    assert separable.products(few + 1e-5 * rng.standard_normal(few.shape)) is None
+    monkeypatch.setattr(np.linalg, "svd", None)  # of 8000x8000 numbers it takes minutes
+    for kernel in (rng.standard_normal((300, 200)), np.eye(100), 1e200 * np.eye(90), rng.random((65, 4000))):
+        assert separable.products(kernel) is None
 
 
 def test_large_filters_run_by_transforms(torch_on_device, monkeypatch):
@@ -345,6 +377,7 @@ def test_separable_switches():
         (lambda x: leanconv.unsharp_mask(x, 1.0, amount=float("nan")), ValueError, "amount=nan"),
         (lambda x: leanconv.sep_filter2d(x, [], [1]), ValueError, "kernel_x has shape"),
         (lambda x: leanconv.sep_filter2d(x, [1], [[1, 2], [3, 4]]), ValueError, "kernel_y has shape"),
+        (lambda x: leanconv.sep_filter2d(x, np.broadcast_to(1.0, 2**40), [1]), ValueError, "kernel_x has .* at most"),
         (lambda x: leanconv.sep_filter2d(x, [1j], [1]), TypeError, "kernel_x has dtype complex128"),
         (lambda x: leanconv.sep_filter2d(x, [1, 2], [1], anchor=(0, 2)), ValueError, "anchor=.* lies outside"),
     ],
@@ -374,8 +407,9 @@ def test_a_kernel_beyond_float32_gives_no_warning():
 @pytest.mark.parametrize("border", ["constant", "replicate", "reflect", "reflect101", "wrap"])
 @pytest.mark.parametrize("size", [3, 5, 7])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_medians_are_the_same_without_opencv(border, size, dtype, monkeypatch):
-    x = (np.random.default_rng(size).random((300, 23, 3)) * 250).astype(dtype)
+@pytest.mark.parametrize("channels", [2, 3])
+def test_medians_are_the_same_without_opencv(border, size, dtype, channels, monkeypatch):
+    x = (np.random.default_rng(size).random((300, 23, channels)) * 250).astype(dtype)
     found = leanconv.median_blur(x, size, border=border, value=9, channels_last=True)
     monkeypatch.setattr(opencv, "opencv", lambda: None)
     lookup.forget()

@@ -89,6 +89,14 @@ def test_origins_belong_to_axes_as_in_scipy(name: str, axes: tuple[int, ...]) ->
     same(getattr(ndimage, name)(x, weights, axes=axes, origin=origin), expected)
 
 
+@pytest.mark.parametrize("axes", [(2, 0), (-1, 1), (1, 0, 2), (2, 1, 0)], ids=str)
+@pytest.mark.parametrize("name", ["gaussian_filter", "gaussian_laplace"])
+@pytest.mark.skipif(not HAS_AXES, reason="this SciPy filters along all axes")
+def test_sigmas_belong_to_axes_as_in_scipy(name: str, axes: tuple[int, ...]) -> None:
+    x, sigma = np.random.default_rng(5).random((5, 6, 7)), (1.5, 0.5, 1.0)[: len(axes)]
+    same(getattr(ndimage, name)(x, sigma, axes=axes), getattr(scipy.ndimage, name)(x, sigma, axes=axes))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", SCIPY_NAMES)
 def test_images_larger_than_a_strip(mode: str, dtype: str) -> None:

@@ -95,6 +95,17 @@ def test_integers_are_exact_and_wrap_around() -> None:
     same(signal.convolve(small, small), scipy.signal.convolve(small, small, method="direct"), small)
 
 
+@pytest.mark.parametrize("kinds", [("complex64", "int32"), ("int64", "float16"), ("float64", "float32")], ids=str)
+@pytest.mark.parametrize("name", ["convolve", "correlate2d"])
+def test_sums_have_the_precision_of_the_result(name: str, kinds: tuple[str, str]) -> None:
+    """By one transform: the filter is as large as the array, and narrower than the result."""
+    rng = np.random.default_rng(1)
+    x, w = (draw_array(rng, (16, 16), kind) for kind in kinds)
+    function, expected = getattr(signal, name), getattr(scipy.signal, name)
+    wide = [each.astype(np.result_type(each, np.float64)) for each in (x, w)]
+    np.testing.assert_allclose(function(x, w), expected(*wide), rtol=0, atol=1e-11 * np.abs(expected(*wide)).max())
+
+
 def test_a_nan_reaches_its_windows_only() -> None:
     x, w = np.ones(20_000), np.ones(3000)
     x[9000] = np.nan
@@ -142,7 +153,12 @@ def test_the_way_of_arrays_on_a_gpu(short: int, monkeypatch: pytest.MonkeyPatch)
         ("method='slow'", "convolve", (np.ones(3), np.ones(2)), {"method": "slow"}),
         ("2-D arrays", "convolve2d", (np.ones(3), np.ones(2)), {}),
         ("boundary='open'", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"boundary": "open"}),
-        ("fillvalue=1j is complex", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"fillvalue": 1j}),
+        (
+            "could not cast `fillvalue` directly to the output .*=1j",
+            "correlate2d",
+            (np.ones((3, 3)), np.ones((2, 2))),
+            {"fillvalue": 1j},
+        ),
     ],
 )
 def test_mistakes_are_named(words: str, name: str, arguments: Any, keywords: Any) -> None:

@@ -208,3 +208,9 @@ def test_every_zero_is_a_number_of_the_images_dtype(zero: Any, host_device: Host
         made = Launch("f.cuh", "f", (), (), (argument, replace(argument, name="delta")), grid=1, block=32)
         # packs the numbers as a launch on a GPU does
         launch.make_launcher(lambda *call: 0, pytest.fail, [(1, made)], roles)(0, tuple(values.values()))
+
+
+def test_a_picture_of_pillow_is_refused_with_what_makes_an_array_of_it() -> None:
+    image = pytest.importorskip("PIL.Image").new("L", (8, 8))
+    with pytest.raises(TypeError, match=r"image is a PIL.Image.Image; .*\(numpy.asarray makes one\)"):
+        filter2d(image, [[1]])

@@ -192,7 +192,7 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("in.png", "folder", "box:3", (), "try .png or .npy, or a folder that exists"),
         ("absent", "folder", "box:3", (), "absent: No such file"),
         ("in.png", "no/folder/out.png", "box:3", (), "No such file or directory"),
-        ("text.png", "out.png", "box:3", (), "cannot identify image"),
+        ("text.png", "out.png", "box:3", (), "Pillow cannot identify image data in it"),
         ("film.gif", "out.png", "box:3", (), "holds 2 pictures"),
         ("fifo.png", "out.png", "box:3", (), "fifo.png is no regular file"),
         ("fifo.npy", "out.png", "box:3", (), "fifo.npy is not a .npy file of numbers"),

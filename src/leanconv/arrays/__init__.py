@@ -66,7 +66,8 @@ def carried(array: Any, argument: str) -> Any:
     if not hasattr(array, "__dlpack__") or not hasattr(array, "__dlpack_device__"):
         kind = type(array)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        remedy = " (numpy.asarray makes one)" if isinstance(array, (list, tuple)) else ""
+        picture = hasattr(array, "__array_interface__") and not isinstance(array, np.generic)  # Pillow's
+        remedy = " (numpy.asarray makes one)" if picture or isinstance(array, (list, tuple)) else ""
         raise TypeError(
             f"{argument} is a {name}; it must be an array of NumPy, CuPy, PyTorch, or of a library with DLPack{remedy}"
         )

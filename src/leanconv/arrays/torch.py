@@ -98,7 +98,7 @@ class TorchArrays(Arrays):
         if array.requires_grad and self._torch.is_grad_enabled():
             raise ValueError(
                 "a tensor that requires a gradient was given, and this function computes none: leanconv.torch has "
-                "functions that do (leanconv.torch.conv2d); or call it under torch.no_grad(), or pass tensor.detach()"
+                "functions that do (conv2d, filter2d); or call it under torch.no_grad(), or pass tensor.detach()"
             )
 
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:

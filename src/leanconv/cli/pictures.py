@@ -80,6 +80,8 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
         raise ValueError(f"{path} {error}") from error
     except (MemoryError, ImportError):
         raise
+    except pillow.UnidentifiedImageError as error:  # which names the open file
+        raise ValueError(f"{path} cannot be read as a picture: Pillow cannot identify image data in it") from error
     except Exception as error:
         # NOTE: damaged files make Pillow raise almost anything: SyntaxError, struct.error, EOFError, IndexError, ...
         if isinstance(error, OSError) and error.errno is not None:

@@ -97,6 +97,8 @@ def _why_not_of(problem: FilterProblem) -> list[str]:
             return [f"it has no medians of {problem.dtype} as {problem.result}"]
         if problem.kh != problem.kw or problem.kh not in (3, 5, *((7,) if problem.dtype == "uint8" else ())):
             return [f"it has no medians of {problem.kh}x{problem.kw} pixels of {problem.dtype}"]
+        if problem.kh > 5 and problem.channels == 2:
+            return [f"its medians of {problem.kh}x{problem.kw} pixels have 1, 3 or 4 channels"]
         if not problem.valid and problem.anchor != (problem.kh // 2, problem.kw // 2):
             return [f"its medians have the anchor in the middle, not at {problem.anchor}"]
     if kind == "sum":

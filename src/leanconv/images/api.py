@@ -72,8 +72,9 @@ def filter2d(
             its own.
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
             column and a row. None: where that is faster, of a list or an array of NumPy. The products are found by
-            rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, and nothing where sums are int32. True:
-            a kernel that is no such sum is an error. Of several all are, or none.
+            rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, some units of 2⁻⁵² where sums are
+            float64, and nothing where they are int32. True: a kernel that is no such sum is an error. Of several all
+            are, or none.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 

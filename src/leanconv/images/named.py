@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -313,6 +314,8 @@ def runs_on_cpu(image: Any, device: Any) -> bool:
 
 def _line(name: str, weights: Any) -> np.ndarray:
     """One-dimensional weights on the host, as integers or float64."""
+    if prod(shape := np.shape(weights)) > MOST:
+        raise ValueError(f"{name} has shape {tuple(shape)}; it must have at most {MOST} weights")
     arrays = arrays_of(weights)
     line = np.asarray(weights) if arrays is None else arrays.to_numpy(weights)
     if line.ndim == 2 and 1 in line.shape:

@@ -171,8 +171,9 @@ def gaussian_laplace(
         return gaussian_filter(input, sigma, order, output, mode, cval, **kwargs)
 
     along = axes_of(axes, input.ndim)
-    sigmas = [0.0] * input.ndim
-    for axis, value in zip(along, sequence("sigma", sigma, len(along)), strict=True):
+    given, sigmas = sequence("sigma", sigma, len(along)), [0.0] * input.ndim
+    # NOTE: as in SciPy, they follow the order of ``axes`` unless that names all of them
+    for axis, value in zip(along if len(along) < input.ndim else range(input.ndim), given, strict=True):
         sigmas[axis] = value
     return generic_laplace(
         input, derivative2, output, mode, cval, extra_arguments=(sigmas,), extra_keywords=kwargs, axes=axes

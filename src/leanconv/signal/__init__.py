@@ -258,6 +258,8 @@ def _on_cpu(
         return _by_parts(x, w, axes, first, size, dtype)
     large = all(LONG * w.shape[axis] > x.shape[axis] for axis in axes) and w.size > LEAST_TAPS
     if batched or len(axes) > 2 or not shorter or (large and bool(np.isfinite(x.sum()) and np.isfinite(w.sum()))):
+        # NumPy's transforms have the precision of their input
+        x, w = (each.astype(np.result_type(each, dtype.type(0).real), copy=False) for each in (x, w))
         return _transformed(np.fft, x, w, axes, first, size).astype(dtype, copy=False)
     if x.ndim == 1 and w.size <= FEW and dtype.kind == "f":
         # one line and few taps: NumPy's loop takes as long as the copies of blocks
@@ -395,7 +397,8 @@ def _bordered(
     extended = x[places[0].tolist()][:, places[1].tolist()]
     if border == "constant":
         if np.iscomplexobj(value) and dtype.kind != "c":
-            raise ValueError(f"fillvalue={value!r} is complex, and the result is {dtype}")
+            said = f"fillvalue={value!r} is complex, and the result is {dtype}"
+            raise ValueError(f"could not cast `fillvalue` directly to the output array: {said}")
         if isinstance(extended, np.ndarray):  # of the result's type, which the value has too
             extended = extended.astype(dtype, copy=False)
         for axis, each in enumerate(places):
