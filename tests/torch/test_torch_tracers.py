@@ -64,6 +64,20 @@ def test_a_trace_holds_operators_for_any_size(grad: bool) -> None:
     same(torch.jit.load(file), net, torch.randn(2, 3, 7, 5, requires_grad=True))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_trace_of_a_fused_layer_is_one_operator(axes: int, grad: bool) -> None:
+    """Whether or not a gradient is recorded while it is traced: PyTorch traces twice, and compares."""
+    layer = getattr(ours, f"Conv{axes}d")(4, 4, 3, padding=1, activation="silu")
+    x = torch.randn(2, 4, *range(5, 5 + axes))
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(layer, x)
+    names = [node.kind() for node in traced.inlined_graph.nodes() if node.kind().startswith("leanconv")]
+    assert names == [f"leanconv::fused_conv{max(2, axes)}d"]
+    same(traced, layer, torch.cat([x, x], -1).requires_grad_())
+
+
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_meta_tensors_have_shapes(form: Any) -> None:
     net = Net()
