@@ -170,6 +170,23 @@ def test_what_is_recorded_for_onnx_is_pytorchs_own(monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(traced(x), peer(x))
 
 
+def test_what_is_recorded_of_volumes_for_onnx_is_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it pads one side more than the other."""
+    net = nn.Sequential(ours.Conv3d(4, 6, 3, padding=1, groups=2), ours.CausalConv3d(6, 4, (3, 2, 2), padding="same"),
+                        ours.ConvTranspose3d(4, 2, 2, 2), ours.Conv3d(2, 2, 1, activation="relu"))  # fmt: skip
+    x = torch.randn(1, 4, 3, 5, 6)
+    y = net(x)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    program = torch.export.export(net, (x,))
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert not [name for name in targets if "leanconv" in name] and sum("conv" in name for name in targets) == 4
+    torch.testing.assert_close(program.module()(x), y)
+    traced = torch.jit.trace(net, x)
+    kinds = [node.kind() for node in traced.inlined_graph.nodes()]
+    assert kinds.count("aten::_convolution") == 4 and not [kind for kind in kinds if kind.startswith("leanconv")]
+    torch.testing.assert_close(traced(x), y)
+
+
 @since("2.10", "its exporter knows no operators but PyTorch's")
 def test_an_onnx_file_has_conv(tmp_path: Any) -> None:
     onnx = pytest.importorskip("onnx")

@@ -266,6 +266,8 @@ def conv3d(
         return _fused(3, input, weight, bias, scale, add, activation, *rest)
     given = weight, bias, stride, sides, dilation, groups, precision, batch_invariant
     way: Callable[..., Any] = _prepared if isinstance(weight, PreparedWeights) else operators.conv3d
+    if _becomes_onnx():
+        way = _conv2d
     return way(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else way(input, *given)
 
 
