@@ -143,6 +143,32 @@ def test_transposed_layers(layout, more):
     near(conv_transpose3d(x_there, *tensors[1:], *numbers).numpy(), expected)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("stride", "padding", "more"), [(1, 1, 1), (1, 0, (2, 1, 0)), ((1, 2, 1), (2, 0, 1), (2, 2, 2)), (1, 3, 2)]
+)
+def test_a_transposed_layer_may_end_where_no_tap_reaches(stride, padding, more, biased):
+    """Output padding as long as a stride, and less than a dilation, as PyTorch takes it."""
+    rng = np.random.default_rng(8)
+    x, w, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 2, 2, 3, 4), (2, 3, 2, 3, 2), (3,)))
+    bias = bias if biased else None
+    given = stride, padding, more, 1, 3
+    tensors = [None if each is None else torch.from_numpy(each) for each in (x, w, bias)]
+    expected = functional.conv_transpose3d(*tensors, *given).numpy()
+    for layout in LAYOUTS:
+        near(conv_transpose3d(placed(x, layout), placed(w, layout), bias, *given, layout=layout),
+             placed(expected, layout))  # fmt: skip
+        near(conv_transpose3d(placed(x, layout)[0], placed(w, layout), bias, *given, layout=layout),
+             placed(expected, layout)[0])  # fmt: skip
+    out = np.full(expected.shape, np.nan, np.float32)
+    assert conv_transpose3d(x, prepare_weights(w), bias, *given, out=out) is out
+    near(out, expected)
+    last = tensors[0].contiguous(memory_format=torch.channels_last_3d)
+    got = conv_transpose3d(last, *tensors[1:], *given)
+    assert got.is_contiguous(memory_format=torch.channels_last_3d)
+    near(got.numpy(), expected)
+
+
 def test_values_are_those_of_scipy():
     rng = np.random.default_rng(6)
     volume, kernel = rng.standard_normal((6, 7, 8)), rng.standard_normal((3, 5, 3))
@@ -364,6 +390,15 @@ def test_mistakes_in_gradients_are_named():
         conv3d_weight(X, grad, W.shape, batch_invariant=True)
     with says(ValueError, "output_padding=1 must be less than stride=1"):
         conv_transpose3d(grad, W, output_padding=1)
+    with says(ValueError, "output_padding=2 must be less than stride=1 or dilation=2"):
+        conv_transpose3d(grad, W, output_padding=2, dilation=2)
+    with says(ValueError, "out has shape (1, 1, 2, 2, 2)", "the result has (1, 1, 3, 3, 3)"):
+        given = {"output_padding": 1, "dilation": 2, "padding": 0}
+        conv_transpose3d(ones(1, 1, 2, 2, 2), ones(1, 1, 1, 1, 1), out=ones(1, 1, 2, 2, 2), **given)
+    with says(ValueError, "w has 4 channels, but x has 8"):
+        conv_transpose3d(grad, W[:4])
+    with says(ValueError, "in_channels=8 is not divisible by groups=3"):
+        conv_transpose3d(grad, W, groups=3)
     with says(ValueError, "the output would be 0x4x4"):
         conv_transpose3d(ones(1, 4, 2, 2, 2), ones(4, 1, 3, 3, 3), padding=(2, 0, 0))
     with says(ValueError, "w has 4 dimensions"):

@@ -97,3 +97,12 @@ def test_tiles_are_those_that_filters_fill():
         assert max(config.filters for config in NCHW.configs(problem, HOPPER)) == most
         rounded = max(-(-k // config.filters) * config.filters for config in NCHW.configs(problem, HOPPER))
         assert NCHW.prepared_bytes(problem) == 2 * 9 * 256 * rounded
+
+
+@pytest.mark.parametrize("padding", [(1, 0), (0, 1)])
+def test_a_gradient_of_one_slice_takes_its_slice_of_the_filters(padding):
+    """Its only phase has filters of one slice, and is a phase of images but for where they lie in the layer's."""
+    problem = ConvProblem(1, 16, 4, 5, 16, 3, 3, padding=(1, 1, 1, 1), dtype="bfloat16", op="dgrad", d=1, t=2,
+                          stride_d=2, padding_d=padding)  # fmt: skip
+    assert not NCHW.reasons(problem, HOPPER)
+    proof.check(NCHW, problem, kinds=("zero-mean",))

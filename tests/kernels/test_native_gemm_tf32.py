@@ -45,3 +45,12 @@ def test_filters_are_rounded_where_all_windows_read_padding():
     """Such a layer's gradient needs no filters; the layer itself multiplies them by zeros."""
     problem = ConvProblem(2, 32, 1, 6, 32, 1, 3, stride=(2, 1), padding=(1, 1, 1, 1), layout="NHWC", precision="tf32")
     proof.check(TF32, problem, kinds=("zero-mean",))
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_filters_of_all_slices_are_rounded(op):
+    """So many that the launch which rounds those of one slice alone would end before the last."""
+    problem = ConvProblem(
+        1, 8, 5, 6, 16, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="tf32", op=op, d=3, t=3, padding_d=(1, 1)
+    )
+    proof.check(TF32, problem, kinds=("zero-mean",))

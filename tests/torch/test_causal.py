@@ -107,6 +107,27 @@ def test_gradients_of_parts_are_those_of_the_whole_but_for_what_is_kept(torch_on
     assert not torch.equal(dx, grads[0]), "what is kept is a constant"
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_long_parts_of_a_layer_without_a_bias(torch_on_device: HostDevice, recorded: bool) -> None:
+    """Recorded or not, which is asked only of parts that could be computed without a copy."""
+    layer = CausalConv3d(2, 2, (2, 1, 1), bias=False, streaming=True).requires_grad_(recorded)
+    x = whole_numbers(1, 2, 12, 3, 3, form=torch.channels_last_3d)
+    y = torch.cat([layer(part) for part in x.split(6, 2)], 2)
+    assert y.requires_grad is recorded
+    torch.testing.assert_close(y, F.conv3d(F.pad(x, (0, 0, 0, 0, 1, 0)), layer.weight))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_parts_may_be_empty(torch_on_device: HostDevice, name: str) -> None:
+    """Before the first frame, between others, and without a batch."""
+    layer, x = layer_of(name, time_padding="replicate"), whole_numbers(1, 4, 6, 5, 6)
+    with torch.no_grad():
+        y = layer(x)
+        layer.streaming = True
+        assert torch.equal(torch.cat([layer(part) for part in x.split((0, 3, 0, 3, 0), 2)], 2), y)
+        assert layer(x[0, :, :0]).shape == (*y.shape[1:2], 0, *y.shape[3:])
+
+
 def test_it_is_a_module_of_pytorch(torch_on_device: HostDevice) -> None:
     layer = layer_of("3x3x3", precision="ieee", device="cpu", dtype=torch.float64)
     assert "padding=(2, 0, 1, 1, 1, 1)" in repr(layer) and "precision='ieee'" in repr(layer)

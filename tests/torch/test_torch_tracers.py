@@ -64,6 +64,20 @@ def test_a_trace_holds_operators_for_any_size(grad: bool) -> None:
     same(torch.jit.load(file), net, torch.randn(2, 3, 7, 5, requires_grad=True))
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_a_trace_of_a_fused_layer_is_one_operator(axes: int, grad: bool) -> None:
+    """Whether or not a gradient is recorded while it is traced: PyTorch traces twice, and compares."""
+    layer = getattr(ours, f"Conv{axes}d")(4, 4, 3, padding=1, activation="silu")
+    x = torch.randn(2, 4, *range(5, 5 + axes))
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(layer, x)
+    names = [node.kind() for node in traced.inlined_graph.nodes() if node.kind().startswith("leanconv")]
+    assert names == [f"leanconv::fused_conv{max(2, axes)}d"]
+    same(traced, layer, torch.cat([x, x], -1).requires_grad_())
+
+
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_meta_tensors_have_shapes(form: Any) -> None:
     net = Net()
@@ -154,6 +168,23 @@ def test_what_is_recorded_for_onnx_is_pytorchs_own(monkeypatch: pytest.MonkeyPat
     kinds = [node.kind() for node in traced.inlined_graph.nodes()]
     assert kinds.count("aten::_convolution") == 3 and not [kind for kind in kinds if kind.startswith("leanconv")]
     torch.testing.assert_close(traced(x), peer(x))
+
+
+def test_what_is_recorded_of_volumes_for_onnx_is_pytorchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it pads one side more than the other."""
+    net = nn.Sequential(ours.Conv3d(4, 6, 3, padding=1, groups=2), ours.CausalConv3d(6, 4, (3, 2, 2), padding="same"),
+                        ours.ConvTranspose3d(4, 2, 2, 2), ours.Conv3d(2, 2, 1, activation="relu"))  # fmt: skip
+    x = torch.randn(1, 4, 3, 5, 6)
+    y = net(x)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    program = torch.export.export(net, (x,))
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert not [name for name in targets if "leanconv" in name] and sum("conv" in name for name in targets) == 4
+    torch.testing.assert_close(program.module()(x), y)
+    traced = torch.jit.trace(net, x)
+    kinds = [node.kind() for node in traced.inlined_graph.nodes()]
+    assert kinds.count("aten::_convolution") == 4 and not [kind for kind in kinds if kind.startswith("leanconv")]
+    torch.testing.assert_close(traced(x), y)
 
 
 @since("2.10", "its exporter knows no operators but PyTorch's")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from leanconv import dtypes, options
 from leanconv.arrays import Shape
@@ -267,6 +267,35 @@ def _listed(held: str, extent: Sequence[int], along: str) -> str:
     words = [along] if len(extent) == 1 else ["slices", "rows", "columns"][-len(extent) :]
     counts = [held, *(f"{count} {word}" for count, word in zip(extent, words, strict=True))]
     return f"{', '.join(counts[:-1])} and {counts[-1]}"
+
+
+class TransposedAxis(NamedTuple):
+    """One axis of a transposed layer, as the gradient of a layer with respect to its input."""
+
+    #: of the result
+    extent: int
+    #: of that layer's input
+    inner: int
+    #: what it pads before and behind
+    padding: tuple[int, int]
+    #: pixels of its input that the result lacks in front, and pixels of the result behind it, which no tap reaches
+    cut: tuple[int, int]
+
+
+def transposed_axis(size: int, stride: int, padding: int, dilation: int, taps: int, more: int) -> TransposedAxis:
+    """An axis of ``size`` pixels, with ``more`` pixels of output padding. Sizes may be symbols of PyTorch's."""
+    extent = inner = (size - 1) * stride - 2 * padding + dilation * (taps - 1) + 1 + more
+    before = after = padding
+    front = rest = 0
+    if more >= stride:
+        # the layer whose input this is would have another output: it pads less at the end, or the rest is zero
+        after, rest = max(0, padding - more), max(0, more - padding)
+        if rest:
+            # where all is zero, the layer's input is one pixel of what its padding would be
+            inner = inner - rest
+            front = max(0, 1 - inner)
+            before, inner = before - front, inner + front
+    return TransposedAxis(extent, inner, (before, after), (front, rest))
 
 
 def check_axes(name: str, shape: Sequence[int], axes: int, *, batch: bool = True) -> None:

@@ -232,8 +232,9 @@ def explain(
 ) -> None:
     """Say which algorithm would run for a problem, why, and why not the others.
 
-    A layer is conv: and its sizes, in any order: n, c, h, w, k, r, s (w and s are as h and r where absent); stride,
-    pad, dil, groups; a layout, a precision level, a type; relu, bias; dgrad or wgrad for a gradient.
+    A layer is conv: and its sizes, in any order: n, c, h, w, k, r, s (w and s are as h and r where absent), of
+    volumes d slices and filters of t; stride, pad, dil, groups; a layout, a precision level, a type; relu, bias; dgrad
+    or wgrad for a gradient.
     """
     from leanconv.bench import parse_problem
     from leanconv.runtime.launch import why_no_gpu

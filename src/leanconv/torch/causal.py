@@ -98,10 +98,12 @@ class CausalConv3d(Conv3d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer's result for a video (n, c, d, h, w), or (c, d, h, w), or for the next part of one; of a part that
-        is too short for a further output it has no frames."""
+        is too short for a further output, or empty, it has no frames."""
         if input.dim() == 4:
             return self.forward(input.unsqueeze(0)).squeeze(0)
         check_axes("input", input.shape, 5)
+        if self.streaming and not input.shape[2]:
+            return self._without_frames(input)
         back, step = self._back, self.stride[0]
         before = self._before(input) if back else None
         if before is None and not (back and self.streaming):
@@ -146,7 +148,7 @@ class CausalConv3d(Conv3d):
                 )  # fmt: skip
             return y
         if not outputs:
-            return operators.like(operators.as_autocast([x])[0], self._shape(x, 0))
+            return self._without_frames(x)
         given = self.stride, (0, 0, *self._around), self.dilation, self.groups
         return self._compute(_joined(before, x), self.weight, self.bias, *given, activation=self.activation)
 
@@ -156,6 +158,9 @@ class CausalConv3d(Conv3d):
         if len(x) != 1 or x.shape[2] < 4 * kept or not operators.is_channels_last(x):
             return False
         return not operators.needs_operators(x, self.weight, self.bias)
+
+    def _without_frames(self, x: torch.Tensor) -> torch.Tensor:
+        return operators.like(operators.as_autocast([x])[0], self._shape(x, 0))
 
     def _shape(self, x: torch.Tensor, outputs: int) -> tuple[int, ...]:
         n, k, _, *sides = operators.output_shape(x.shape, self.weight.shape, self.stride, self.padding, self.dilation)

@@ -83,7 +83,8 @@ def fused(
             raise ValueError("packed weights are for calls without gradients: call it under torch.no_grad(), or pass w")
         with torch.no_grad():
             return lookup.run(requested_of(activation, *given), x, w, together(*tensors))
-    if operators.takes_rules() or _is_recorded(x, w, *tensors):
+    # a trace holds the operator, which finds out by itself whether a gradient is recorded: it may differ at each use
+    if operators.takes_rules() or (_tracing() is None and _is_recorded(x, w, *tensors)):
         return composed(_CONVOLUTIONS[len(stride)], x, w, *tensors, activation, *given)
     if not operators.is_plain(x, w, *tensors):
         return OPERATORS[len(stride)](x, w, *tensors, activation, *given)

@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from leanconv import options as rules
 from leanconv.call import lookup
-from leanconv.call.resolve import check_axes, layer_problem
+from leanconv.call.resolve import check_axes, layer_problem, transposed_axis
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DTYPES
 from leanconv.options import Activation, Precision, padding_word, sides_for
@@ -266,6 +266,8 @@ def conv3d(
         return _fused(3, input, weight, bias, scale, add, activation, *rest)
     given = weight, bias, stride, sides, dilation, groups, precision, batch_invariant
     way: Callable[..., Any] = _prepared if isinstance(weight, PreparedWeights) else operators.conv3d
+    if _becomes_onnx():
+        way = _conv2d
     return way(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else way(input, *given)
 
 
@@ -373,26 +375,19 @@ def _transposed(
     filters = w.shape[1] * groups
     if bias is not None:
         _check_bias(bias, x, filters)
-    shape, sides, ends, cut = [x.shape[0], filters], [], [], []
+    shape, sides = [x.shape[0], filters], []
+    ends: list[int] = []
+    cut: list[int] = []
     for axis in range(len(stride)):
         if more[axis] >= max(stride[axis], dilation[axis]):
             raise ValueError(f"output_padding={tuple(more)} must be less than stride={stride} or dilation={dilation}")
-        side = (x.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (w.shape[2 + axis] - 1) + 1
-        side = side + more[axis]
-        shape.append(side)
-        before = after = padding[axis]
-        front = rest = 0
-        if more[axis] >= stride[axis]:
-            # the layer whose input this is would have another output: it pads less at the end, or the rest is zero
-            after, rest = max(0, after - more[axis]), max(0, more[axis] - after)
-            if rest:
-                # where all is zero, the layer's input is one pixel of what its padding would be
-                side = side - rest
-                front = max(0, 1 - side)
-                before, side = before - front, side + front
-        sides.append(side)
-        ends += [before, after]
-        cut += [front, rest]
+        along = transposed_axis(
+            x.shape[2 + axis], stride[axis], padding[axis], dilation[axis], w.shape[2 + axis], more[axis]
+        )
+        shape.append(along.extent)
+        sides.append(along.inner)
+        ends += along.padding
+        cut += along.cut
     if min(shape[2:]) < 1:
         raise ValueError(
             f"the output would be {'x'.join(map(str, shape[2:]))} for input of shape {tuple(x.shape)}, weight of shape "

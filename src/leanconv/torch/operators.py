@@ -77,7 +77,7 @@ def needs_operators(*tensors: Any) -> bool:
     """Whether anything looks at a call or records it, so that it must be one of an operator with a derivative."""
     if not is_plain(*tensors) or _wants_rules():
         return True
-    return _grad_enabled() and any([tensor.requires_grad for tensor in tensors])
+    return _grad_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
 
 
 def takes_rules() -> bool:

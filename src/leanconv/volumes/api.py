@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from leanconv.arrays import arrays_of
+from leanconv.arrays import arrays_of, carried, way_back
 from leanconv.arrays.operands import together
 from leanconv.call import lookup
-from leanconv.call.resolve import check_axes
+from leanconv.call.resolve import check_axes, transposed_axis
 from leanconv.call.weights import PreparedWeights
 from leanconv.options import Activation, Layout3d, Padding, Precision, each_axis, integer, layer_options
 
@@ -198,7 +198,8 @@ def conv_transpose3d(
         w: filters (c, k / groups, t, r, s), as PyTorch has them; or what `leanconv.prepare_weights` made of them.
         bias: (k,) or None.
         stride, padding, dilation: a number for all axes, or (depth, vertical, horizontal).
-        output_padding: voxels more at the end of each axis; less than ``stride``.
+        output_padding: voxels more at the end of each axis; less than ``stride`` or ``dilation``. Where it is as much
+            as ``stride`` and more than ``padding``, the result is copied once.
         layout: as in `conv3d`; with ``"NDHWC"`` x is (n, d, h, w, c) and w (c, t, r, s, k / groups).
         groups, algorithm, precision, out, device, workspace_limit, batch_invariant: as in `leanconv.conv2d`.
 
@@ -221,32 +222,68 @@ def conv_transpose3d(
             ("output_padding", output_padding, 0),
         )
     )  # fmt: skip
-    if any(rest >= step for rest, step in zip(more, steps, strict=True)):
-        raise ValueError(f"output_padding={output_padding!r} must be less than stride={stride!r}")
+    if any(rest >= max(pair) for rest, *pair in zip(more, steps, apart, strict=True)):
+        raise ValueError(
+            f"output_padding={output_padding!r} must be less than stride={stride!r} or dilation={dilation!r}"
+        )
     groups = integer("groups", groups, 1)
     first, taken = _shape(x, "x"), _shape(w.array if isinstance(w, PreparedWeights) else w, "w")
     last = layout == "NDHWC" and not getattr(arrays_of(x), "keeps_shape", False)
     if len(first) not in (4, 5) or len(taken) != 5:
         check_axes("x", first, 5)
         check_axes("w", taken, 5, batch=False)
+    channels, sizes = (first[-1], first[-4:-1]) if last else (first[-4], first[-3:])
     filters, taps = (taken[-1], taken[1:4]) if last else (taken[1], taken[2:])
-    sizes = first[-4:-1] if last else first[-3:]
-    extent = [
-        (size - 1) * step - 2 * side + away * (count - 1) + rest + 1
-        for size, step, side, away, count, rest in zip(sizes, steps, around, apart, taps, more, strict=True)
-    ]
+    if taken[0] != channels:
+        raise ValueError(f"w has {taken[0]} channels, but x has {channels}: they must be the same")
+    if channels % groups:
+        raise ValueError(f"in_channels={channels} is not divisible by groups={groups}")
+    along = [transposed_axis(*each) for each in zip(sizes, steps, around, apart, taps, more, strict=True)]
+    extent = [each.extent for each in along]
     if min(extent) < 1:
         raise ValueError(
             f"the output would be {'x'.join(map(str, extent))} for x of shape {first}, w of shape {taken}, "
             f"stride={stride!r}, padding={padding!r}, dilation={dilation!r} and output_padding={output_padding!r}"
         )
-    batch = first[: len(first) - 4]
-    shape = (*batch, *extent, filters * groups) if last else (*batch, filters * groups, *extent)
+    batch, filters = first[: len(first) - 4], filters * groups
+    shape, inner = (
+        (*batch, *sides, filters) if last else (*batch, filters, *sides)
+        for sides in (extent, [each.inner for each in along])
+    )
+    ends = tuple(side for each in along for side in each.padding)
     requested = layer_options(
-        "conv3d_input", steps, around, apart, groups, layout, algorithm, precision, None, device, workspace_limit,
-        batch_invariant, shape,
+        "conv3d_input", steps, ends, apart, groups, layout, algorithm, precision, None, device, workspace_limit,
+        batch_invariant, inner,
     )  # fmt: skip
-    return lookup.run(requested, x, w, bias, out)
+    cut = [each.cut for each in along]
+    if not any(map(any, cut)):
+        return lookup.run(requested, x, w, bias, out)
+    back = way_back(x) if arrays_of(x) is None else None
+    given: Any = carried(x, "x")
+    bias = bias if bias is None else carried(bias, "bias")
+    w = w if isinstance(w, PreparedWeights) else carried(w, "w")
+    if out is not None and (_shape(out, "out") != shape or out.dtype != given.dtype):
+        there = f"{tuple(out.shape)} and type {out.dtype}"
+        raise ValueError(f"out has shape {there}; the result has {shape} and {given.dtype}")
+    y = _with_ends(lookup.run(requested, given, w, bias), shape, cut, bias, 4 if last else 3, out)
+    return y if back is None or out is not None else back(y)
+
+
+def _with_ends(y: Any, shape: tuple[int, ...], cut: list[tuple[int, int]], bias: Any, behind: int, out: Any) -> Any:
+    """A result without what is to be cut in front of each axis, and with voxels behind that no tap reaches: zeros, or
+    the bias. The axes begin so far from the end of its shape."""
+    arrays: Any = arrays_of(y)
+    if out is None:
+        axes = range(len(shape))
+        last = *axes[:-4], *axes[-3:], axes[-4]
+        order = last if arrays.keeps_shape and arrays.is_contiguous(y, last) else None
+        out = arrays.empty(shape, arrays.dtype(y), arrays.device(y), order)
+    read, written = [slice(None)] * len(shape), [slice(None)] * len(shape)
+    for axis, (front, rest) in enumerate(cut, len(shape) - behind):
+        read[axis], written[axis] = slice(front, None), slice(shape[axis] - rest)
+    out[...] = 0 if bias is None else bias if behind == 4 else bias.reshape(-1, 1, 1, 1)
+    out[tuple(written)] = y[tuple(read)]
+    return out
 
 
 def _shape(array: Any, name: str) -> tuple[int, ...]:

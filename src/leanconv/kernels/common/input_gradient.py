@@ -242,7 +242,7 @@ def mirrored_taps(problem: ConvProblem, group: PartialConvolution) -> Constants:
         ("last_column", group.first_taps[1] + (group.problem.s - 1) * apart[1]),
         ("apart_h", apart[0]),
         ("apart_w", apart[1]),
-        *(_mirrored_slices(problem, group) if group.volume else ()),
+        *(_mirrored_slices(problem, group) if group.volume or problem.is_volume else ()),
     )
 
 

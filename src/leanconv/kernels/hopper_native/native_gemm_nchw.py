@@ -430,7 +430,7 @@ def _pack_launch(problem: ConvProblem, phase: PartialConvolution, config: NchwCo
     known |= dict(input_gradient.mirrored_taps(problem, phase) if gradient else forwards)
     if phase.volume and not gradient:
         known |= {"layer_t": forward.t, "last_slice": 0, "apart_d": 0}
-    if phase.volume:
+    if phase.volume or problem.is_volume:
         known["t"] = forward.t
     return Launch(
         header="kernels/hopper_native/packed_filters.cuh",

@@ -68,7 +68,7 @@ class NativeGemmTf32(NativeGemm16bit):
 
 def _rounding_launch(problem: ConvProblem) -> Launch:
     """The launch that rounds the filters: those of a gradient in place."""
-    elements, in_place = problem.k * problem.group_c * problem.r * problem.s, problem.op == "dgrad"
+    elements, in_place = problem.k * problem.group_c * problem.t * problem.r * problem.s, problem.op == "dgrad"
     written = Pointer("prepared", "float", written=True)
     return Launch(
         header="kernels/hopper_native/native_gemm_tf32.cuh",
