@@ -48,8 +48,8 @@ _ROUNDS, _ROUND_US = 7, 15000.0
 #: The same of what is launched by Python: as many rounds as take so many microseconds, within these numbers. Hosts are
 #: faster and slower by the second, so rounds are short and many.
 _EAGER_ROUNDS, _EAGER_ROUND_US, _EAGER_US = (9, 31), 6000.0, 3e6
-#: How many images are computed in float64 too.
-_EXACT = 4
+#: How many images are computed in float64 too, and leanconv's error at most, in PyTorch's: of what was right 5.6.
+_EXACT, _MOST_ERROR = 4, 10
 
 
 @dataclass(frozen=True)
@@ -335,12 +335,17 @@ def measure(
     results: Path, revision: str | None, names: Sequence[str], modes: Sequence[str], passes: Sequence[str],
     seconds: float | None, compiled: bool, tuned: bool,
 ) -> Path:  # fmt: skip
-    """Measure on this machine's GPU what the results file does not have of this revision; other rows stay."""
+    """Measure on this machine's GPU what the results file does not have of this revision; other rows stay.
+
+    Raises WrongResultError at the end where a result was wrong, of which the file has no row.
+    """
     import torch
+
+    from leanconv.tuning.search import WrongResultError
 
     about = records.with_torch(revision)
     path, rows = records.begun(results, "modes", about)
-    begin = time.monotonic()
+    begin, wrong = time.monotonic(), list[str]()
     for kind, key, name in product(passes, modes, names):
         mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
         old = next((row for row in rows if mine.items() <= row.items()), None)
@@ -360,10 +365,19 @@ def measure(
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x
         torch.cuda.empty_cache()
-        rows = [row for row in rows if row is not old] + [row]
+        rows = [row for row in rows if row is not old] + [row] * is_right(row)
         rows.sort(key=_place)
         records.write(results, "modes", about, rows)
+        if not is_right(row):
+            wrong.append(f"{name}, {key}: error {row['leanconv_error']:.1e}, PyTorch's {row['torch_error']:.1e}")
+    if wrong:
+        raise WrongResultError("\n".join(wrong))
     return path
+
+
+def is_right(row: Mapping[str, Any]) -> bool:
+    """Whether leanconv's result was about as exact as PyTorch's; of training steps nobody knows."""
+    return "leanconv_error" not in row or bool(row["leanconv_error"] <= _MOST_ERROR * row["torch_error"])
 
 
 def _place(row: dict[str, Any]) -> tuple[bool, int, int]:

@@ -12,8 +12,33 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from leanconv.torch import registration  # noqa: E402
+from leanconv.tuning.search import WrongResultError  # noqa: E402
 from report import models, modes, records  # noqa: E402
 from tests import made_up  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_wrong_result_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records.machine, "describe", lambda *_: made_up.ABOUT)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
+    monkeypatch.setattr(modes, "network", lambda name, mode, training: (torch.nn.Identity(), torch.empty(4)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    errors = iter((0.53, float("nan"), 9e-4))
+    times = {f"{side}_graph_us": 1.0 for side in ("torch", "torch_nchw", "leanconv")}
+    monkeypatch.setattr(
+        modes, "measure_forward", lambda *_, **__: times | {"torch_error": 5e-4, "leanconv_error": next(errors)}
+    )
+    names = "swin3d_t", "vgg16", "resnet50"
+    said = r"^swin3d_t, tf32: error 5.3e-01, PyTorch's 5.0e-04\nvgg16, tf32: error nan"
+    with pytest.raises(WrongResultError, match=said):
+        modes.measure(tmp_path, None, names, ("tf32",), ("forward",), None, False, False)
+    assert [row["network"] for row in records.read(tmp_path / "nvidia-x/modes.json")["rows"]] == ["resnet50"]
+
+
+def test_no_committed_row_is_of_a_wrong_result() -> None:
+    rows = records.read(ROOT / "benchmarks/results/nvidia-h200/modes.json")["rows"]
+    assert sum("leanconv_error" in row for row in rows) > 80 and all(map(modes.is_right, rows))
 
 
 def test_rows_of_this_revision_stay_and_others_are_measured_anew(
