@@ -26,6 +26,8 @@ LAYERS = [
     ConvProblem(1, 8, 3, 3, 16, 3, 3, padding=(1, 1, 1, 1), groups=4, dilation=(1, 2)),
     ConvProblem(3, 4, 6, 7, 8, 3, 3, padding=(1, 1, 1, 1), op="dgrad", bias=True),
     ConvProblem(2, 1, 40, 1, 4, 3, 1, stride=(9, 1), bias=True),
+    ConvProblem(2, 5, 9, 8, 4, 3, 2, padding=(1, 1, 0, 1), stride=(1, 2), op="wgrad"),
+    ConvProblem(2, 8, 7, 6, 12, 3, 3, padding=(1, 1, 1, 1), groups=4, op="wgrad"),
 ]
 
 
@@ -60,6 +62,22 @@ def test_layers_in_parts(problem: ConvProblem, layout: Any, three_threads: list[
             got = algorithm.run(problem, x, w, bias)
             np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5, err_msg=algorithm.name)
     assert three_threads and set(three_threads) <= {2, 3}
+
+
+@pytest.mark.parametrize("layout", ["NCDHW", "NDHWC"])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_gradients_of_filters_of_volumes_in_parts(groups: int, layout: Any, three_threads: list[int]) -> None:
+    random = np.random.default_rng(5)
+    x = random.standard_normal((2, 6, 4, 5, 6), np.float32)
+    grad = random.standard_normal((2, 3, 3, 5, 5), np.float32)
+    expected = leanconv.conv3d_weight(x.astype(float), grad.astype(float), (3, 6 // groups, 2, 3, 2), padding=(0, 1, 0),
+                                      groups=groups)  # fmt: skip
+    del three_threads[:]
+    if layout == "NDHWC":
+        x, grad, expected = (np.ascontiguousarray(np.moveaxis(each, 1, -1)) for each in (x, grad, expected))
+    got = leanconv.conv3d_weight(x, grad, expected.shape, padding=(0, 1, 0), groups=groups, layout=layout)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    assert set(three_threads) == {3}
 
 
 @pytest.mark.parametrize("axis", ["N", "K", "P", "Q"])

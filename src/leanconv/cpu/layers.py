@@ -54,16 +54,24 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one thread computes: images, filters, output rows or columns ``first`` to ``last``, its end excluded."""
+    """What one thread computes: images, filters, output rows or columns ``first`` to ``last``, its end excluded; of a
+    gradient of filters their input channels, "C"."""
 
-    axis: Literal["N", "K", "P", "Q"]
+    axis: Literal["N", "K", "P", "Q", "C"]
     first: int
     last: int
 
     def of_output(self, problem: ConvProblem, y: np.ndarray) -> np.ndarray:
         """The part's outputs, a view."""
-        at = problem.layout.index({"N": "N", "K": "C", "P": "H", "Q": "W"}[self.axis])
-        return y[tuple([slice(None)] * at + [slice(self.first, self.last)])]
+        at = problem.layout.index({"N": "N", "K": "C", "P": "H", "Q": "W", "C": "C"}[self.axis])
+        some = slice(self.first, self.last)
+        if self.axis == "C" and problem.groups > 1:
+            at, some = problem.layout.index("N"), self._filters(problem)
+        return y[tuple([slice(None)] * at + [some])]
+
+    def _filters(self, problem: ConvProblem) -> slice:
+        """Those of the groups whose channels these are."""
+        return slice(*(end // problem.group_c * problem.group_k for end in (self.first, self.last)))
 
     def layer(
         self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None
@@ -80,6 +88,10 @@ class Part(NamedTuple):
                 )
                 x = x[tuple([slice(None)] * channels + [c])]
             return part, x, w[some], None if bias is None else bias[some]
+        if self.axis == "C":
+            before = [slice(None)] * channels
+            grad = w if problem.groups == 1 else w[tuple([*before, self._filters(problem)])]
+            return self.problem(problem), x[tuple([*before, some])], grad, None
         return *alone(problem, x, "PQ".index(self.axis), self.first, self.last), w, bias
 
     def problem(self, problem: ConvProblem) -> ConvProblem:
@@ -90,6 +102,9 @@ class Part(NamedTuple):
         if self.axis == "K":
             groups = max(1, problem.groups * count // problem.k)
             return replace(problem, k=count, groups=groups, c=problem.group_c * groups)
+        if self.axis == "C":
+            groups = max(1, problem.groups * count // problem.c)
+            return replace(problem, c=count, groups=groups, k=problem.group_k * groups)
         axis = "PQ".index(self.axis)
         covered = (count - 1) * problem.stride[axis] + ((problem.r, problem.s)[axis] - 1) * problem.dilation[axis] + 1
         (top, bottom, left, right) = problem.padding
@@ -107,10 +122,12 @@ LEAST_COST, SMALL_WORK = 1e8, 1 << 17
 def _parts_for(algorithm: LayerAlgorithm, problem: ConvProblem, threads: int) -> tuple[Part, ...]:
     """The parts in which a layer is computed by so many threads; none where one is as quick."""
     cost = algorithm.cost(problem) if problem.op == "fprop" else float(problem.flops)
-    if cost < LEAST_COST or problem.op == "wgrad":
+    if cost < LEAST_COST:
         return ()
     found: list[tuple[float, tuple[Part, ...]]] = []
-    lengths: dict[Literal["N", "K", "P", "Q"], tuple[int, int]] = {"N": (problem.n, 1)}
+    lengths: dict[Literal["N", "K", "P", "Q", "C"], tuple[int, int]] = {"N": (problem.n, 1)}
+    if problem.op == "wgrad":  # a sum over images and pixels
+        lengths = {"C": (problem.c, problem.group_c if problem.groups > 1 else 1)}
     if problem.op == "fprop":
         step = problem.group_k if problem.groups > 1 else 1
         lengths |= {"K": (problem.k, step), "P": (problem.p, 1), "Q": (problem.q, 1)}
