@@ -65,4 +65,4 @@ def test_every_strategy_computes_what_it_can(seed: int, volumes: bool) -> None:
         if configs := list(islice(algorithm.configs(problem, NOMINAL), 40)):
             ran[algorithm.stem] += 1
             proof.check(algorithm, problem, random.choice(configs), kinds=cases.KINDS[:1])
-    assert len(ran) > 15
+    assert len(ran) > (10 if volumes else 15)
