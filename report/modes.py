@@ -272,11 +272,14 @@ def measure_forward(
             apart = (results[kept][:_EXACT].double() - exact).norm() / exact.norm()
             found |= {f"{side}_error": float(apart), f"{side}_peak_bytes": peaks[kept]}
         if graph:
-            with torch.inference_mode(False):
-                fused: Any = leanconv.torch.fuse(model, precision=mode.precision)
-            call = partial(fused, x)
-            call()
-            us |= _replays("fused", {"torch": graphs[best["torch"]], "leanconv": captured(call)[0]})
+            fused: dict[str, Any] = {"torch": graphs[best["torch"]]}
+            for ours in patches:
+                net, given = nets[ours.replace("leanconv", "torch")]
+                with torch.inference_mode(False):
+                    call = partial(leanconv.torch.fuse(net, precision=mode.precision), given)
+                call()
+                fused[ours] = captured(call)[0]
+            us |= _replays("fused", fused)
         if tuned:
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]
             with leanconv.torch.enable(net, precision=mode.precision, tune=given):
