@@ -276,9 +276,9 @@ def measure_forward(
             for ours in patches:
                 net, given = nets[ours.replace("leanconv", "torch")]
                 with torch.inference_mode(False):
-                    call = partial(leanconv.torch.fuse(net, precision=mode.precision), given)
-                call()
-                fused[ours] = captured(call)[0]
+                    whole: Any = leanconv.torch.fuse(net, precision=mode.precision)
+                whole(given)
+                fused[ours] = captured(partial(whole, given))[0]
             us |= _replays("fused", fused)
         if tuned:
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]

@@ -136,9 +136,9 @@ def torch_on_device(monkeypatch: pytest.MonkeyPatch, host_device: HostDevice) ->
         library, "in_use", lambda self, array, index: host_device.at(index).used.append((self.stream(index), array))
     )
     # PyTorch for CUDA raises where there is no driver
-    from leanconv.torch import decided
+    from leanconv.torch import quick
 
-    monkeypatch.setattr(decided, "_current_device", lambda: 0)
+    monkeypatch.setattr(quick, "_current_device", lambda: 0)
     HOMES.clear()
     yield host_device
     HOMES.clear()

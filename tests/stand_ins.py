@@ -244,17 +244,26 @@ def on_gpu(index: int, tensor: Any) -> Any:
     return tensor
 
 
+def set_capturing(patch: pytest.MonkeyPatch, is_capturing: bool) -> None:
+    """Whether the current stream is said to capture a CUDA graph."""
+    from leanconv.torch import decided, quick, switches
+
+    for module in decided, quick, switches:
+        patch.setattr(module, "capturing", lambda: is_capturing)
+
+
 @contextmanager
 def patched_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`leanconv.torch.enable` takes what runs on the CPU, whose tensors `torch_on_device` lays on its device, and
-    expects PyTorch to be slow. Afterwards nothing is left of it, even if another thread is alive.
+    expects PyTorch to be slow, and the GPU never to wait for the host. Afterwards nothing is left of it, even if another
+    thread is alive.
 
     Autocast of the CPU casts aten::_convolution only without its last argument, TF32.
     """
     import torch
 
     import leanconv.torch
-    from leanconv.torch import functions, module_call, patch, registration, switches
+    from leanconv.torch import comparing, functions, module_call, patch, registration, switches
 
     convolution = switches._convolution
     monkeypatch.setattr(registration, "_KEY", "CPU")
@@ -265,6 +274,7 @@ def patched_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "autocast_type", partial(torch.get_autocast_dtype, "cpu"))
     monkeypatch.setattr(switches, "_convolution", lambda *given: convolution(*given[:-1]))
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    monkeypatch.setattr(comparing, "launched_sooner", lambda ours, pytorch: False)
     try:
         yield
     finally:

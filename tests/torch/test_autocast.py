@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, set_capturing
 
 torch = pytest.importorskip("torch")
 
@@ -246,16 +246,16 @@ class TestKept:
         self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with torch.no_grad(), leanconv.torch.enable() as enabled, cast():
-            monkeypatch.setattr(decided, "capturing", lambda: True)
+            set_capturing(monkeypatch, True)
             for _ in range(3):
                 layer(x)
             assert enabled.report().packed_bytes == 0
-            monkeypatch.setattr(decided, "capturing", lambda: False)
+            set_capturing(monkeypatch, False)
             for _ in range(3):
                 layer(x)
             assert enabled.report().packed_bytes > 0
             read = device.launches[-1][1]["w"]
-            monkeypatch.setattr(decided, "capturing", lambda: True)
+            set_capturing(monkeypatch, True)
             layer(x)
             assert device.launches[-1][1]["w"] != read
 
@@ -272,10 +272,10 @@ class TestKept:
             for _ in range(3):
                 layer(x)
             layer.weight.add_(1)
-            monkeypatch.setattr(decided, "capturing", lambda: True)
+            set_capturing(monkeypatch, True)
             for _ in range(3):
                 layer(x[:1])  # another layer, of the same filters
-            monkeypatch.setattr(decided, "capturing", lambda: False)
+            set_capturing(monkeypatch, False)
             for _ in range(3):
                 equal(layer(x[:1]), by_the_dispatcher(layer, x[:1]))
 

@@ -150,11 +150,37 @@ def test_a_launch_is_added_where_the_prediction_leaves_it_out() -> None:
 def test_a_short_layer_with_what_follows_it_is_taken_and_not_by_itself() -> None:
     """In the kernel what follows costs little; PyTorch needs a pass or two over the result."""
     problem = parse_problem("conv:n32,c672,h14,k128,r1,NHWC,float16")
-    loaded: Any = SimpleNamespace(choice=chosen(problem), problem=problem, device=SimpleNamespace(target=H200))
-    expected = pytorch_cycles(problem, H200, False)
+    loaded, expected = as_loaded(problem), pytorch_cycles(problem, H200, False)
     assert not compared(loaded, problem, False, expected).name
     passes = passes_cycles(replace(problem, bias=True, activation="relu"), H200)
     assert compared(loaded, problem, False, expected, passes).name == "native_gemm"
+
+
+def as_loaded(problem: ConvProblem) -> Any:
+    choice = chosen(problem)
+    plan = choice.algorithm.plan(problem, choice.config, H200)
+    return SimpleNamespace(choice=choice, plan=plan, problem=problem, device=SimpleNamespace(target=H200))
+
+
+@pytest.mark.parametrize(
+    ("layer", "taken"),
+    [
+        ("c672,h14,k128,r1,NHWC,float16", True),
+        ("c80,h14,k480,r1,NHWC,tf32", True),
+        ("c144,h1,k6,r1,NHWC,bias", True),
+        ("c192,h7,k1152,r1,NHWC,tf32", True),
+        ("c1152,h7,k320,r1,NHWC,tf32", False),
+        ("c24,h56,k144,r1,NHWC,tf32", False),
+        ("c672,h14,k128,r1,NHWC,float16,dgrad", False),
+        ("c672,h14,k128,r1,NHWC,float16,wgrad", False),
+    ],
+)
+def test_short_layers_are_taken_where_the_gpu_waits_for_the_host(layer: str, taken: bool) -> None:
+    problem = parse_problem(f"conv:n32,{layer}")
+    tf32 = problem.dtype == "float32"
+    decision = compared(as_loaded(problem), problem, tf32, pytorch_cycles(problem, H200, tf32))
+    assert bool(decision.eager) == taken, decision
+    assert problem.op == "wgrad" or not decision.name
 
 
 @pytest.mark.parametrize(

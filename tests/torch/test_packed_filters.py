@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, set_capturing
 
 torch = pytest.importorskip("torch")
 
@@ -155,8 +155,7 @@ class TestPacked:
             for _ in range(3):
                 layer(x)
             count = device.prepared
-            for module in (decided,):
-                monkeypatch.setattr(module, "capturing", lambda: True)
+            set_capturing(monkeypatch, True)
             layer(x)
             assert device.prepared == count + 1
 

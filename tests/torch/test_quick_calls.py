@@ -6,19 +6,20 @@ import copy
 import gc
 import threading
 import weakref
+from collections import Counter
 from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.calls import calls_of
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, set_capturing
 
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
-from leanconv.torch import decided, patch, registration, switches  # noqa: E402
+from leanconv.torch import decided, patch, quick, registration  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
@@ -187,8 +188,7 @@ def test_short_layers_of_copies_are_taken_in_graphs_alone(
 
         assert call(4) == (0 if is_left else 4)
         with monkeypatch.context() as captured:
-            for module in decided, switches:
-                captured.setattr(module, "capturing", lambda: True)
+            set_capturing(captured, True)
             assert call(3) == 3
         assert call(2) == (0 if is_left else 2)
         lines = {(line.runs, line.why): line.calls for line in enabled.report().lines}
@@ -203,6 +203,60 @@ def test_short_layers_of_copies_are_taken_in_graphs_alone(
             torch.func.functional_call(layer, {}, (x,))
             torch.conv2d(x, layer.weight, layer.bias)
             assert len(device.launches) == count + 1, "torch.compile's graphs call the dispatcher's kernel"
+
+
+@pytest.mark.parametrize("kind", ["image", "signal", "autocast"])
+def test_short_layers_are_taken_outside_of_graphs_alone(
+    kind: str, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the GPU waits for the host, which launches them sooner; a compiled graph asks the dispatcher."""
+    decision = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+    autocast = kind == "autocast"
+    layer, shape = (nn.Conv1d(4, 6, 3), (2, 4, 9)) if kind == "signal" else (nn.Conv2d(4, 6, 3), (2, 4, 9, 8))
+    x = torch.randn(shape, dtype=torch.float16 if autocast else torch.float32)
+    with leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):
+        with registration.suspended(), torch.no_grad():
+            expected = layer(x)
+
+        def call(times: int) -> int:
+            before = len(device.launches)
+            for _ in range(times):
+                torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
+            return len(device.launches) - before
+
+        with torch.no_grad():
+            assert call(4) == 4
+            with monkeypatch.context() as captured:
+                set_capturing(captured, True)
+                assert call(3) == 0
+            assert call(2) == 2
+            if not autocast:
+                torch.conv1d(x, layer.weight) if kind == "signal" else torch.conv2d(x, layer.weight)
+                assert call(0) == 0
+        assert call(2) == 0, "its gradient is recorded"
+        layer(x).sum().backward()
+        assert len(device.launches) == 6
+        calls = Counter[str]()
+        for line in enabled.report().lines:
+            calls[line.runs] += line.calls * (line.when == "forward")
+    assert calls == {"leanconv: it": 6, "PyTorch": 6 + (not autocast)}
+
+
+def test_a_first_call_in_a_graph_leaves_short_layers(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    decision = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    other = torch.randn(2, 8, 9, 8)[:, ::2]
+    with torch.no_grad(), leanconv.torch.enable(layer), monkeypatch.context() as captured:
+        set_capturing(captured, True)
+        for _ in range(3):
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+        close(layer(other), pytorch(other, layer.weight, layer.bias))
+        assert not device.launches
+    with torch.no_grad(), leanconv.torch.enable(layer):
+        close(layer(other), pytorch(other, layer.weight, layer.bias))
+        assert not device.launches, "images would be copied first"
 
 
 def test_packed_filters_are_read_by_the_fourth(device: HostDevice, packing: None, only_quick: Any) -> None:
@@ -370,7 +424,7 @@ def test_another_gpu_is_current(device: HostDevice, monkeypatch: pytest.MonkeyPa
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     with torch.no_grad(), leanconv.torch.enable():
         for current in (0, 0, 0, 1, 0):
-            monkeypatch.setattr(decided, "_current_device", lambda current=current: current)
+            monkeypatch.setattr(quick, "_current_device", lambda current=current: current)
             device.without_context = current == 1
             close(layer(x), pytorch(x, layer.weight, layer.bias))
 
@@ -393,7 +447,7 @@ def test_a_capture_packs_what_it_finds(device: HostDevice, packing: None, monkey
             layer(x)
         count = device.prepared
         with monkeypatch.context() as captured:
-            captured.setattr(decided, "capturing", lambda: True)
+            set_capturing(captured, True)
             layer(x)
             assert device.prepared == count + 1
         close(layer(x), pytorch(x, layer.weight, layer.bias))

@@ -15,7 +15,7 @@ from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.torch import expected_time
 from leanconv.torch.deciding import Decision
-from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share
+from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, launched_sooner, most_share
 
 #: Clock cycles that a pass over a result takes besides what it moves at the memory's speed. Assumed, on the low side:
 #: a layer is taken only where that pays.
@@ -49,7 +49,12 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
             most = max(most, 1.0)
     if passes:
         why += f", which needs {passes / CYCLES_PER_US:.0f} µs more for what follows"
-    return Decision(name if ours < most * theirs + passes else "", why, ours, theirs + passes)
+    if ours < most * theirs + passes:
+        return Decision(name, why, ours, theirs + passes)
+    # where nothing captures a CUDA graph filters stay packed, and the GPU may wait for the host
+    kept = ours - len(loaded.plan.prepare) * LAUNCH
+    eager = problem.op == "fprop" and not passes and (kept < most * theirs or launched_sooner(kept, theirs))
+    return Decision("", why, ours, theirs + passes, name if eager else "")
 
 
 def expected_cycles(loaded: Loaded) -> float:

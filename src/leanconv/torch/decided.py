@@ -19,11 +19,11 @@ from leanconv.call.gpu_call import PreparedCall
 from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
 from leanconv.runtime.bounded_cache import BoundedCache
-from leanconv.runtime.driver import CudaError
 from leanconv.torch import recorded
 from leanconv.torch.deciding import Choice, Deciding, active
 from leanconv.torch.layers import precision_asked
 from leanconv.torch.packed import CastFilters, PackedFilters, lowered, memory_of, signature, signature_of, version_of
+from leanconv.torch.quick import Quick, taken, through_layers
 from leanconv.torch.report import Calls, Line
 from leanconv.torch.switches import (
     address,
@@ -50,19 +50,14 @@ MOST_LAYERS = 4096
 #: one before, such as the first of an epoch and of an evaluation.
 _MOST_LOOKS, _SELDOM = 8, 64
 
-#: What computes a call of images, filters and bias that are alike: see below. Its result is None where it cannot.
-Quick = tuple[Any, ...]
-_data_ptr: Callable[[Any], int] = torch.Tensor.data_ptr
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
-
 
 class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "backward", "bias", "call", "cudnn", "dtype", "eager", "function", "given", "input", "is_float32",
-        "key", "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded", "tf32",
-        "version", "weight", "weight_ref", "word",
+        "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "eager", "function", "given", "input",
+        "is_float32", "key", "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded",
+        "tf32", "version", "weight", "weight_ref", "word",
     )  # fmt: skip
 
     def __init__(
@@ -71,8 +66,8 @@ class Layer:
     ) -> None:  # fmt: skip
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
-        #: as `Choice.eager`
-        self.eager = choice.eager
+        #: as of `Choice`
+        self.eager, self.captured = choice.eager, choice.captured
         #: ``gone`` is called where the filters are freed
         self.weight_ref = weakref.ref(weight, gone)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
@@ -152,90 +147,6 @@ class Layer:
             and (at & 15, input.get_device(), input.is_neg()) == self.input
             and (None if bias is None else signature(bias)) == self.bias
         )
-
-
-# What computes a call as the one before: a tuple that begins with a function of itself, images, filters, bias and the
-# layer, and goes on with what such a call is like (`Layer.known`). So a layer brings little memory of its own that the
-# host must fetch: a network has more than its caches. None of these keeps a layer, or the memory of a tensor.
-
-
-def through_layers(layer: Layer, run: Callable[..., Any], layers: Any) -> Quick:
-    """A call by ``run``, which finds ``layers`` behind all the rest: `Layers`."""
-    return run, *layer.known(), weakref.ref(layers)
-
-
-def taken(layer: Layer) -> Quick | None:
-    """A layer that leanconv computes without a gradient; None where more is to be done, or not yet known what."""
-    packed, _, call = layer.packed or (None, None, layer.ready)
-    if layer.problem is not None or call is None or (packed is None and layer.dtype is not None):
-        return None
-    parts = call.quick()
-    if parts is None:
-        return None
-    run = _taken if layer.dtype is None else _taken_cast
-    preparation = call.preparation if isinstance(call, PreparedCall) else None
-    kept = packed if packed is None or layer.dtype is not None else packed.weights
-    signals = layer.function.axes == 1
-    return run, *layer.known(), layer.line.ticks, *layer.memory, *parts, signals, kept, preparation
-
-
-def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
-    (_, _, _, _, _, _, _, _, _, ticks, aligned, w_at, bias_at,
-     device, stream_of, allocate, run, signals, weights, preparation) = quick  # fmt: skip
-    x_at = _data_ptr(x)
-    # of tensors that are alike only their memory is asked
-    if x_at & 15 != aligned or _data_ptr(w) != w_at or _current_device() != device:
-        return None
-    if bias_at is None:
-        bias_at = 0
-    elif _data_ptr(bias) != bias_at:
-        return None
-    stream, prepared_at = stream_of(), 0
-    if weights is not None:
-        # a CUDA graph packs what the filters are when it is replayed
-        kept = None if stream and capturing() else weights.kept_for(preparation, w._version, stream)
-        if kept is None:
-            return None
-        prepared_at = kept.address
-    y = allocate()
-    y_at = _data_ptr(y)
-    if not y_at:
-        return None
-    try:
-        run(stream, (x_at, w_at, bias_at, y_at, 0, prepared_at), True)
-    except CudaError:  # the long way raises it again, unless it is that this thread has no context yet
-        return None
-    next(ticks)
-    return y.squeeze(-2) if signals else y
-
-
-def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Layer) -> Any:
-    """The same under autocast, with filters and a bias that are kept in its type."""
-    (_, _, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at,
-     device, stream_of, allocate, run, signals, packed, preparation) = quick  # fmt: skip
-    if _data_ptr(w) != w_at or _current_device() != device or (bias_at is not None and _data_ptr(bias) != bias_at):
-        return None
-    stream = stream_of()
-    cast = None if stream and capturing() else packed.kept_for(version_of(w, bias, dtype), bias, stream)
-    if cast is None:
-        return None
-    prepared_at = 0
-    if preparation is not None:
-        kept = cast.weights.kept_for(preparation, cast.weights.array._version, stream)
-        if kept is None:
-            return None
-        prepared_at = kept.address
-    x = x if x.dtype is dtype else x.to(dtype)
-    x_at, y = _data_ptr(x), allocate()
-    y_at = _data_ptr(y)
-    if x_at & 15 != aligned or not y_at:
-        return None
-    try:
-        run(stream, (x_at, cast.w_at, cast.bias_at, y_at, 0, prepared_at), True)
-    except CudaError:
-        return None
-    next(ticks)
-    return y.squeeze(-2) if signals else y
 
 
 class Layers:
@@ -361,8 +272,8 @@ class Layers:
             return left_to_pytorch(input, weight, bias, layer.options, layer.tf32)
         x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
         call = layer.call
-        if call is None or patch is None:
-            next(layer.line.ticks)
+        if call is None or patch is None or layer.captured is not None:
+            next((layer.captured or layer.line).ticks)
             call = partial(_left, layer.options, layer.tf32)
         elif layer.fits(x, bias) and signature(weight) == layer.weight:
             next(layer.line.ticks)
@@ -375,8 +286,9 @@ class Layers:
     def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""
         dtype, tf32 = layer.dtype, layer.tf32
-        if layer.call is None or (layer.eager is not None and not capturing()):
-            next((layer.eager or layer.line).ticks)
+        left = layer.eager or layer.captured or layer.line
+        if layer.call is None or (left is not layer.line and capturing() == (left is layer.captured)):
+            next(left.ticks)
             if layer.cudnn is not None and bias is None and uses_cudnn():
                 return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
@@ -428,9 +340,10 @@ class Layers:
         if dtype is not None:
             w, added = lowered(weight, dtype), lowered(bias, dtype)
         choice = None if patch is None else patch.choice(x, w, added, layer.options, weight)
+        left = choice.captured if choice is not None and capturing() else None
         if choice is not None:
-            next(choice.line.ticks)
-        if choice is None or choice.call is None:
+            next((left or choice.line).ticks)
+        if choice is None or choice.call is None or left is not None:
             return left_to_pytorch(x, w, added, layer.options, tf32)
         return choice.call(x, w, added)
 

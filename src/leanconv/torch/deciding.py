@@ -21,6 +21,9 @@ class Choice:
     problem: ConvProblem | None = None
     #: counts what PyTorch computes all the same, outside of CUDA graphs; None where it does not
     eager: Line | None = None
+    #: counts what PyTorch computes all the same, in CUDA graphs and where PyTorch's dispatcher is asked; None where it
+    #: does not
+    captured: Line | None = None
     #: the call on images, that of signals with one row; None where it is no `leanconv.call.gpu_call.GpuCall`
     ready: Any = None
 
@@ -34,6 +37,9 @@ class Decision(NamedTuple):
     #: clock cycles that leanconv takes, and PyTorch, as far as that has been asked
     ours: float = 0.0
     pytorch: float = 0.0
+    #: of what is left: the algorithm that takes it all the same outside of CUDA graphs, without a gradient, where
+    #: filters stay packed and the host launches it sooner
+    eager: str = ""
 
 
 class Deciding(Protocol):

@@ -124,8 +124,8 @@ class Patch:
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any:
         """aten::convolution."""
         choice = self.choice(x, w, bias, given)
-        next(choice.line.ticks)
-        if choice.call is None:
+        next((choice.captured or choice.line).ticks)
+        if choice.call is None or choice.captured is not None:
             return switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
         return choice.call(x, w, bias)
 
@@ -269,8 +269,8 @@ class Patch:
         index = arrays.device(first)
         try:
             problem = self.problem(op, options, first.dtype)
-            name, why, _, pytorch = self.decide(weight, problem, index)
-            if not name:
+            name, why, _, pytorch, outside = self.decide(weight, problem, index)
+            if not name and (not outside or op.when != "forward"):
                 return self._leave(weight, op.when, str(problem), why)
             x, w = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
             bias = None if bias is None else bias.detach()
@@ -280,8 +280,14 @@ class Patch:
         except (CudaUnavailableError, CompileError) as error:
             warnings.warn(f"leanconv leaves {problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
+        ready, eager, captured = call if isinstance(call, GpuCall) else None, None, None
+        if not name:
+            left = self._leave(weight, op.when, str(problem), why)
+            if ready is None or ready.copies_first:
+                return left
+            name, captured = outside, left.line
+            why += "; but outside of CUDA graphs its filters stay packed, and the host launches it sooner"
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
-        ready, eager = call if isinstance(call, GpuCall) else None, None
         if (
             ready is not None
             and ready.copies_first
@@ -295,9 +301,10 @@ class Patch:
             eager = self._line(weight, op.when, str(problem), "PyTorch", little)
         if op.signals:
             return Choice(
-                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, eager, ready
-            )
-        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, eager, ready)
+                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, eager,
+                captured, ready,
+            )  # fmt: skip
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, eager, captured, ready)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""

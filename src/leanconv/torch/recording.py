@@ -128,6 +128,8 @@ class _Recorder(TorchDispatchMode):
         #: of `leanconv.torch`'s own operators, and of layers whose convolution is patched
         self.problems: list[ConvProblem] = []
         self.patched: list[ConvProblem] = []
+        #: whether the model runs backward too
+        self.backward = False
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
         aten, ours = torch.ops.aten, _OURS.get(function)
@@ -166,7 +168,8 @@ class _Recorder(TorchDispatchMode):
                     self.patched.append(problem)
 
     def _belongs(self, w: Any, problem: ConvProblem) -> bool:
-        return bool(self._active.decide(w, problem, self._index).name)
+        decision = self._active.decide(w, problem, self._index)
+        return bool(decision.name or (decision.eager and not self.backward))
 
     def _ours(self, name: str, x_shape: Any, w_shape: Any, first: Any, bias: Any, *options: Any, **beside: Any) -> None:
         layout: Layout = "NHWC" if operators.is_channels_last(first) else "NCHW"
@@ -195,11 +198,12 @@ class _Every(_Recorder):
 def _record(found: _Recorder, model: torch.nn.Module, example: Any, backward: bool | None) -> _Recorder:
     """Run a model on tensors without values under ``found``."""
     given = example if isinstance(example, tuple) else (example,)
+    found.backward = model.training if backward is None else backward
     with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
         inputs = [_stand_in(fake, each) if isinstance(each, torch.Tensor) else each for each in given]
         with _alone(model) as local:
             outputs = local(*inputs)
-        if model.training if backward is None else backward:
+        if found.backward:
             _differentiate(model, outputs)
     return found
 
