@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from leanconv.options import activation_of
 
@@ -158,6 +158,13 @@ def chain_of(
     while len(chain.nodes) > 1 and is_identity(chain.last, modules):  # nothing to fuse behind it
         chain.nodes.pop()
     return chain
+
+
+def replace(graph: Graph, nodes: Sequence[Node], call: Node) -> None:
+    """Put a call in place of nodes, whose last one's result it has."""
+    nodes[-1].replace_all_uses_with(call)
+    for node in reversed(nodes):
+        graph.erase_node(node)
 
 
 # Changes in place: the fused call stands where the last node of a chain stood, and reads what the first one read
