@@ -174,6 +174,7 @@ def test_on_a_gpu_a_block_is_one_launch(form: Any, dtype: Any, played: Played, m
         block(x[:1])
     assert len(played.launches) == 2 and "PyTorch, squeeze-excite N" in str(fused.report)
     assert "its memory starts at no multiple of 16 bytes" in str(fused.report)
+    assert not pickle.loads(pickle.dumps(block)).ways
 
 
 def test_what_a_launch_would_miss_is_pytorchs(played: Played) -> None:

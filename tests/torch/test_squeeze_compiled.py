@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 
+from leanconv.kernels.common.squeeze_excite import SqueezeExciteProblem
 from leanconv.plan import Plan
 from leanconv.runtime.compile import CompileError
 from tests.torch.conftest import Played
@@ -30,7 +32,7 @@ counts: list[int] = []
 
 
 def eager(graph: Any, inputs: Any) -> Any:
-    counts.append(sum(node.target is squeeze.OPERATOR for node in graph.graph.nodes))
+    counts.append(graph.code.count("leanconv.squeeze_excite"))
     return graph
 
 
@@ -68,13 +70,15 @@ class Networks(nn.Sequential):
         )
 
 
-def test_the_backend_finds_blocks(taken: list[int]) -> None:
+def test_the_backend_finds_blocks(taken: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a fused model. What is between them is fused as before; changed parameters are followed."""
     model, x = made(Networks), torch.randn(2, 8, 6, 5)
-    graphs = []
+    graphs, asked = [], list[str]()
+    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (asked.append(chain.what), 0))
     compiled = compiled_by(model, lambda graph, inputs: graphs.append(graph) or eager(graph, inputs))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
+        assert len(asked) == 6 and asked.count("conv+bn+add+relu") == 3
         model[0].block.fc1.weight.mul_(2)
         model[1].block.fc2.bias = nn.Parameter(torch.randn(8))
         torch.testing.assert_close(compiled(x), model(x))
@@ -88,7 +92,19 @@ def test_the_backend_finds_blocks(taken: list[int]) -> None:
     assert not any(part in name for name in names for part in parts)
     taken.clear()
     torch.testing.assert_close(compiled(x), model(x))  # a gradient would be recorded
-    assert taken == [0]
+    with torch.no_grad():
+        assert compiled_by(model.to("meta"))(x.to("meta")).is_meta
+    assert taken == [0, 0]
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_images_may_have_any_axes(axes: int, taken: list[int]) -> None:
+    conv, x = getattr(nn, f"Conv{axes}d"), torch.randn(2, 4, *range(2, 2 + axes))
+    pool = getattr(nn, f"AdaptiveAvgPool{axes}d")(1)
+    model = made(nn.Sequential, pool, conv(4, 2, 1, stride=2), nn.Tanh(), conv(2, 4, 1, padding="same"), nn.Sigmoid())
+    with torch.no_grad():
+        torch.testing.assert_close(compiled_by(lambda x: torch.mul(x, model(x)))(x), model(x) * x)
+    assert taken == [1]
 
 
 def pooled(x: Any) -> Any:
@@ -112,10 +128,11 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "the largest": lambda x, a, b: x * torch.sigmoid(b(a(F.adaptive_max_pool2d(x, 1)).relu())),
     "part of the pixels": lambda x, a, b: x * torch.sigmoid(b(a(pooled(x[:, :, 1:])).relu())),
     "the mean of images too": lambda x, a, b: x * torch.sigmoid(b(a(x.mean((0, 2, 3), keepdim=True)).relu())),
+    "a residual": lambda x, a, b: x * torch.sigmoid(b(a(pooled(x)).relu()) + x[:, :, :1, :1]),
+    "one gate": lambda x, a, b: x * torch.sigmoid(F.conv2d(a(pooled(x)).relu(), b.weight[:1])),
     "groups": lambda x, a, b: x * torch.sigmoid(b(F.conv2d(pooled(x), a.weight[:, :2], a.bias, groups=2).relu())),
-    "padding": lambda x, a, b: x * torch.sigmoid(
-        F.conv2d(F.conv2d(pooled(x), a.weight, a.bias, padding=1).relu(), b.weight, b.bias, 3)
-    ),
+    "padding": lambda x, a, b: (y := x[..., :3, :3])
+    * torch.sigmoid(b(F.conv2d(pooled(y), a.weight, a.bias, padding=1).relu())),
     "one layer": lambda x, a, b: x * torch.sigmoid(b(pooled(x))),
     "other images": lambda x, a, b: x[:, :1] * torch.sigmoid(b(a(pooled(x)).relu())),
 }  # fmt: skip
@@ -138,6 +155,53 @@ def test_what_is_no_block_stays(name: str, taken: list[int]) -> None:
         for y in fused(x), compiled_by(model)(x):
             torch.testing.assert_close(y, model(x))
     assert taken == [0] and not any("mul" in what for what in fused.report.counts)
+
+
+@torch.library.custom_op("leanconv_tests::doubles", mutates_args={"x"})
+def doubles(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+#: What changes images in place.
+CHANGES: dict[str, Callable[..., Any]] = {
+    "a method": lambda x: x.mul_(2),
+    "a view's method": lambda x: x[:, 1:].flatten(2).zero_(),
+    "a special method": lambda x: x.__imul__(2),
+    "a part": lambda x: x.__setitem__((slice(None), 0), 0),
+    "a function": lambda x: torch.relu_(x.sub_(1)),
+    "a function's option": lambda x: F.relu(x.sub_(1), inplace=True),
+    "a function's third argument": lambda x: F.hardtanh(x, 0, 0.5, True),
+    "an output": lambda x: torch.add(x, 1, out=x),
+    "a function of lists": lambda x: torch._foreach_mul_([x], 2),
+    "an operator": lambda x: torch.ops.leanconv_tests.doubles.default(x),
+    "an operator of any name": lambda x: torch.ops.leanconv_tests.doubles(x),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_images_stays_behind_what_reads_them(name: str, taken: list[int]) -> None:
+    """A block would read them where it ends, and so would a convolution with its activation."""
+    model, x = made(SqueezeExcitation, 4, 2), torch.randn(2, 4, 5, 4)
+
+    def function(x: Any) -> Any:
+        x = x.abs()
+        mean, y = pooled(x), model.fc1(x)
+        CHANGES[name](x)
+        return x * torch.sigmoid(model.fc2(model.fc1(mean).relu())), y.relu()
+
+    with torch.no_grad():
+        torch.testing.assert_close(compiled_by(function)(x), function(x))
+    assert taken == [0]
+
+
+@contextmanager
+def no_loops() -> Iterator[None]:
+    """A call that vmap would repeat for each example raises an error."""
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(True)
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
@@ -164,7 +228,8 @@ def test_the_operator(axes: int) -> None:
     torch.library.opcheck(squeeze.OPERATOR, (*plain, *options), test_utils=tests)
     for at in range(5):
         many = [torch.stack([each, each / 2]) if place == at else each for place, each in enumerate(plain)]
-        mapped = torch.vmap(operator, tuple(0 if place == at else None for place in range(5)))(*many)
+        with no_loops():
+            mapped = torch.vmap(operator, tuple(0 if place == at else None for place in range(5)))(*many)
         halved = [each / 2 if place == at else each for place, each in enumerate(plain)]
         torch.testing.assert_close(mapped, torch.stack([operator(*plain), operator(*halved)]))
     got, expected = (
@@ -221,6 +286,25 @@ def test_a_compiled_block_is_one_launch(form: Any, dtype: Any, played: Played, b
         torch.testing.assert_close(compiled(x), model(x), **tolerance)
     compiled(x.float().requires_grad_().to(dtype)).sum().backward()
     assert len(played.launches) == 3 and counts == [1]
+
+
+def test_calls_differ_by_their_functions(played: Played) -> None:
+    """Of the same tensors: the activation, and the gate."""
+    given = [torch.randn(shape) for shape in ((2, 8, 4, 4), (4, 8, 1, 1), (4,), (8, 4, 1, 1), (8,))]
+    for options in (("relu", "sigmoid"), ("silu", "sigmoid"), ("relu", "hardsigmoid")):
+        torch.testing.assert_close(
+            squeeze.OPERATOR(*given, *options), squeeze._by_pytorch(*given, *options), rtol=1e-5, atol=1e-6
+        )
+    assert len(played.launches) == 3
+
+
+@pytest.mark.parametrize("nhwc", [True, False])
+def test_inductor_is_expected_to_be_no_slower_than_pytorchs_functions(nhwc: bool) -> None:
+    for images, c, pixels in ((1, 96, 49), (32, 96, 3136), (256, 1152, 49)):
+        problem = SqueezeExciteProblem(images, c, pixels, c // 4, "float16", nhwc, "silu", "sigmoid")
+        eager, compiled = (comparing.squeeze_cycles(problem, Played.target, each) for each in (False, True))
+        memory = 3 * images * problem.image_bytes / Played.target.bytes_per_cycle
+        assert memory < compiled and (compiled < eager if nhwc else compiled == eager)
 
 
 def test_images_of_any_size_ask_who_is_quicker(

@@ -92,7 +92,7 @@ def _records(node: fx.Node) -> bool:
     if getattr(node.target, "__name__", "") == "_make_dual":
         return True
     value = None if node.op in ("placeholder", "get_attr") else _value(node)
-    return value is not None and (value.requires_grad or torch._C._functorch.is_gradtrackingtensor(value))
+    return value is not None and bool(value.requires_grad)
 
 
 def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
@@ -314,7 +314,7 @@ def _blocks(graph: fx.Graph, modules: dict[str, torch.nn.Module]) -> list[Block]
 
 
 def _layer(node: fx.Node, modules: dict[str, torch.nn.Module]) -> Layer | None:
-    """The layer that ends with a node, if it is the product with a matrix at each pixel."""
+    """The layer that ends with a node, if it is the product of a matrix with a single pixel."""
     activation = patterns.activation(node, modules)
     conv = node if activation is None else squeeze_graph.given(node)
     if conv is None or conv.op != "call_function" or conv.target not in _SQUEEZED:
@@ -324,8 +324,7 @@ def _layer(node: fx.Node, modules: dict[str, torch.nn.Module]) -> Layer | None:
     numbers = None if w is None else _numbers(given, _SQUEEZED[conv.target])
     if numbers is None or not isinstance(given["input"], fx.Node):
         return None
-    stride, padding, _ = numbers
-    if not squeeze_graph.is_matrix(w.shape, stride, padding, given["groups"]):
+    if not squeeze_graph.is_matrix(w.shape, numbers[1], given["groups"]):
         return None
     return Layer(given["input"], tuple(w.shape), activation, tuple(dict.fromkeys((conv, node))))
 
@@ -340,7 +339,7 @@ def _way(block: Block) -> squeeze.Way | None:
     operands = _operands(block)
     values = [_value(each) for each in (*block.nodes, *operands) if each is not None]
     x = _value(block.x)
-    if x is None or x.device.type not in ("cpu", "cuda") or torch.is_autocast_enabled(x.device.type):
+    if x is None or x.device.type not in ("cpu", "cuda"):
         return None
     if any(value is None or value.dtype is not x.dtype for value in values):
         return None

@@ -257,9 +257,8 @@ def _by_pytorch(x: Any, *given: Any) -> Any:
 
 def _kernel(x: Any, *given: Any) -> Any:
     *parameters, activation, gate = given
-    with torch.no_grad():
-        y = _calls.run(activation, gate, x, *parameters) if on_gpu(x) else None
-        return torch.mul(_gates(x, *given), x, out=torch.empty_like(x)) if y is None else y
+    y = _calls.run(activation, gate, x, *parameters) if on_gpu(x) else None
+    return torch.mul(_gates(x, *given), x, out=torch.empty_like(x)) if y is None else y
 
 
 for _key in ("CPU", "CUDA"):

@@ -25,7 +25,7 @@ _POOLED = F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d
 
 
 class Layer(NamedTuple):
-    """The product with a matrix at each pixel, and an activation."""
+    """The product of a matrix with a single pixel, and an activation."""
 
     input: Node
     #: of the filters
@@ -39,11 +39,9 @@ class Layer(NamedTuple):
         return self.nodes[0]
 
 
-def is_matrix(shape: Sequence[Any], stride: Any, padding: Any, groups: Any) -> bool:
-    """Whether a convolution with filters of such a shape is the product with a matrix at each pixel."""
-    if set(shape[2:]) != {1} or groups != 1 or isinstance(padding, str):
-        return False
-    return {*stride} == {1} and {*padding} == {0}
+def is_matrix(shape: Sequence[Any], padding: Any, groups: Any) -> bool:
+    """Whether a convolution with filters of such a shape is the product of a matrix with a single pixel."""
+    return set(shape[2:]) == {1} and groups == 1 and not isinstance(padding, str) and {*padding} == {0}
 
 
 #: The layer whose result a node is; None where it is no such layer's.
@@ -167,7 +165,7 @@ def _fused_layer(node: Node, modules: dict[str, nn.Module]) -> Layer | None:
     layer, input = modules.get(str(node.target)) if node.op == "call_module" else None, given(node)
     if not isinstance(layer, FusedConv) or input is None:
         return None
-    if not is_matrix(layer.weight.shape, layer.stride, layer.padding, layer.groups):
+    if not is_matrix(layer.weight.shape, layer.padding, layer.groups):
         return None
     return Layer(input, tuple(layer.weight.shape), layer.activation, (node,))
 
