@@ -346,3 +346,33 @@ def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: p
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(x), expected)
         assert len(on_stand_in.launches) - before == 3
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_derivatives_in_a_graph_are_those_of_pytorch(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients and tangents that are taken in what is compiled, and tangents that are taken around it."""
+    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (None, 0))
+    monkeypatch.setattr(fused_backend, "precompile", lambda *given, **options: None)
+    model, x, forward = nn.Sequential(nn.Conv2d(4, 8, 3), nn.SiLU()), torch.randn(2, 4, 6, 5), torch.autograd.forward_ad
+    ones = torch.ones_like(x)
+
+    def along(model: Any, x: Any) -> Any:
+        with forward.dual_level():
+            return forward.unpack_dual(model(forward.make_dual(x, ones))).tangent
+
+    functions = (
+        lambda x: torch.func.grad(lambda x: model(x).square().sum())(x),
+        lambda x: torch.func.jvp(model, (x,), (ones,))[1],
+        partial(along, model),
+    )
+    with torch.no_grad():
+        for function in functions:
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend=partial(ours.fused, compiler=compiler))
+            torch.testing.assert_close(compiled(x), function(x))
+        for before in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend=partial(ours.fused, compiler=compiler))
+            if before:
+                compiled(x)
+            torch.testing.assert_close(along(compiled, x), along(model, x))

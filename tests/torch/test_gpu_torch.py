@@ -412,8 +412,9 @@ def test_fused_models(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_squeeze_and_excite(form: Any, dtype: Any) -> None:
-    """One launch, of few images and of many, also in a CUDA graph; the same bits in every call."""
+def test_squeeze_and_excite(form: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch, of few images and of many, also in a CUDA graph and compiled; the same bits in every call."""
+    monkeypatch.setattr(comparing, "squeeze_cycles", lambda *given: 1e12)
     model = made(SqueezeExcitation, 96, 5, torch.nn.SiLU, torch.nn.Hardsigmoid).to("cuda", dtype, memory_format=form)
     for images in (1, 40):
         x = torch.randn(images, 96, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
@@ -426,4 +427,7 @@ def test_squeeze_and_excite(form: Any, dtype: Any) -> None:
                 captured = fused(x)
             graph.replay()
             y = fused(x)
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend=partial(ours.fused, compiler="aot_eager"))(x)
         assert off(y, exact) < bound and y.is_contiguous(memory_format=form) and torch.equal(y, captured)
+        assert torch.equal(y, compiled) and compiled.is_contiguous(memory_format=form)

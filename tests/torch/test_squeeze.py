@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import copy
 import pickle
-import types
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from leanconv.options import layer_options
-from leanconv.plan import Plan, Target
-from tests import emulator
-from tests.stand_ins import HostDevice, at_address
+from tests.torch.conftest import Played
 
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import comparing, fused_layer, fusing, squeeze  # noqa: E402
+from leanconv.torch import comparing, fused_layer, fusing  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 
@@ -139,46 +135,6 @@ def test_layers_may_have_any_names() -> None:
     assert fused.report.counts == {"mean+conv+relu+conv+sigmoid+mul": 1}
 
 
-class Played:
-    """A GPU whose kernels the emulator plays on the host's memory."""
-
-    target = Target("sm_90a", 132)
-
-    def __init__(self) -> None:
-        self.launches: list[Any] = []
-        self.loaded: list[Any] = []
-
-    def load(self, launch: Any) -> None:
-        self.loaded.append(launch)
-
-    def executable(self, plan: Plan, roles: Sequence[str]) -> Any:
-        (launch,) = plan.launches
-        numbers = dict(launch.problem)
-        c, s, pixels = (int(numbers[name]) for name in ("c", "squeezed", "pixels"))
-        dtype = {"float": "float32", "leanconv::float16": "float16"}[str(numbers["element"])]
-        images = launch.grid // launch.cluster
-        sizes = {"x": images * c * pixels, "y": images * c * pixels, "w1": s * c, "w2": s * c, "b1": s, "b2": c}
-
-        def run(stream: int, values: Sequence[int]) -> None:
-            self.launches.append(plan)
-            given = {
-                role: at_address(at, (sizes[role],), (1,), dtype) if at else None
-                for role, at in zip(roles, values, strict=True)
-            }
-            emulator.run_plan(plan, given, orders=("ascending",))
-
-        return run
-
-
-@pytest.fixture
-def played(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Played:
-    device = Played()
-    monkeypatch.setattr(squeeze, "on_gpu", lambda tensor: True)
-    for module in (squeeze, fusing):
-        monkeypatch.setattr(module, "launch", types.SimpleNamespace(open_device=lambda index: device))
-    return device
-
-
 @pytest.mark.parametrize("taken", [True, False])
 def test_what_an_example_runs_is_compiled_before(taken: bool, played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block's kernel, or those of its layers, by which PyTorch's mean and product are quicker."""
@@ -218,6 +174,7 @@ def test_on_a_gpu_a_block_is_one_launch(form: Any, dtype: Any, played: Played, m
         block(x[:1])
     assert len(played.launches) == 2 and "PyTorch, squeeze-excite N" in str(fused.report)
     assert "its memory starts at no multiple of 16 bytes" in str(fused.report)
+    assert not pickle.loads(pickle.dumps(block)).ways
 
 
 def test_what_a_launch_would_miss_is_pytorchs(played: Played) -> None:

@@ -100,13 +100,13 @@ def one_pass_cycles(loaded: Loaded, problem: ConvProblem) -> float:
     return expected_cycles(loaded) + problem.add * _result_cycles(problem, loaded.device.target)
 
 
-def squeeze_cycles(problem: SqueezeExciteProblem, target: Target) -> float:
+def squeeze_cycles(problem: SqueezeExciteProblem, target: Target, compiled: bool = False) -> float:
     """Clock cycles of squeeze-and-excite by PyTorch: a mean, two layers of one pixel and a product.
 
-    They read the images twice and write them once, channels last at `_SQUEEZE_SPEED`. Channels first was not measured:
-    the memory's speed is assumed, on the low side.
+    They read the images twice and write them once, channels last at `_SQUEEZE_SPEED`. Channels first, and what inductor
+    has ``compiled``, were not measured: the memory's speed is assumed, on the low side.
     """
     passes = 3 * problem.n * problem.image_bytes / target.bytes_per_cycle
-    if not problem.nhwc:
+    if compiled or not problem.nhwc:
         return 2 * (LAUNCH + _PASS_LAUNCH) + passes
     return _SQUEEZE_BESIDE + passes / (_SQUEEZE_SPEED * item_bytes(problem.dtype) / 2)

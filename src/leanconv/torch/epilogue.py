@@ -191,12 +191,12 @@ def _decomposed(axes: int) -> Callable[..., Any]:
     return decomposed
 
 
-def _autograd(axes: int) -> Callable[..., Any]:
-    """What the dispatcher calls first: a gradient is that of the parts."""
-    operator, decomposed = OPERATORS[axes], _decomposed(axes)
+def unless_recorded(operator: Any, decomposed: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """What the dispatcher calls first of an operator, whose first so many arguments are tensors: a gradient is that of
+    the parts."""
 
     def kernel(*given: Any) -> Any:
-        if _is_recorded(*given[:5]):
+        if _is_recorded(*given[:count]):
             return decomposed(*given)
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*given)
@@ -253,7 +253,7 @@ def _vmap(axes: int) -> Callable[..., Any]:
 for _axes, _name in _NAMES.items():
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _key)
-    _library.impl(_name, _autograd(_axes), "Autograd")
+    _library.impl(_name, unless_recorded(OPERATORS[_axes], _decomposed(_axes), 5), "Autograd")
     for _key in ("AutocastCPU", "AutocastCUDA"):
         _library.impl(_name, _autocast(_axes, _key), _key)
     torch.library.register_fake(f"leanconv::{_name}", _fake, lib=_library)

@@ -1,14 +1,18 @@
-"""The same for torch.compile: convolutions of the graph that Dynamo gives, with what follows them, as one operator."""
+"""The same for torch.compile: in the graph that Dynamo gives, convolutions with what follows them become one operator
+each, and squeeze-and-excite another."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 
 from leanconv.arrays import arrays_of
 from leanconv.call import bind
@@ -18,13 +22,16 @@ from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
 from leanconv.options import PRECISIONS, Layout, Precision, layer_options, one_of, padding_word, sides_for
 from leanconv.problem import ConvProblem
+from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import comparing, epilogue, operators, patterns
+from leanconv.torch import comparing, epilogue, operators, patterns, squeeze, squeeze_graph
 from leanconv.torch.layers import stricter, tf32_allowed
 from leanconv.torch.patterns import Chain
+from leanconv.torch.squeeze_graph import Block, Layer
 
 F = torch.nn.functional
 _CONVS = {torch.conv2d: 2, torch.conv3d: 3}
+_SQUEEZED = {torch.conv1d: 1, **_CONVS}
 _NAMES = "input", "weight", "bias", "stride", "padding", "dilation", "groups"
 _NORM = "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"
 _DTYPES = torch.float32, torch.float16, torch.bfloat16
@@ -39,9 +46,11 @@ def fused(
     Each convolution of images or volumes, with the batch normalisation in evaluation, the residual and the activation
     that follow it, becomes one call of an operator whose kernel computes all of it, where leanconv is expected to be
     quicker than PyTorch's convolution and one pass over the result. The normalisation is ``scale`` and ``bias`` of that
-    call, computed in the graph, so changed parameters are followed. All else is inductor's. Graphs in which a gradient
-    is recorded are not changed. A model that `fuse` has made may be compiled so too: then nothing is left to compute of
-    its normalisations, and filters that have not changed stay packed, but in CUDA graphs.
+    call, computed in the graph, so changed parameters are followed. Squeeze-and-excite of signals, images or volumes,
+    ``x * sigmoid(conv(activation(conv(mean of x))))``, or with a hardsigmoid, becomes one call too, where one launch is
+    expected to be quicker than inductor's kernels. All else is inductor's. Graphs in which a gradient is recorded, or a
+    derivative taken, are not changed. A model that `fuse` has made may be compiled so too: then nothing is left to
+    compute of its normalisations, and filters that have not changed stay packed, but in CUDA graphs.
 
     Args:
         graph, example_inputs: what Dynamo gives.
@@ -62,10 +71,9 @@ def fused(
     """
     options = dict(options or {})
     precision = one_of("precision", options.pop("precision", precision), PRECISIONS)
-    recorded = torch.is_grad_enabled() and any(
-        isinstance(each, torch.Tensor) and each.requires_grad for each in (*example_inputs, *graph.parameters())
-    )
-    if not recorded:
+    given = *example_inputs, *graph.parameters()
+    recorded = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
+    if not recorded and forward_ad._current_level < 0 and not any(map(_records, graph.graph.nodes)):
         rewrite(graph, precision)
     if callable(compiler):
         return compiler(graph, example_inputs)
@@ -79,16 +87,25 @@ def fused(
     return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)
 
 
+def _records(node: fx.Node) -> bool:
+    """Whether a derivative of what a node computes is taken inside of the graph, as torch.func does."""
+    if getattr(node.target, "__name__", "") == "_make_dual":
+        return True
+    value = None if node.op in ("placeholder", "get_attr") else _value(node)
+    return value is not None and bool(value.requires_grad)
+
+
 def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
-    """Put the operator in place of what it computes; returns how often."""
+    """Put operators in place of what they compute; returns how many."""
     modules = dict(graph.named_modules())
     nodes = list(graph.graph.nodes)
-    taken: set[fx.Node] = set()
+    blocks = _blocks(graph.graph, modules)
+    taken = {node for block in blocks for node in block.nodes}
     calls: dict[fx.Node | None, fx.Node] = {}
     chains: list[Chain] = []
     problems: dict[int, dict[ConvProblem, None]] = {}
     for node in reversed(nodes):
-        if node.op == "call_function" and node.target in _CONVS and _value(node) is not None:
+        if node.op == "call_function" and node.target in _CONVS and node not in taken and _value(node) is not None:
             chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
             if patterns.movable(chain, nodes, modules) or not _adds(chain):
                 continue
@@ -102,13 +119,18 @@ def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
                 chains.append(chain)
     for index, each in problems.items():
         precompile(each, device=f"cuda:{index}", progress=False)
+    for block in blocks:
+        last = block.nodes[-1]
+        with graph.graph.inserting_before(last):
+            call = graph.graph.call_function(squeeze.OPERATOR, (*_operands(block), *block.functions))
+        calls[last] = _replaced(graph.graph, block.nodes, call)
     scaled = _scaled(graph.graph, chains)
     for chain in reversed(chains):
         _replace(graph.graph, chain, calls, scaled[chain], precision)
-    if chains:
+    if chains or blocks:
         graph.graph.lint()
         graph.recompile()
-    return len(chains)
+    return len(chains) + len(blocks)
 
 
 def _value(node: Any) -> Any:
@@ -224,11 +246,13 @@ def _replace(
         options = *map(list, numbers), given["groups"], _precision(dtype, precision), False
         tensors = given["input"], given["weight"], bias, scale, calls.get(chain.add, chain.add)
         call = graph.call_function(epilogue.OPERATORS[axes], (*tensors, chain.activation, *options))
-    call.meta["example_value"] = _value(chain.last)
-    calls[chain.last] = call
-    chain.last.replace_all_uses_with(call)
-    for node in reversed(chain.nodes):
-        graph.erase_node(node)
+    calls[chain.last] = _replaced(graph, chain.nodes, call)
+
+
+def _replaced(graph: fx.Graph, nodes: Sequence[fx.Node], call: fx.Node) -> fx.Node:
+    call.meta["example_value"] = _value(nodes[-1])
+    patterns.replace(graph, nodes, call)
+    return call
 
 
 def _scaled(graph: fx.Graph, chains: Sequence[Chain]) -> dict[Chain, tuple[Any, Any]]:
@@ -275,3 +299,57 @@ def _scaled(graph: fx.Graph, chains: Sequence[Chain]) -> dict[Chain, tuple[Any, 
 
 def _as(graph: fx.Graph, tensor: Any, dtype: Any) -> Any:
     return tensor if _value(tensor).dtype is dtype else graph.call_method("to", (tensor, dtype))
+
+
+# Squeeze-and-excite
+
+
+def _blocks(graph: fx.Graph, modules: dict[str, torch.nn.Module]) -> list[Block]:
+    """Those that one launch is expected to compute in less time than inductor's kernels. It is compiled."""
+    ways = {block: _way(block) for block in squeeze_graph.blocks(graph, modules, partial(_layer, modules=modules))}
+    taken = {block: way for block, way in ways.items() if way is not None and way.plan is not None}
+    with suppress(CudaUnavailableError, CompileError):  # of which the operator warns, and is PyTorch's functions
+        squeeze.load(taken.values())
+    return list(taken)
+
+
+def _layer(node: fx.Node, modules: dict[str, torch.nn.Module]) -> Layer | None:
+    """The layer that ends with a node, if it is the product of a matrix with a single pixel."""
+    activation = patterns.activation(node, modules)
+    conv = node if activation is None else squeeze_graph.given(node)
+    if conv is None or conv.op != "call_function" or conv.target not in _SQUEEZED:
+        return None
+    given = _of_conv(conv)
+    w = _value(given["weight"])
+    numbers = None if w is None else _numbers(given, _SQUEEZED[conv.target])
+    if numbers is None or not isinstance(given["input"], fx.Node):
+        return None
+    if not squeeze_graph.is_matrix(w.shape, numbers[1], given["groups"]):
+        return None
+    return Layer(given["input"], tuple(w.shape), activation, tuple(dict.fromkeys((conv, node))))
+
+
+def _operands(block: Block) -> list[Any]:
+    layers = [_of_conv(layer.conv) for layer in (block.first, block.second)]
+    return [block.x, *(layer[name] for layer in layers for name in ("weight", "bias"))]
+
+
+def _way(block: Block) -> squeeze.Way | None:
+    """How a block would be computed; None where something of it is not known or has another type, as in autocast."""
+    operands = _operands(block)
+    values = [_value(each) for each in (*block.nodes, *operands) if each is not None]
+    x = _value(block.x)
+    if x is None or x.device.type not in ("cpu", "cuda"):
+        return None
+    if any(value is None or value.dtype is not x.dtype for value in values):
+        return None
+    tensors = [None if each is None else _as_now(_value(each)) for each in operands]
+    return squeeze.decide(*block.functions, *tensors, compiled=True)
+
+
+def _as_now(value: Any) -> Any:
+    """A tensor whose sizes that may change are numbers, as they are now."""
+    if all(type(each) is int for each in (*value.shape, *value.stride())):
+        return value
+    with value.fake_mode:
+        return torch.empty_strided(_hints(value.shape), _hints(value.stride()), dtype=value.dtype, device=value.device)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from leanconv.call.precompile import precompile
 from leanconv.options import PRECISIONS, Precision, one_of
-from leanconv.runtime import launch
-from leanconv.runtime.threads import side_by_side
-from leanconv.torch import patterns, squeeze
+from leanconv.torch import patterns, squeeze, squeeze_graph
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.modules import _Module as OurModule
 from leanconv.torch.patterns import Chain
@@ -164,7 +161,7 @@ def _layers_of(made: nn.Module) -> list[FusedConv | SqueezeExcite]:
 def _compile(made: Fused, given: tuple[Any, ...]) -> None:
     """Compile the kernels of a model that is called so, side by side: it runs on tensors without values."""
     found: dict[int, dict[Any, None]] = {}
-    blocks: dict[Any, None] = {}
+    blocks: list[squeeze.Way] = []
     # layers of blocks that are one launch
     within: set[FusedConv] = set()
 
@@ -174,7 +171,7 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
         way = layer.decide(*arguments)
         if isinstance(way, squeeze.Way):
             if way.plan is not None:
-                blocks.update(dict.fromkeys((way.device, each) for each in way.plan.launches))
+                blocks.append(way)
                 within.update(layer.layers)
         elif way.requested is not None:
             found.setdefault(way.device, {})[way.kernel] = None
@@ -192,7 +189,7 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
     for index, problems in found.items():
         precompile(problems, device=f"cuda:{index}", progress=False)
     if blocks:
-        side_by_side([partial(launch.open_device(index).load, each) for index, each in blocks])
+        squeeze.load(blocks)
 
 
 def _has_modes(module: nn.Module) -> bool:
@@ -301,13 +298,11 @@ class _Work:
             beside = () if chain.add is None else (calls.get(chain.add, chain.add),)
             with graph.inserting_after(chain.last):
                 calls[chain.last] = graph.call_module(name, (*chain.conv.args, *beside))
-            chain.last.replace_all_uses_with(calls[chain.last])
-            for node in reversed(chain.nodes):
-                graph.erase_node(node)
+            patterns.replace(graph, chain.nodes, calls[chain.last])
         for node in graph.nodes:
             if isinstance(node.type, str):  # an annotation that is not evaluated, which pickles cannot import
                 node.type = None
-        squeeze.rewrite(graph, model, prefix)
+        squeeze_graph.rewrite(graph, model, prefix)
         self._say_left(graph, modules, prefix)
         graph.lint()
         return _fused(model, graph, ())

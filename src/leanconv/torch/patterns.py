@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from leanconv.options import activation_of
 
@@ -160,6 +161,13 @@ def chain_of(
     return chain
 
 
+def replace(graph: Graph, nodes: Sequence[Node], call: Node) -> None:
+    """Put a call in place of nodes, whose last one's result it has."""
+    nodes[-1].replace_all_uses_with(call)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+
+
 # Changes in place: the fused call stands where the last node of a chain stood, and reads what the first one read
 
 
@@ -170,17 +178,40 @@ def changed(node: Node, modules: dict[str, nn.Module]) -> Node | None:
     if node.op == "call_module":
         inplace = bool(getattr(modules.get(str(target)), "inplace", False))
     elif node.op == "call_method":
-        inplace = str(target).endswith("_") and not str(target).endswith("__")
+        inplace = _says_so(str(target)) or str(target)[2:-2] in _CHANGING
     elif node.op == "call_function":
-        name = getattr(target, "__name__", "")
-        inplace = inplace or (name.endswith("_") and not name.endswith("__")) or target is operator.setitem
-        inplace = inplace or (name.startswith("i") and getattr(operator, name, None) is target and name in _CHANGING)
-        inplace = inplace or "out" in node.kwargs or any(each is True for each in node.args[1:3])
-    first = next((each for each in (*node.args, *node.kwargs.values()) if isinstance(each, Node)), None)
-    return first if inplace else None
+        name, place = getattr(target, "__name__", ""), _place_of_inplace(target)
+        inplace = inplace or _says_so(name) or "out" in node.kwargs or _is_mutable(target)
+        inplace = inplace or (getattr(operator, name, None) is target and name in _CHANGING)
+        inplace = inplace or (place is not None and any(each is True for each in node.args[place : place + 1]))
+    return next(iter(node.all_input_nodes), None) if inplace else None
 
 
-_CHANGING = "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul"
+_CHANGING = (
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "imatmul", "ilshift",
+    "irshift", "setitem",
+)  # fmt: skip
+
+
+def _says_so(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _place_of_inplace(function: Any) -> int | None:
+    """Which of a function's arguments is ``inplace``; None where it has none."""
+    try:
+        return [*inspect.signature(function).parameters].index("inplace")
+    except (ValueError, TypeError):  # one of C++ has no signature
+        return None
+
+
+def _is_mutable(target: Any) -> bool:
+    """Whether an operator of torch.library changes an argument; of those of higher order nobody knows."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(_is_mutable(getattr(target, name)) for name in target.overloads())
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 def movable(chain: Chain, order: Iterable[Node], modules: dict[str, nn.Module]) -> str:

@@ -1,16 +1,23 @@
-"""Squeeze-and-excite in a fused model: found in its graph, and computed by one kernel where that is quicker."""
+"""Squeeze-and-excite, ``y = x * gate(w2 @ activation(w1 @ mean(x) + b1) + b2)``, by one kernel where that is quicker.
+
+`SqueezeExcite` is what `leanconv.torch.fuse` makes of a block. The operator ``leanconv::squeeze_excite`` is what the
+backend of torch.compile makes of one. It has no derivative of its own: where a gradient is recorded, and inside
+transforms of torch.func, it is PyTorch's functions.
+"""
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, Node
+from torch.utils.flop_counter import register_flop_formula
 
 from leanconv.arrays import arrays_of
+from leanconv.call.host_call import torch_epilogue
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import squeeze_excite as kernel
 from leanconv.plan import Plan
@@ -18,17 +25,15 @@ from leanconv.runtime import launch
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import comparing, operators, patterns
+from leanconv.runtime.threads import side_by_side
+from leanconv.torch import comparing, epilogue, operators, patterns
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.packed import signature
 from leanconv.torch.switches import compiling, on_gpu
 
-F, nn = torch.nn.functional, torch.nn
-#: torch.fx takes a product in place for one of these
-_MULTIPLIES = operator.mul, torch.mul
-_POOLS: tuple[type, ...] = nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d
-_POOLED = F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d
+F = torch.nn.functional
 _ROLES = "x", "w1", "b1", "w2", "b2", "y"
+_HARD = "hardsigmoid"
 
 
 class Way(NamedTuple):
@@ -42,16 +47,115 @@ class Way(NamedTuple):
     device: int | None = None
 
 
-class Squeeze(NamedTuple):
-    """A block in a graph: ``x * gate(second(first(mean of x)))``."""
+class Calls:
+    """Calls of blocks, and how those of each kind are computed."""
 
-    x: Node
-    first: Node
-    second: Node
-    #: whether the gate is a hardsigmoid behind the second layer, which has its activation otherwise
-    hard: bool
-    #: all of it, in order
-    nodes: tuple[Node, ...]
+    def __init__(self) -> None:
+        self._ways: BoundedCache[Any, tuple[Way, Any, Any]] = BoundedCache(256)
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """How blocks have been computed so far."""
+        return tuple(way for way, _, _ in self._ways.values())
+
+    def run(self, activation: str | None, gate: str, *given: Any) -> Any:
+        """The result for images on a GPU, w1, b1, w2 and b2; None where PyTorch is to compute it."""
+        input = given[0]
+        try:
+            addresses = [0 if each is None else each.data_ptr() for each in given]
+            usable = all(each is None or (at and not at & 15) for at, each in zip(addresses, given, strict=True))
+            signatures = (None if each is None else signature(each) for each in given[1:])
+            images = input.shape, input.stride(), input.dtype, input.device, input.is_neg()
+            key = usable, activation, gate, *images, *signatures
+        except (RuntimeError, AttributeError):  # a tensor without memory or sizes
+            return None
+        ready = self._ways.get(key) or self._ways.recall(key)
+        if ready is None:
+            ready = _ready(decide(activation, gate, *given), input, usable)
+            self._ways.keep(key, ready)
+        _, stream, run = ready
+        if run is None:
+            return None
+        y = torch.empty_like(input)
+        run(stream(), (*addresses, y.data_ptr()))
+        return y
+
+
+def _ready(way: Way, input: Any, usable: bool) -> tuple[Way, Any, Any]:
+    """How, the stream, and what runs it there. ``usable``: whether all addresses are multiples of 16."""
+    arrays = arrays_of(input)
+    if not usable:
+        way = Way("PyTorch", way.problem, "its memory starts at no multiple of 16 bytes")
+    if way.plan is None or way.device is None or arrays is None:
+        return way, None, None
+    try:
+        run = launch.open_device(way.device).executable(way.plan, _ROLES)
+    except (CudaUnavailableError, CompileError) as error:
+        warnings.warn(f"leanconv leaves {way.problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+        return Way("PyTorch", way.problem, str(error).splitlines()[0]), None, None
+    return way, arrays.fast_stream(way.device), run
+
+
+def decide(
+    activation: str | None, gate: str, x: Any, w1: Any, b1: Any, w2: Any, b2: Any, *, compiled: bool = False
+) -> Way:  # fmt: skip
+    """How a block is computed, of whose tensors only what is beside values matters.
+
+    ``compiled``: whether what PyTorch would run otherwise is what inductor compiles.
+    """
+    arrays = arrays_of(x)
+    index = None if arrays is None else arrays.device(x)
+    dtype = DTYPES.get(str(x.dtype).removeprefix("torch."))
+    c, squeezed, window = x.shape[1:2], w1.shape[:1], (1,) * (w1.dim() - 2)
+    shapes = {w1: (*squeezed, *c, *window), b1: squeezed, w2: (*c, *squeezed, *window), b2: c}
+    given = [each for each in shapes if each is not None]
+    what = f"squeeze-excite of {tuple(x.shape)}"
+    kinds = {(each.dtype, each.device) for each in (x, *given)}
+    if index is None or dtype is None or len(kinds) > 1:
+        return Way("PyTorch", what, f"images of {x.dtype} on {x.device}, or layers of something else")
+    last = _is_last(x)
+    dense = [_is_last(each) is not None and not each.is_neg() for each in (x, *given)]
+    fits = x.dim() == w1.dim() and all(each.shape == shapes[each] for each in given)
+    if not fits or not x.numel() or not all(dense):
+        return Way("PyTorch", what, "its shape or its memory is not one for leanconv")
+    problem = kernel.SqueezeExciteProblem(
+        x.shape[0], x.shape[1], x.shape[2:].numel(), w1.shape[0], dtype.name, bool(last), activation, gate,
+        b1 is not None, b2 is not None,
+    )  # fmt: skip
+    try:
+        target = launch.open_device(index).target
+    except CudaUnavailableError as error:
+        return Way("PyTorch", problem, str(error).splitlines()[0])
+    if reasons := kernel.why_not(problem, target):
+        return Way("PyTorch", problem, reasons[0])
+    share = kernel.predicted_cycles(problem, target) / comparing.squeeze_cycles(problem, target, compiled)
+    others = "inductor's" if compiled else "PyTorch's four"
+    why = f"one launch is expected to take {share:.2f} of the time of {others}"
+    if share >= 1:
+        return Way("PyTorch", problem, why)
+    return Way("leanconv: squeeze_excite", problem, why, kernel.plan(problem, target), index)
+
+
+def _is_last(tensor: Any) -> bool | None:
+    """Whether a dense tensor has its channels last; None for others."""
+    if tensor.is_contiguous():
+        return False
+    form = operators.CHANNELS_LAST.get(tensor.dim())
+    return True if form and tensor.is_contiguous(memory_format=form) else None
+
+
+def load(ways: Iterable[Way]) -> None:
+    """Compile and load the kernels of blocks, side by side."""
+    each = dict.fromkeys((way.device, one) for way in ways if way.plan is not None for one in way.plan.launches)
+    side_by_side([partial(launch.open_device(index).load, one) for index, one in each if index is not None])
+
+
+def gates(input: Any, axes: int, first: Callable[..., Any], second: Callable[..., Any], hard: bool) -> Any:
+    """What the images are multiplied with, by PyTorch's mean and a block's two layers. Images have so many axes behind
+    their channels."""
+    pixels = tuple(range(-axes, 0))  # of images without a batch too
+    found = second(first(input.mean(pixels, keepdim=True)))
+    return F.hardsigmoid(found) if hard else found
 
 
 class SqueezeExcite(torch.nn.Module):
@@ -73,11 +177,11 @@ class SqueezeExcite(torch.nn.Module):
         self._begin()
 
     def _begin(self) -> None:
-        self._ways: BoundedCache[Any, tuple[Way, Any, Any]] = BoundedCache(256)
+        self._calls = Calls()
 
     def __getstate__(self) -> dict[str, Any]:
         """What is decided is not copied."""
-        return {name: value for name, value in self.__dict__.items() if name != "_ways"}
+        return {name: value for name, value in self.__dict__.items() if name != "_calls"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -92,8 +196,7 @@ class SqueezeExcite(torch.nn.Module):
     @property
     def ways(self) -> tuple[Any, ...]:
         """How it has been computed so far on a GPU, and its layers by themselves."""
-        own = (way for way, _, _ in self._ways.values())
-        return (*own, *(way for layer in self.layers for way in getattr(layer, "ways", ())))
+        return (*self._calls.ways, *(way for layer in self.layers for way in getattr(layer, "ways", ())))
 
     def forward(self, input: Any) -> Any:
         """The block's result."""
@@ -102,221 +205,67 @@ class SqueezeExcite(torch.nn.Module):
         first, second = self.layers
         if any(type(each) is not FusedConv or patterns.has_hooks(each) for each in (first, second)):
             return self._composed(input)
-        given: tuple[Any, ...] = input, first.weight, first.bias, second.weight, second.bias
-        if operators.needs_operators(*(each for each in given if each is not None)):
+        given = self._given(input)
+        if operators.needs_operators(*given):
             return self._composed(input)
-        try:
-            addresses = [0 if each is None else each.data_ptr() for each in given]
-            usable = all(each is None or (at and not at & 15) for at, each in zip(addresses, given, strict=True))
-            signatures = (None if each is None else signature(each) for each in given[1:])
-            key = usable, input.shape, input.stride(), input.dtype, input.device, input.is_neg(), *signatures
-        except (RuntimeError, AttributeError):  # a tensor without memory or sizes
-            return self._composed(input)
-        ready = self._ways.get(key) or self._ways.recall(key)
-        if ready is None:
-            ready = self._ready(input, usable)
-            self._ways.keep(key, ready)
-        _, stream, run = ready
-        if run is None:
-            return self._composed(input)
-        y = torch.empty_like(input)
-        run(stream(), (*addresses, y.data_ptr()))
-        return y
+        y = self._calls.run(*self._functions(), *given)
+        return self._composed(input) if y is None else y
+
+    def _given(self, input: Any) -> tuple[Any, ...]:
+        first, second = self.layers
+        return input, first.weight, first.bias, second.weight, second.bias
+
+    def _functions(self) -> tuple[str | None, str]:
+        """The activation between its layers, and the gate."""
+        first, second = self.layers
+        return first.activation, _HARD if self.hard else str(second.activation)
 
     def _composed(self, input: Any) -> Any:
-        first, second = self.layers
-        pixels = tuple(range(-self.axes, 0))  # of images without a batch too
-        gates = second(first(input.mean(pixels, keepdim=True)))
-        return (F.hardsigmoid(gates) if self.hard else gates) * input
-
-    def _ready(self, input: Any, usable: bool) -> tuple[Way, Any, Any]:
-        """How, the stream, and what runs it there. ``usable``: whether all addresses are multiples of 16."""
-        way, arrays = self.decide(input), arrays_of(input)
-        if not usable:
-            way = Way("PyTorch", way.problem, "its memory starts at no multiple of 16 bytes")
-        if way.plan is None or way.device is None or arrays is None:
-            return way, None, None
-        try:
-            run = launch.open_device(way.device).executable(way.plan, _ROLES)
-        except (CudaUnavailableError, CompileError) as error:
-            warnings.warn(f"leanconv leaves {way.problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
-            return Way("PyTorch", way.problem, str(error).splitlines()[0]), None, None
-        return way, arrays.fast_stream(way.device), run
+        return gates(input, self.axes, *self.layers, self.hard) * input
 
     def decide(self, input: Any) -> Way:
         """How it is computed with such images, of which only what is beside values matters."""
-        first, second = self.layers
-        arrays = arrays_of(input)
-        index = None if arrays is None else arrays.device(input)
-        dtype = DTYPES.get(str(input.dtype).removeprefix("torch."))
-        c, squeezed, window = input.shape[1:2], first.weight.shape[:1], (1,) * (first.weight.dim() - 2)
-        shapes = {
-            first.weight: (*squeezed, *c, *window), first.bias: squeezed,
-            second.weight: (*c, *squeezed, *window), second.bias: c,
-        }  # fmt: skip
-        given = [each for each in shapes if each is not None]
-        what = f"squeeze-excite of {tuple(input.shape)}"
-        kinds = {(each.dtype, each.device) for each in (input, *given)}
-        if index is None or dtype is None or len(kinds) > 1:
-            return Way("PyTorch", what, f"images of {input.dtype} on {input.device}, or layers of something else")
-        last = _is_last(input)
-        dense = [_is_last(each) is not None and not each.is_neg() for each in (input, *given)]
-        fits = input.dim() == first.weight.dim() and all(each.shape == shapes[each] for each in given)
-        if not fits or not input.numel() or not all(dense):
-            return Way("PyTorch", what, "its shape or its memory is not one for leanconv")
-        problem = kernel.SqueezeExciteProblem(
-            input.shape[0], input.shape[1], input.shape[2:].numel(), first.weight.shape[0], dtype.name, bool(last),
-            first.activation, "hardsigmoid" if self.hard else str(second.activation), first.bias is not None,
-            second.bias is not None,
-        )  # fmt: skip
-        try:
-            target = launch.open_device(index).target
-        except CudaUnavailableError as error:
-            return Way("PyTorch", problem, str(error).splitlines()[0])
-        if reasons := kernel.why_not(problem, target):
-            return Way("PyTorch", problem, reasons[0])
-        share = kernel.predicted_cycles(problem, target) / comparing.squeeze_cycles(problem, target)
-        why = f"one launch is expected to take {share:.2f} of the time of PyTorch's four"
-        if share >= 1:
-            return Way("PyTorch", problem, why)
-        return Way("leanconv: squeeze_excite", problem, why, kernel.plan(problem, target), index)
+        return decide(*self._functions(), *self._given(input))
 
 
-def _is_last(tensor: Any) -> bool | None:
-    """Whether a dense tensor has its channels last; None for others."""
-    if tensor.is_contiguous():
-        return False
-    form = operators.CHANNELS_LAST.get(tensor.dim())
-    return True if form and tensor.is_contiguous(memory_format=form) else None
+# The operator
+
+_NAME = "squeeze_excite"
+_library = torch.library.Library("leanconv", "FRAGMENT")
+_library.define(
+    f"{_NAME}(Tensor x, Tensor w1, Tensor? b1, Tensor w2, Tensor? b2, str? activation, str gate) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+OPERATOR: Any = torch.ops.leanconv.squeeze_excite.default
+_calls = Calls()
 
 
-# In the graph
+def _gates(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, activation: str | None, gate: str) -> Any:
+    axes = x.dim() - 2
+    convolve = getattr(F, f"conv{axes}d")
+
+    def layer(w: Any, b: Any, activation: str | None) -> Callable[[Any], Any]:
+        return lambda means: torch_epilogue(convolve(means, w, b), axes, None, None, None, activation)
+
+    hard = gate == _HARD
+    return gates(x, axes, layer(w1, b1, activation), layer(w2, b2, None if hard else gate), hard)
 
 
-def rewrite(graph: Graph, model: nn.Module, prefix: str) -> None:
-    """Put a `SqueezeExcite` in place of each block in a graph whose convolutions are `FusedConv` of ``model``."""
-    modules = dict(model.named_modules())
-    found = [each for node in graph.nodes if (each := _block(node, modules)) is not None]
-    called = [node for node in graph.nodes if node.op in ("call_module", "get_attr")]
-    made: dict[tuple[str, str, bool], str] = {}
-    calls: dict[Node, Node] = {}
-    for each in found:
-        key = _key(each)
-        if key not in made:
-            inside = {node for other in found if _key(other) == key for node in other.nodes}
-            others = [str(node.target) for node in called if node not in inside]
-            made[key] = _add(model, modules, each, others, prefix)
-        last = each.nodes[-1]
-        with graph.inserting_after(last):
-            # the images may be the result of another block, which has been replaced
-            calls[last] = graph.call_module(made[key], (calls.get(each.x, each.x),))
-        last.replace_all_uses_with(calls[last])
-        for node in reversed(each.nodes):
-            graph.erase_node(node)
+def _by_pytorch(x: Any, *given: Any) -> Any:
+    return _gates(x, *given) * x
 
 
-def _key(block: Squeeze) -> tuple[str, str, bool]:
-    """What blocks have in common that one module computes."""
-    return str(block.first.target), str(block.second.target), block.hard
+def _kernel(x: Any, *given: Any) -> Any:
+    *parameters, activation, gate = given
+    y = _calls.run(activation, gate, x, *parameters) if on_gpu(x) else None
+    return torch.mul(_gates(x, *given), x, out=torch.empty_like(x)) if y is None else y
 
 
-def _add(
-    model: nn.Module, modules: dict[str, nn.Module], block: Squeeze, others: Sequence[str], prefix: str
-) -> str:  # fmt: skip
-    """The name of a new module with the block's layers: that of their parent, where nothing else is called in it, so
-    that their parameters keep their names."""
-    (parent, _, first), (other, _, second) = (
-        str(each.target).rpartition(".") for each in (block.first, block.second)
-    )  # fmt: skip
-    alone = bool(parent) and not any(f"{each}.".startswith(f"{parent}.") for each in others)
-    at, count = parent if alone and parent == other else f"{parent}.squeeze_excite".strip("."), 1
-    while at != parent and hasattr(model.get_submodule(parent), at.rpartition(".")[2]):
-        count += 1
-        at = f"{parent}.squeeze_excite_{count}".strip(".")
-    one, two = (modules[str(each.target)] for each in (block.first, block.second))
-    assert isinstance(one, FusedConv) and isinstance(two, FusedConv)
-    place, _, name = at.rpartition(".")
-    setattr(model.get_submodule(place), name, SqueezeExcite(one, two, block.hard, (first, second), prefix + at))
-    return at
-
-
-def _block(node: Node, modules: dict[str, nn.Module]) -> Squeeze | None:
-    """The block that a product ends; None where it ends none."""
-    multiplies = node.op == "call_function" and node.target in _MULTIPLIES and not node.kwargs
-    if not (multiplies or (node.op == "call_method" and node.target == "mul" and not node.kwargs)):
-        return None
-    if len(node.args) != 2 or not all(isinstance(each, Node) for each in node.args):
-        return None
-    one, other = node.args
-    for x, gates in ((one, other), (other, one)):
-        assert isinstance(x, Node) and isinstance(gates, Node)
-        block = _gated(x, gates, node, modules)
-        if block is not None:
-            return block
-    return None
-
-
-def _gated(x: Node, gates: Node, product: Node, modules: dict[str, nn.Module]) -> Squeeze | None:
-    hard = _is_hardsigmoid(gates, modules)
-    second = _given(gates) if hard else gates
-    first = None if second is None else _given(second)
-    mean = None if first is None else _given(first)
-    if second is None or first is None or mean is None:
-        return None
-    nodes = dict.fromkeys((mean, first, second, gates))
-    if any(len(each.users) != 1 for each in nodes):
-        return None
-    one, two = _dense(first, modules), _dense(second, modules)
-    if one is None or two is None or two.activation != (None if hard else "sigmoid"):
-        return None
-    if two.weight.shape[:2] != one.weight.shape[1::-1] or not _is_mean(mean, x, one.weight.dim() - 2, modules):
-        return None
-    between = mean.next
-    while between is not product:
-        if between not in nodes and patterns.changed(between, modules) is not None:  # x, or what shares its memory
-            return None
-        between = between.next
-    return Squeeze(x, first, second, hard, (*nodes, product))
-
-
-def _given(node: Node) -> Node | None:
-    """What a node is called with, where that is all it is called with besides options."""
-    nodes = [each for each in (*node.args, *node.kwargs.values()) if isinstance(each, Node)]
-    return nodes[0] if len(nodes) == 1 else None
-
-
-def _dense(node: Node, modules: dict[str, nn.Module]) -> FusedConv | None:
-    """The layer that a node calls, if it is the product with a matrix at each pixel."""
-    layer = modules.get(str(node.target)) if node.op == "call_module" else None
-    if not isinstance(layer, FusedConv) or set(layer.weight.shape[2:]) != {1} or layer.groups != 1:
-        return None
-    unit = not isinstance(layer.padding, str) and {*layer.stride} == {1} and {*layer.padding} == {0}
-    return layer if unit else None
-
-
-def _is_hardsigmoid(node: Node, modules: dict[str, nn.Module]) -> bool:
-    module = patterns.module_of(node, modules)
-    return type(module) is nn.Hardsigmoid or (node.op == "call_function" and node.target is F.hardsigmoid)
-
-
-def _is_mean(node: Node, x: Node, count: int, modules: dict[str, nn.Module]) -> bool:
-    """Whether a node is the mean over all pixels of ``x``, which keeps their axes, so many."""
-    if _given(node) is not x:
-        return False
-    given = [each for each in (*node.args, *node.kwargs.values()) if each is not x]
-    if node.op == "call_module":
-        module = patterns.module_of(node, modules)
-        return type(module) is _POOLS[count - 1] and _are_ones(getattr(module, "output_size", None))
-    if (node.op, node.target) == ("call_function", _POOLED[count - 1]):
-        return len(given) == 1 and _are_ones(given[0])
-    if (node.op, node.target) not in (("call_method", "mean"), ("call_function", torch.mean)):
-        return False
-    axes = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else None)
-    keeps = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
-    if not isinstance(axes, (tuple, list)) or len(given) != 2 or keeps is not True:
-        return False
-    return {*axes} in ({*range(2, 2 + count)}, {*range(-count, 0)})
-
-
-def _are_ones(sizes: Any) -> bool:
-    return set(sizes if isinstance(sizes, (tuple, list)) else (sizes,)) == {1}
+for _key in ("CPU", "CUDA"):
+    _library.impl(_NAME, _kernel, _key)
+_library.impl(_NAME, epilogue.unless_recorded(OPERATOR, _by_pytorch, 5), "Autograd")
+_library.impl(_NAME, _by_pytorch, "FuncTorchBatched")
+torch.library.register_fake(f"leanconv::{_NAME}", lambda x, *given: torch.empty_like(x), lib=_library)
+register_flop_formula(torch.ops.leanconv.squeeze_excite)(
+    lambda x_shape, w1_shape, b1, w2_shape, *rest, out_shape: 2 * x_shape[0] * (prod(w1_shape) + prod(w2_shape))
+)
