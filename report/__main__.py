@@ -70,6 +70,9 @@ def modes(
     only: Annotated[list[str] | None, typer.Option("--pass", help="forward or training; by default both.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
     tuned: Annotated[bool, typer.Option("--tune", help="Tuned too; use an empty LEANCONV_TUNING_DIR.")] = False,
+    eagerly: Annotated[
+        bool, typer.Option("--eager", help="Times without a graph alone, of rows that are there.")
+    ] = False,
     seconds: command_line.Seconds = None,
     results: Records = RESULTS,
     revision: command_line.Revision = None,
@@ -78,7 +81,7 @@ def modes(
     from report.modes import MODES, NETWORKS, PASSES, measure
 
     chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
-    print(measure(results, revision, *chosen, seconds, compiled, tuned))
+    print(measure(results, revision, *chosen, seconds, compiled, tuned, eagerly))
 
 
 def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tuple[str, ...]:

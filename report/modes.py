@@ -289,6 +289,26 @@ def measure_forward(
     return us | counts | found | {"warm_up_s": round(waited, 1)}
 
 
+def measure_eager(model: Any, x: Any, mode: Mode, quicker: str) -> dict[str, Any]:
+    """Times of PyTorch's and of leanconv's forward pass where Python launches each kernel. ``quicker``: PyTorch's
+    quicker layout."""
+    import torch
+
+    import leanconv.torch
+
+    with torch.inference_mode(), ExitStack() as enabled:
+        nets = in_layouts(model, x)
+        calls = {who: partial(net, given) for who, (net, given) in nets.items()}
+        patches = dict[str, Any]()
+        for layout in dict.fromkeys(("torch_nhwc", f"torch_{quicker.lower()}")):
+            net, given = nets[layout]
+            taken = enabled.enter_context(leanconv.torch.enable(net, precision=mode.precision))
+            leanconv.torch.warm_up(net, given, progress=False)
+            patches[layout.replace("torch", "leanconv")] = taken
+        calls |= {ours: calls[ours.replace("leanconv", "torch")] for ours in patches}
+        return _fields("eager", eager(calls, patches))
+
+
 def _quicker(us: dict[str, float], side: str, way: str) -> str:
     """A side in the layout in which it took least."""
     return min((f"{side}_{layout}" for layout in ("nhwc", "nchw")), key=lambda who: us.get(f"{who}_{way}_us", inf))
@@ -336,9 +356,12 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
 
 def measure(
     results: Path, revision: str | None, names: Sequence[str], modes: Sequence[str], passes: Sequence[str],
-    seconds: float | None, compiled: bool, tuned: bool,
+    seconds: float | None, compiled: bool, tuned: bool, eagerly: bool = False,
 ) -> Path:  # fmt: skip
     """Measure on this machine's GPU what the results file does not have of this revision; other rows stay.
+
+    ``eagerly``: of forward passes that the file has, the times without a CUDA graph alone, which then have a revision
+    and a date of their own.
 
     Raises WrongResultError at the end where a result was wrong, of which the file has no row.
     """
@@ -352,8 +375,8 @@ def measure(
     for kind, key, name in product(passes, modes, names):
         mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
         old = next((row for row in rows if mine.items() <= row.items()), None)
-        known = old is not None and old["revision"] == about["git_revision"]
-        if known or (kind != "forward" and name not in TRAINED):
+        known = old is not None and about["git_revision"] in (old["revision"], eagerly and old.get("eager_revision"))
+        if known or (kind != "forward" and name not in TRAINED) or (eagerly and (kind != "forward" or old is None)):
             continue
         if seconds is not None and time.monotonic() - begin > seconds:
             break
@@ -362,9 +385,15 @@ def measure(
             model, x = network(name, mode, kind != "forward")
             graph = name not in UNCAPTURED
             forward = partial(measure_forward, compiled=compiled and graph, tuned=tuned and graph, graph=graph)
-            found = (forward if kind == "forward" else measure_step)(model, x, mode)
+            if eagerly and old is not None:
+                found = measure_eager(model, x, mode, old["quicker"])
+            else:
+                found = (forward if kind == "forward" else measure_step)(model, x, mode)
         took = {"seconds": round(time.monotonic() - started, 1)}
-        row = {**mine, "batch": len(x), **found, **took, "revision": about["git_revision"], "date": about["date"]}
+        when = {"revision": about["git_revision"], "date": about["date"]}
+        row = {**mine, "batch": len(x), **found, **took, **when}
+        if eagerly and old is not None:
+            row = old | found | {f"eager_{name}": each for name, each in when.items()}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x
         torch.cuda.empty_cache()

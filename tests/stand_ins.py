@@ -255,8 +255,8 @@ def set_capturing(patch: pytest.MonkeyPatch, is_capturing: bool) -> None:
 @contextmanager
 def patched_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`leanconv.torch.enable` takes what runs on the CPU, whose tensors `torch_on_device` lays on its device, and
-    expects PyTorch to be slow, and the GPU never to wait for the host. Afterwards nothing is left of it, even if another
-    thread is alive.
+    expects PyTorch to be slow, and the GPU never to wait for the host. Afterwards nothing is left of it, even if
+    another thread is alive.
 
     Autocast of the CPU casts aten::_convolution only without its last argument, TF32.
     """

@@ -89,6 +89,31 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     assert "| mvit_v2_s | – | – / 2.00 |" in modes.section(records.read(path))
 
 
+def test_times_without_a_graph_alone_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that the file has: the others of their times keep their revision."""
+    about = made_up.ABOUT | {"git_revision": "b" * 40, "date": "2026-02-03T00:00:00"}
+    monkeypatch.setattr(records.machine, "describe", lambda *_: about)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
+    monkeypatch.setattr(modes, "network", lambda name, mode, training: (torch.nn.Identity(), torch.empty(4)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    asked: list[str] = []
+    new = {"torch_eager_us": 9.0, "leanconv_eager_us": 3.0}
+    monkeypatch.setattr(modes, "measure_eager", lambda model, x, mode, quicker: asked.append(quicker) or new)
+    old = {"network": "resnet18", "mode": "fp32", "pass": "forward", "quicker": "NCHW", "torch_graph_us": 8.0,
+           "leanconv_graph_us": 4.0, "torch_eager_us": 9.0, "leanconv_eager_us": 9.5, "revision": "a" * 40,
+           "date": "2026-01-02T00:00:00"}  # fmt: skip
+    path = records.write(tmp_path, "modes", about, [old])
+    for _ in range(2):
+        modes.measure(tmp_path, None, ("resnet18", "resnet50"), ("fp32",), modes.PASSES, None, False, False, True)
+    assert asked == ["NCHW"], "nothing is measured twice, and no row is new"
+    assert records.read(path)["rows"] == [
+        old | new | {"eager_revision": about["git_revision"], "eager_date": about["date"]}
+    ]
+    page = modes.section(records.read(path))
+    assert "| resnet18 | 2.00 / 3.00 |" in page
+    assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
+
+
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     took = {"torch": 30000.0, "leanconv": 5000.0}
