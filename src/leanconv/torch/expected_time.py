@@ -9,7 +9,6 @@ from leanconv.kernels.contract import ceil_div
 from leanconv.kernels.cost import moved_bytes, overlapped
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem, Problem
-from leanconv.volumes.images import as_images
 
 # Fitted to an H200 (PyTorch 2.11, cuDNN 9.19), channels first and last.
 
@@ -27,6 +26,12 @@ _IMAGES_16BIT = {"fprop": (0.5, 0.65), "dgrad": (0.64, 0.75), "wgrad": (0.69, 0.
 _IMAGES_HALF, _IMAGES_LESSER, _IMAGES_BESIDE, _IMAGES_WEIGHT_BESIDE = 21, 0.48, 8200, (19200, 14800)
 #: channels first they are rearranged at this share of the memory's speed, in so many clock cycles beside that
 _IMAGES_REARRANGED = 0.68, 9150
+#: Of volumes in 16 bits without groups, forward: times as long as by the same formulas, of filters with one tap, with
+#: taps in rows and columns alone, along the depth alone, and in all; channels first and last; and how many times that
+#: where channels or filters are no multiples of 8. Explored (H200, 11436c63): of 184 layers of R(2+1)D, S3D and suite
+#: conv3d half are within a seventh.
+_VOLUMES_16BIT = (0.9, 1.2, 1.25, 1.0), (0.95, 1.55, 1.3, 0.9)
+_VOLUMES_16BIT_OTHER = (1.0, 1.0, 1.3, 1.0), (1.0, 1.1, 3.0, 1.5)
 #: Of groups and volumes in 16 bits, channels first: all tensors are rearranged at this share of the memory's speed, by
 #: launches of their own before the product and after it.
 _REARRANGED, _REARRANGING = 0.5, 2
@@ -79,11 +84,10 @@ _MOST_DEPTHWISE_16, _MOST_DEPTHWISE_16_WEIGHT = {"fprop": 1.05, "dgrad": 1.55}, 
 #: Groups of several channels are not measured.
 _MOST_VOLUMES_FP32 = {"fprop": 1.0, "dgrad": 1.1, "wgrad": 1.3}
 _MOST_VOLUMES_TF32 = {"fprop": 0.72, "dgrad": 0.75, "wgrad": 0.5}
-_MOST_VOLUMES_16 = {
-    "fprop": ((8, 0.6), (32, 0.5), (inf, 0.9)), "dgrad": ((inf, 0.65),), "wgrad": ((32, 0.4), (inf, 0.5)),
-}  # fmt: skip
-#: forward in 16 bits, channels last, of more channels, where no kernel of images computes it: less than is predicted
-_MOST_VOLUMES_16_MANY = 1.6
+_MOST_VOLUMES_16 = {"dgrad": ((inf, 0.65),), "wgrad": ((32, 0.4), (inf, 0.5))}
+#: Forward, by filters and layout as `_VOLUMES_16BIT`. Explored (H200, 11436c63): of those 184 layers 90 are taken, 4 of
+#: them lose more than 5 %, and 79 of the 106 that would win are among them.
+_MOST_VOLUMES_16_FORWARD = (0.9, 1.0, 0.9, 0.9), (0.75, 0.95, 0.8, 0.95)
 _MOST_VOLUMES_DEPTHWISE, _MOST_VOLUMES_GROUPS = 0.8, 0.3
 #: times as long as expected of images: PyTorch's depthwise layers of volumes, channels last. Explored (H200, 05d2ebb):
 #: of three layers and their gradients 5 to 100 times.
@@ -94,8 +98,9 @@ LAUNCH = 5940
 CYCLES_PER_US = 1980
 #: Microseconds of the host that a layer takes more where its gradient is recorded in Python, and from which time of
 #: PyTorch's on the host waits for the GPU. Explored (H200, ad228b7): forward and backward take 60 to 110 more in a
-#: loop, 230 in ConvNeXt-T.
-_RECORDING_US, _BUSY_US = 250, 800
+#: loop, 230 in ConvNeXt-T. Of that network in 16 bits three layers that save 316 each on the GPU, by prediction, made a
+#: step longer, for whose most part the GPU waits (a1903955).
+_RECORDING_US, _BUSY_US = 400, 800
 #: Outside of CUDA graphs the GPU waits for the host while layers are so short, in microseconds; there a layer is taken
 #: that keeps the GPU busy for at most so many more, since the host launches it sooner. Explored (H200, 11436c63): in
 #: five networks of torchvision, TF32 and 16 bits, the host needs 15 to 30 for a layer that is taken, 22 to 32 for one
@@ -135,6 +140,10 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     last = problem.layout == "NHWC"
     if problem.dtype != "float32" and problem.groups == 1 and not problem.is_volume:
         return _images_16bit(problem, target, last)
+    if problem.dtype != "float32" and problem.groups == 1 and problem.op == "fprop":
+        kind, other = _taps_of_volumes(problem), problem.c % 8 > 0 or problem.k % 8 > 0
+        times = _VOLUMES_16BIT[last][kind] * (_VOLUMES_16BIT_OTHER[last][kind] if other else 1)
+        return times * _images_16bit(problem, target, last)
     lanes = target.multiprocessors * target.fma_lanes
     products, moved = problem.flops / 2, float(problem.bytes)
     channels = min(problem.group_c, problem.group_k)
@@ -190,6 +199,11 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     if problem.bias and op == "fprop":  # a pass over the result
         cycles += 2 * prod(problem.y_shape) * item_bytes(problem.dtype) / target.bytes_per_cycle + LAUNCH / 2
     return cycles
+
+
+def _taps_of_volumes(problem: ConvProblem) -> int:
+    """Which filters of `_VOLUMES_16BIT` these are."""
+    return (problem.r * problem.s > 1) + 2 * (problem.t > 1)
 
 
 def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
@@ -257,8 +271,8 @@ def _most_of_volumes(problem: ConvProblem, tf32: bool) -> float:
         return _MOST_VOLUMES_DEPTHWISE if problem.group_c == 1 else _MOST_VOLUMES_GROUPS
     if problem.dtype == "float32":
         return (_MOST_VOLUMES_TF32 if tf32 else _MOST_VOLUMES_FP32)[problem.op]
-    if problem.op == "fprop" and problem.layout == "NHWC" and problem.c > 32 and as_images(problem).is_volume:
-        return _MOST_VOLUMES_16_MANY
+    if problem.op == "fprop":
+        return _MOST_VOLUMES_16_FORWARD[problem.layout == "NHWC"][_taps_of_volumes(problem)]
     return next(share for channels, share in _MOST_VOLUMES_16[problem.op] if problem.c <= channels)
 
 
