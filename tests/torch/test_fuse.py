@@ -281,7 +281,7 @@ def test_what_follows_pytorchs_convolution_is_one_pass(
     axes: int, on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where that is more than a bias, and quicker than PyTorch's functions."""
-    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("", "PyTorch convolves quicker"))
+    monkeypatch.setattr(comparing, "fused", lambda *given, packed: Decision("", "PyTorch convolves quicker"))
     conv = getattr(nn, f"Conv{axes}d")(3, 4, 3, padding=1)
     fused, x = ours.fuse(nn.Sequential(conv, nn.Hardswish()).eval()), torch.randn(2, 3, *(6,) * axes)
     expected = F.hardswish(conv(x))

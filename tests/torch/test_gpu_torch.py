@@ -393,7 +393,7 @@ def test_videos_in_parts(form: Any, dtype: Any) -> None:
 @pytest.mark.parametrize("taken", [True, False])
 def test_fused_models(taken: bool, form: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched by Python, in a CUDA graph, and by the backend of torch.compile."""
-    monkeypatch.setattr(comparing, "fused", lambda *given: Decision("it" * taken, "said so"))
+    monkeypatch.setattr(comparing, "fused", lambda *given, **more: Decision("it" * taken, "said so"))
     model = made(Block, 16, 32, 2).to("cuda", dtype, memory_format=form)
     x = torch.randn(2, 16, 20, 18, device="cuda", dtype=dtype).contiguous(memory_format=form)
     exact, bound = copy.deepcopy(model).double()(x.double()), 1e-5 if dtype is torch.float32 else 2e-2

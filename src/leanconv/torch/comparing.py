@@ -26,10 +26,13 @@ _PASS_LAUNCH = LAUNCH / 2
 _SQUEEZE_BESIDE, _SQUEEZE_SPEED = 28200, 0.38
 
 
-def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, passes: float = 0.0) -> Decision:
+def compared(
+    loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, passes: float = 0.0, packed: bool = False
+) -> Decision:
     """Whether what was chosen for a problem is quicker than PyTorch's convolution in ``pytorch`` clock cycles, where no
-    table has a time of it, and in ``passes`` clock cycles of what follows it there."""
+    table has a time of it, and in ``passes`` clock cycles of what follows it there. ``packed``: filters stay packed."""
     name, target = loaded.choice.algorithm.name, loaded.device.target
+    preparing = len(loaded.plan.prepare) * LAUNCH
     # as PyTorch runs now; or else at its best
     searched = {bool(torch.backends.cudnn.benchmark), True}
     times = [tables.peer_us(problem, target, engine(problem, tf32, way)) for way in sorted(searched)]
@@ -38,9 +41,10 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
         ours, theirs, most = loaded.choice.us * CYCLES_PER_US, measured * CYCLES_PER_US, 1.0
         if isinstance(loaded.problem, ConvProblem) and loaded.problem.add:  # which was timed without
             ours += _result_cycles(loaded.problem, target)
+        ours -= packed * preparing
         why = f"{name} took {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32 + " when both were timed"
     else:
-        ours, theirs = expected_cycles(loaded), pytorch
+        ours, theirs = expected_cycles(loaded) - packed * preparing, pytorch
         why = f"{name} is expected to take {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(ours):
             why = f"nobody knows how long {name} takes"
@@ -52,7 +56,7 @@ def compared(loaded: Loaded, problem: ConvProblem, tf32: bool, pytorch: float, p
     if ours < most * theirs + passes:
         return Decision(name, why, ours, theirs + passes)
     # where nothing captures a CUDA graph filters stay packed, and the GPU may wait for the host
-    kept = ours - len(loaded.plan.prepare) * LAUNCH
+    kept = ours - preparing
     eager = problem.op == "fprop" and not passes and (kept < most * theirs or launched_sooner(kept, theirs))
     return Decision("", why, ours, theirs + passes, name if eager else "")
 
@@ -64,10 +68,11 @@ def expected_cycles(loaded: Loaded) -> float:
     return loaded.choice.cost + (LAUNCH if cost.leaves_out_launch(algorithm, problem) and not fitted else 0)
 
 
-def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, passes: float) -> Decision:
+def fused(loaded: Loaded, problem: ConvProblem, tf32: bool, passes: float, packed: bool = False) -> Decision:
     """The same for a layer with its epilogue, which takes so many clock cycles behind PyTorch's convolution."""
     plain = problem.plain
-    return compared(loaded, plain, tf32, expected_time.pytorch_cycles(plain, loaded.device.target, tf32), passes)
+    pytorch = expected_time.pytorch_cycles(plain, loaded.device.target, tf32)
+    return compared(loaded, plain, tf32, pytorch, passes, packed)
 
 
 def passes_cycles(problem: ConvProblem, target: Target, compiled: bool = False) -> float:

@@ -290,7 +290,8 @@ class FusedConv(torch.nn.Module):
         tf32 = tf32_allowed() and problem.dtype == "float32"
         decision = Decision("", "no algorithm can run it")
         if whole is not None:
-            decision = comparing.fused(whole, problem, tf32, min(passes, cycles))
+            # filters stay packed, in CUDA graphs too
+            decision = comparing.fused(whole, problem, tf32, min(passes, cycles), packed=True)
         if decision.name:
             return Way(f"leanconv: {decision.name}", problem, decision.why, requested, problem, index)
         if behind is not None and cycles < passes:
