@@ -72,8 +72,8 @@ PASSES = ("forward", "training")
 #: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
 #: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned or fused, eagerly, under
-#: torch.compile.
-WAYS = ("graph", "tuned", "fused", "eager", "compile")
+#: torch.compile; there also with leanconv's backend, beside PyTorch with its own.
+WAYS = ("graph", "tuned", "fused", "eager", "compile", "backend")
 
 
 def memory_format(x: Any, layout: str) -> Any:
@@ -263,7 +263,10 @@ def measure_forward(
                     compiled_graphs["leanconv"] = _compiled_graph(model, x)
                 reports[ours] = taken.report()
         us |= _replays("graph", graphs) if graph else {}
-        us |= _replays("compile", compiled_graphs) if compiled else {}
+        if compiled:
+            us |= _replays("compile", compiled_graphs)
+            backend = _compiled_graph(model, x, backend=leanconv.torch.fused, options={"precision": mode.precision})
+            us |= _replays("backend", {"torch": compiled_graphs["torch"], "leanconv": backend})
         best = {side: _quicker(us, side, "graph" if graph else "eager") for side in ("torch", "leanconv")}
         found: dict[str, Any] = {"quicker": best["torch"][6:].upper(), "ours": best["leanconv"][9:].upper()}
         for side, kept in best.items():
@@ -320,11 +323,11 @@ def _replays(way: str, graphs: dict[str, Any]) -> dict[str, float]:
     return _fields(way, in_turn({who: graph.replay for who, graph in graphs.items()}))
 
 
-def _compiled_graph(model: Any, x: Any) -> Any:
+def _compiled_graph(model: Any, x: Any, **options: Any) -> Any:
     import torch
 
     torch._dynamo.reset()
-    call = partial(torch.compile(model), x)
+    call = partial(torch.compile(model, **options), x)
     call()
     return captured(call)[0]
 
