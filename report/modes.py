@@ -1,4 +1,4 @@
-"""docs/networks.md: whole networks in each arithmetic that people run, with leanconv's convolutions and without.
+"""Whole networks in each arithmetic that people run, with leanconv's convolutions and without.
 
 ``python -m report modes`` needs a GPU, PyTorch and torchvision, and writes benchmarks/results/<machine>/modes.json: a
 row for each network, mode and kind of pass. PyTorch runs in both layouts; leanconv channels last, and also channels
@@ -19,12 +19,9 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
-from leanconv.bench.format import size
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
-from report.drawing import dots, finish, legend, panels, refuse_empty
-from report.fields import ratio
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, of videos frames, height and width.
 NETWORKS = {
@@ -69,8 +66,6 @@ MODES = {
     "16-bit": Mode("16 bits", True, half=True),
 }
 PASSES = ("forward", "training")
-#: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
-_SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
 #: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned or fused, eagerly, under
 #: torch.compile; there also with leanconv's backend, beside PyTorch with its own.
 WAYS = ("graph", "tuned", "fused", "eager", "compile", "backend")
@@ -417,82 +412,3 @@ def is_right(row: Mapping[str, Any]) -> bool:
 
 def _place(row: dict[str, Any]) -> tuple[bool, int, int]:
     return row["pass"] != "forward", list(NETWORKS).index(row["network"]), list(MODES).index(row["mode"])
-
-
-def section(record: dict[str, Any]) -> str:
-    """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
-    of, lines = _by_key(record), []
-    columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
-    ways = {
-        column: [way for way in WAYS if any(key[1:] == column and f"torch_{way}_us" in row for key, row in of.items())]
-        for column in columns
-    }
-    for network in dict.fromkeys(key[0] for key in of):
-        lines.append([network, *(_ratios(of.get((network, *column)), *ways[column]) for column in columns)])
-    heads = [f"{kind}: {MODES[mode].title} ({' / '.join(ways[kind, mode])})" for kind, mode in columns]
-    table = records.table((["network", *heads], lines))
-    return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's.\n\n{table}"
-
-
-def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:
-    """A line for each network: PyTorch's time over leanconv's, forward as a CUDA graph / eagerly, a step; memory."""
-    of, lines = _by_key(record), []
-    for network in networks or dict.fromkeys(key[0] for key in of):
-        forward = [_ratios(of.get((network, "forward", mode)), "graph", "eager") for mode in _SHORT]
-        steps = [_ratios(of.get((network, "training", mode)), "eager") for mode in _SHORT]
-        lines.append([network, *forward, *steps, _sizes(of.get((network, "forward", "fp32")))])
-    heads = ["network", *_SHORT.values(), *(f"step, {title}" for title in _SHORT.values()), "memory, ours / theirs"]
-    return records.table((heads, lines))
-
-
-def _sizes(row: dict[str, Any] | None) -> str:
-    """Peaks of memory of a pass, ours and PyTorch's."""
-    peaks = [(row or {}).get(f"{who}_peak_bytes") for who in ("leanconv", "torch")]
-    return " / ".join(map(size, peaks)) if None not in peaks else "–"
-
-
-def picture(record: dict[str, Any], path: Path) -> None:
-    """How many times as fast as PyTorch in the same mode a forward pass is: dots, of networks that all modes have."""
-    of = _by_key(record)
-    rows = {name: [of.get((name, "forward", mode), {}) for mode in _SHORT] for name in NETWORKS}
-    found = {
-        name: [each["torch_graph_us"] / each["leanconv_graph_us"] for each in modes]
-        for name, modes in rows.items()
-        if all("leanconv_graph_us" in each for each in modes)
-    }
-    refuse_empty(found)
-    names = sorted(found, key=lambda name: -found[name][0])
-    places = {title: [found[name][i] for name in names] for i, title in enumerate(_SHORT.values())}
-    colours = dict(zip(places, ("#d55e00", "#0072b2", "#f0e442"), strict=True))
-    figure, (axis,) = panels(1, 1, (8.2, 1.3 + 0.2 * len(names)))
-    dots(axis, names, places, colours, "PyTorch")
-    legend(axis, {f"leanconv, {title}": colour for title, colour in colours.items()}, above=1.0)
-    gpu = record["machine"]["gpu"]
-    finish(figure, path, f"Whole networks on one {gpu}, forward: times as fast as PyTorch in the same mode")
-
-
-def _by_key(record: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    return {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
-
-
-def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
-    pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
-    cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
-    return " / ".join(cells) if set(cells) - {"–"} else "–"
-
-
-def strict(record: dict[str, Any]) -> str:
-    """Networks in strict FP32, PyTorch in its quicker layout: milliseconds, the ratio, errors, memory of a pass."""
-    lines = []
-    for row in record["rows"]:
-        if (row["mode"], row["pass"]) == ("fp32", "forward"):
-            way = "graph" if "leanconv_graph_us" in row else "eager"
-            theirs, ours = row[f"torch_{way}_us"], row[f"leanconv_{way}_us"]
-            errors = " / ".join(f"{row[f'{who}_error']:.1e}" for who in ("leanconv", "torch"))
-            times = f"{theirs / 1000:.2f} ({row['quicker']})", f"{ours / 1000:.2f}", ratio(theirs / ours)
-            taken = f"{row['taken']} of {row['taken'] + row['left']}"
-            name = row["network"] + (", eagerly" if way == "eager" else "")
-            lines.append([name, str(row["batch"]), *times, errors, _sizes(row), taken])
-    heads = ["network", "batch", "PyTorch, ms", "leanconv, ms", "×", "error, ours / theirs", "memory, ours / theirs"]
-    said = f"{records.origin_of_rows(record)}. A forward pass as a CUDA graph."
-    return f"{said}\n\n{records.table(([*heads, 'taken'], lines))}"

@@ -37,7 +37,7 @@ from report import (
     first_calls,
     large,
     layers,
-    modes,
+    network_tables,
     numerics,
     performance,
     records,
@@ -142,11 +142,11 @@ MAKERS: dict[str, Maker] = {
     "cpu": Maker(cpu.section),
     "cpu-calls": Maker(cpu.calls_section),
     "layers": Maker(layers.section),
-    "modes": Maker(modes.section),
-    "short": Maker(modes.short),
-    "strict": Maker(modes.strict),
+    "modes": Maker(network_tables.section),
+    "short": Maker(network_tables.short),
+    "strict": Maker(network_tables.strict),
     "networks-figure": Maker(
-        modes.picture, shows="Dots: how many times as fast as PyTorch whole networks run in three modes"
+        network_tables.picture, shows="Dots: how many times as fast as PyTorch whole networks run in three modes"
     ),
     "training": Maker(training.section),
     # computed from the timed candidates, which say themselves of which kernels they are

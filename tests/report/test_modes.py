@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from leanconv.torch import registration  # noqa: E402
 from leanconv.tuning.search import WrongResultError  # noqa: E402
-from report import models, modes, records  # noqa: E402
+from report import models, modes, network_tables, records  # noqa: E402
 from tests import made_up  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,12 +81,12 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     about["git_revision"] = "new"
     modes.measure(tmp_path, None, ("resnet18",), ("fp32",), ("forward",), None, False, True)
     assert len(seen) == 5 and len(records.read(path)["rows"]) == 6
-    page = modes.section(records.read(path))
+    page = network_tables.section(records.read(path))
     assert "| resnet50 | 3.00 | 1.50 | 0.90 | 0.90 |\n| resnet18 | 3.00 | 1.50 | – | – |" in page
     assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False, True) == path
     assert len(seen) == 5, "there was no time left"
     modes.measure(tmp_path, None, ("mvit_v2_s",), ("tf32",), ("forward",), None, False, True)
-    assert "| mvit_v2_s | – | – / 2.00 |" in modes.section(records.read(path))
+    assert "| mvit_v2_s | – | – / 2.00 |" in network_tables.section(records.read(path))
 
 
 def test_times_without_a_graph_alone_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_times_without_a_graph_alone_are_measured_anew(tmp_path: Path, monkeypat
     assert records.read(path)["rows"] == [
         old | new | {"eager_revision": about["git_revision"], "eager_date": about["date"]}
     ]
-    page = modes.section(records.read(path))
+    page = network_tables.section(records.read(path))
     assert "| resnet18 | 2.00 / 3.00 |" in page
     assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
 

@@ -11,7 +11,7 @@ import pytest
 
 from leanconv.bench import default_path, provenance
 from leanconv.bench.results import Results
-from report import modes, pages, records
+from report import modes, network_tables, pages, records
 from report.fields import Fields
 from tests import made_up
 
@@ -95,7 +95,8 @@ def test_networks_that_all_modes_have_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     times = {"pass": "forward", "torch_graph_us": 30.0, "leanconv_graph_us": 10.0}
     rows = [{"network": "unet", "mode": mode, **times} for mode in modes.MODES]
-    modes.picture({"machine": made_up.ABOUT, "rows": [*rows, rows[0] | {"network": "vgg16"}]}, tmp_path / "a.svg")
+    record = {"machine": made_up.ABOUT, "rows": [*rows, rows[0] | {"network": "vgg16"}]}
+    network_tables.picture(record, tmp_path / "a.svg")
     shown = (tmp_path / "a.svg").read_text()
     assert "<!-- unet -->" in shown and "<!-- vgg16 -->" not in shown
     assert all(f"<!-- {name} -->" in shown for name in ("PyTorch = 1", "leanconv, 16 bits", "leanconv, TF32 allowed"))
