@@ -174,6 +174,29 @@ def test_a_graph_of_a_training_step() -> None:
     assert taken.report().taken
 
 
+@pytest.mark.parametrize("searched", [True, False])
+def test_a_graph_of_layers_that_are_taken_eagerly_alone(searched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes them in the graph, which it has not done before it is captured."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", searched)
+    decision = Decision("", "it takes longer", 2.0, 1.0, "native_gemm")
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+    net = torch.nn.Sequential(torch.nn.Conv2d(64, 32, 1), torch.nn.Conv2d(32, 24, 3, bias=False)).cuda().half()
+    net = net.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 64, 9, 8, device="cuda", dtype=torch.float16).contiguous(memory_format=torch.channels_last)
+    exact = copy.deepcopy(net).double()(x.double())
+    with torch.no_grad(), ours.enable(net) as taken:
+        for _ in range(4):
+            assert off(net(x), exact) < 2e-3
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = net(x)
+        graph.replay()
+        assert off(y, exact) < 2e-3
+        assert off(net(x), exact) < 2e-3
+        calls = [(line.runs.startswith("leanconv"), line.calls) for line in taken.report().lines]
+    assert sorted(calls) == [(False, 1), (False, 1), (True, 5), (True, 5)]
+
+
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last_3d])
 def test_networks_of_volumes(form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training step, eagerly and as a CUDA graph; the filters packed without gradients."""

@@ -6,7 +6,6 @@ import copy
 import gc
 import threading
 import weakref
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -203,60 +202,6 @@ def test_short_layers_of_copies_are_taken_in_graphs_alone(
             torch.func.functional_call(layer, {}, (x,))
             torch.conv2d(x, layer.weight, layer.bias)
             assert len(device.launches) == count + 1, "torch.compile's graphs call the dispatcher's kernel"
-
-
-@pytest.mark.parametrize("kind", ["image", "signal", "autocast"])
-def test_short_layers_are_taken_outside_of_graphs_alone(
-    kind: str, device: HostDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the GPU waits for the host, which launches them sooner; a compiled graph asks the dispatcher."""
-    decision = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
-    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
-    autocast = kind == "autocast"
-    layer, shape = (nn.Conv1d(4, 6, 3), (2, 4, 9)) if kind == "signal" else (nn.Conv2d(4, 6, 3), (2, 4, 9, 8))
-    x = torch.randn(shape, dtype=torch.float16 if autocast else torch.float32)
-    with leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):
-        with registration.suspended(), torch.no_grad():
-            expected = layer(x)
-
-        def call(times: int) -> int:
-            before = len(device.launches)
-            for _ in range(times):
-                torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
-            return len(device.launches) - before
-
-        with torch.no_grad():
-            assert call(4) == 4
-            with monkeypatch.context() as captured:
-                set_capturing(captured, True)
-                assert call(3) == 0
-            assert call(2) == 2
-            if not autocast:
-                torch.conv1d(x, layer.weight) if kind == "signal" else torch.conv2d(x, layer.weight)
-                assert call(0) == 0
-        assert call(2) == 0, "its gradient is recorded"
-        layer(x).sum().backward()
-        assert len(device.launches) == 6
-        calls = Counter[str]()
-        for line in enabled.report().lines:
-            calls[line.runs] += line.calls * (line.when == "forward")
-    assert calls == {"leanconv: it": 6, "PyTorch": 6 + (not autocast)}
-
-
-def test_a_first_call_in_a_graph_leaves_short_layers(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    decision = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
-    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
-    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
-    other = torch.randn(2, 8, 9, 8)[:, ::2]
-    with torch.no_grad(), leanconv.torch.enable(layer), monkeypatch.context() as captured:
-        set_capturing(captured, True)
-        for _ in range(3):
-            close(layer(x), pytorch(x, layer.weight, layer.bias))
-        close(layer(other), pytorch(other, layer.weight, layer.bias))
-        assert not device.launches
-    with torch.no_grad(), leanconv.torch.enable(layer):
-        close(layer(other), pytorch(other, layer.weight, layer.bias))
-        assert not device.launches, "images would be copied first"
 
 
 def test_packed_filters_are_read_by_the_fourth(device: HostDevice, packing: None, only_quick: Any) -> None:

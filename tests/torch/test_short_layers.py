@@ -1,0 +1,98 @@
+"""Layers that are left to PyTorch in CUDA graphs, and taken where the GPU waits for the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.stand_ins import HostDevice, set_capturing
+
+torch = pytest.importorskip("torch")
+
+import leanconv.torch  # noqa: E402
+from leanconv.torch import decided, patch, registration  # noqa: E402
+from leanconv.torch.deciding import Decision  # noqa: E402
+from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
+from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
+
+nn = torch.nn
+LEFT = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
+
+
+@pytest.fixture(autouse=True)
+def _takes_longer(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: LEFT)
+
+
+@pytest.mark.parametrize("kind", ["image", "signal", "autocast"])
+def test_short_layers_are_taken_outside_of_graphs_alone(
+    kind: str, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the GPU waits for the host, which launches them sooner; a compiled graph asks the dispatcher."""
+    autocast = kind == "autocast"
+    layer, shape = (nn.Conv1d(4, 6, 3), (2, 4, 9)) if kind == "signal" else (nn.Conv2d(4, 6, 3), (2, 4, 9, 8))
+    x = torch.randn(shape, dtype=torch.float16 if autocast else torch.float32)
+    with leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):
+        with registration.suspended(), torch.no_grad():
+            expected = layer(x)
+
+        def call(times: int) -> int:
+            before = len(device.launches)
+            for _ in range(times):
+                torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
+            return len(device.launches) - before
+
+        with torch.no_grad():
+            assert call(4) == 4
+            with monkeypatch.context() as captured:
+                set_capturing(captured, True)
+                assert call(3) == 0
+            assert call(2) == 2
+            if not autocast:
+                torch.conv1d(x, layer.weight) if kind == "signal" else torch.conv2d(x, layer.weight)
+                assert call(0) == 0
+        assert call(2) == 0, "its gradient is recorded"
+        layer(x).sum().backward()
+        assert len(device.launches) == 6
+        calls = Counter[str]()
+        for line in enabled.report().lines:
+            calls[line.runs] += line.calls * (line.when == "forward")
+    assert calls == {"leanconv: it": 6, "PyTorch": 6 + (not autocast)}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_pytorchs_first_call_is_before_a_capture(
+    autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It searches among cuDNN's plans then, which it cannot in a capture."""
+    convolution, searched = decided.left_to_pytorch, list[Any]()
+    monkeypatch.setattr(
+        decided, "left_to_pytorch", lambda x, *given: searched.append((x.shape, x.dtype)) or convolution(x, *given)
+    )
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    once = [(x.shape, torch.float16 if autocast else torch.float32)]
+    with torch.no_grad(), leanconv.torch.enable(layer), torch.autocast("cpu", torch.float16, autocast):
+        for _ in range(3):
+            layer(x)
+        assert searched == once
+        with monkeypatch.context() as captured:
+            set_capturing(captured, True)
+            layer(x)
+            layer(x[:1])
+        assert len(searched) == 3
+
+
+def test_a_first_call_in_a_graph_leaves_short_layers(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    other = torch.randn(2, 8, 9, 8)[:, ::2]
+    with torch.no_grad(), leanconv.torch.enable(layer), monkeypatch.context() as captured:
+        set_capturing(captured, True)
+        for _ in range(3):
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+        close(layer(other), pytorch(other, layer.weight, layer.bias))
+        assert not device.launches
+    with torch.no_grad(), leanconv.torch.enable(layer):
+        close(layer(other), pytorch(other, layer.weight, layer.bias))
+        assert not device.launches, "images would be copied first"
