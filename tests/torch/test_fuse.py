@@ -335,6 +335,34 @@ def test_the_backend_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "leanconv" not in graphs.pop()
 
 
+class Counting(nn.Module):
+    """A layer that changes what its normalisation reads, before it."""
+
+    def __init__(self, changes: str) -> None:
+        super().__init__()
+        self.conv, self.norm, self.changes = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), changes
+
+    def forward(self, x: Any) -> Any:
+        getattr(self.norm, self.changes)[1:].add_(1)
+        return self.norm(self.conv(x)).relu()
+
+
+@pytest.mark.parametrize("changes", ["weight", "bias", "running_mean", "running_var"])
+def test_normalisations_that_change_in_a_graph_stay_in_their_place(
+    changes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales are computed where the graph begins."""
+    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (None, 0))
+    monkeypatch.setattr(fused_backend, "precompile", lambda *given, **options: None)
+    model, x = made(Counting, changes), torch.randn(2, 4, 6, 5)
+    again = copy.deepcopy(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(again, backend=partial(ours.fused, compiler="eager"))
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made(Block, 4, 8, 2), torch.randn(2, 4, 10, 10)
     with torch.no_grad():

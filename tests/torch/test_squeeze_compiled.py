@@ -263,6 +263,48 @@ def by_aot(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return lambda model, **options: compiled_by(model, "aot_eager", **options)
 
 
+class Scaled(nn.Module):
+    """A block whose images and scales are what was given, or views of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.scale, self.more = SqueezeExcitation(4, 2), *(nn.Parameter(torch.randn(4)) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.block(x.contiguous()) * self.scale[:, None, None] * self.more.to(x.dtype).sum()
+
+
+def test_what_shares_memory_with_its_argument_records_no_gradient(taken: list[int]) -> None:
+    """Though its result requires one, as the argument does."""
+    model, x = made(Scaled), torch.randn(2, 4, 5, 4)
+    for given in (x, x.clone().requires_grad_(), x.clone().requires_grad_() * 2):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled_by(model)(given), model(given))
+    assert taken == [1, 1, 1]
+
+
+def test_sizes_that_nobody_knows_are_pytorchs(played: Played, by_aot: Callable[..., Any]) -> None:
+    """Those of filters that are given with the images, and those that depend on values."""
+    model, x = made(SqueezeExcitation, 24, 5), torch.randn(4, 24, 6, 8)
+    large, keep = torch.randn(24, 24, 3, 3), torch.tensor([True, False, True, True])
+
+    def block(x: Any, w1: Any, w2: Any) -> Any:
+        return x * torch.sigmoid(F.conv2d(F.conv2d(pooled(x), w1).relu(), w2))
+
+    def gate(x: Any, w: Any) -> Any:
+        return x * torch.sigmoid(F.conv2d(x, w, padding=1))
+
+    def some(x: Any, keep: Any) -> Any:
+        return model(x[keep])
+
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for function, given in (
+            (block, (model.fc1.weight.detach(), model.fc2.weight.detach())), (gate, (large,)), (some, (keep,)),
+        ):  # fmt: skip
+            torch.testing.assert_close(by_aot(function, dynamic=True)(x, *given), function(x, *given))
+    assert len(counts) >= 3 and not any(counts) and not played.launches
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_a_compiled_block_is_one_launch(form: Any, dtype: Any, played: Played, by_aot: Callable[..., Any]) -> None:

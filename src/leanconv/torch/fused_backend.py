@@ -73,7 +73,7 @@ def fused(
     precision = one_of("precision", options.pop("precision", precision), PRECISIONS)
     given = *example_inputs, *graph.parameters()
     recorded = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
-    if not recorded and forward_ad._current_level < 0 and not any(map(_records, graph.graph.nodes)):
+    if not recorded and forward_ad._current_level < 0 and not _records(graph.graph):
         rewrite(graph, precision)
     if callable(compiler):
         return compiler(graph, example_inputs)
@@ -87,12 +87,17 @@ def fused(
     return compile_fx.compile_fx(graph, example_inputs, config_patches=patches or None)
 
 
-def _records(node: fx.Node) -> bool:
+def _records(graph: fx.Graph) -> bool:
     """Whether a derivative of what a node computes is taken inside of the graph, as torch.func does."""
-    if getattr(node.target, "__name__", "") == "_make_dual":
-        return True
-    value = None if node.op in ("placeholder", "get_attr") else _value(node)
-    return value is not None and bool(value.requires_grad)
+    # NOTE: without a gradient too, views of parameters and what returns its argument, such as ``weight.to(x.dtype)``,
+    # require one
+    given = {id(_value(node)) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
+    values = [each for node in graph.nodes if (each := _value(node)) is not None and id(each) not in given]
+    try:
+        recorded = any(each.grad_fn is not None for each in values)
+    except RuntimeError:  # of such a view that is changed in place
+        recorded = True
+    return recorded or any(getattr(node.target, "__name__", "") == "_make_dual" for node in graph.nodes)
 
 
 def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
@@ -161,11 +166,18 @@ def _is_norm(node: fx.Node) -> bool:
 
 
 def _is_parameters(chain: Chain) -> bool:
-    """Whether all that the scale and the bias are computed from is an input of the graph, as parameters are."""
+    """Whether all that the scale and the bias are computed from is an input of the graph that stays as it is, as
+    parameters do."""
     assert chain.norm is not None
     norm = _of_norm(chain.norm)
     given = *(norm[name] for name in ("running_mean", "running_var", "weight", "bias")), _of_conv(chain.conv)["bias"]
-    return all(each is None or (_value(each) is not None and each.op == "placeholder") for each in given)
+    return all(each is None or (_value(each) is not None and _is_constant(each)) for each in given)
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether a node is an input of the graph that layers alone read: others may change it in place, before or after
+    the place where the scale is computed."""
+    return node.op == "placeholder" and all(_is_norm(user) or user.target in _SQUEEZED for user in node.users)
 
 
 def _adds(chain: Chain) -> bool:
@@ -321,8 +333,10 @@ def _layer(node: fx.Node, modules: dict[str, torch.nn.Module]) -> Layer | None:
         return None
     given = _of_conv(conv)
     w = _value(given["weight"])
-    numbers = None if w is None else _numbers(given, _SQUEEZED[conv.target])
-    if numbers is None or not isinstance(given["input"], fx.Node):
+    if w is None or not isinstance(given["input"], fx.Node) or not all(type(each) is int for each in w.shape):
+        return None
+    numbers = _numbers(given, _SQUEEZED[conv.target])
+    if numbers is None:
         return None
     if not squeeze_graph.is_matrix(w.shape, numbers[1], given["groups"]):
         return None
@@ -343,7 +357,10 @@ def _way(block: Block) -> squeeze.Way | None:
         return None
     if any(value is None or value.dtype is not x.dtype for value in values):
         return None
-    tensors = [None if each is None else _as_now(_value(each)) for each in operands]
+    try:
+        tensors = [None if each is None else _as_now(_value(each)) for each in operands]
+    except TypeError:  # a size that depends on values
+        return None
     return squeeze.decide(*block.functions, *tensors, compiled=True)
 
 
