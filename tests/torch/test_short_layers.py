@@ -96,3 +96,57 @@ def test_a_first_call_in_a_graph_leaves_short_layers(device: HostDevice, monkeyp
     with torch.no_grad(), leanconv.torch.enable(layer):
         close(layer(other), pytorch(other, layer.weight, layer.bias))
         assert not device.launches, "images would be copied first"
+
+
+def test_calls_after_a_graph_are_quick(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that no graph was before."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable(layer):
+        with monkeypatch.context() as captured:
+            set_capturing(captured, True)
+            for _ in range(4):
+                layer(x)
+        for count in (1, 2, 3):
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+            assert len(device.launches) == count
+        for name in ("compute", "record", "decide", "anew"):
+            monkeypatch.setattr(decided.Layers, name, lambda *given: pytest.fail("the long way"))
+        close(layer(x), pytorch(x, layer.weight, layer.bias))
+
+
+@pytest.mark.parametrize("way", ["a graph", "a gradient", "the dispatcher"])
+def test_nothing_is_compiled_for_what_is_left(way: str, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that trains would wait for kernels that it never runs, which `warm_up` does not compile either."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with leanconv.torch.enable(layer), torch.set_grad_enabled(way == "a gradient"):
+        for _ in range(3):
+            with monkeypatch.context() as captured:
+                set_capturing(captured, way == "a graph")
+                y = torch.conv2d(x, layer.weight) if way == "the dispatcher" else layer(x)
+            if way == "a gradient":
+                y.sum().backward()
+        assert not device.executables
+        with torch.no_grad():
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+        assert device.executables == len(device.launches) == 1
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_report_that_is_full_changes_nothing(
+    copied: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All further calls are of one line, those that leanconv computes and those that are left."""
+    monkeypatch.setattr(patch, "_MOST_LINES", 0)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 8, 9, 8)[:, ::2] if copied else torch.randn(2, 4, 9, 8)
+    if copied:  # quicker, but the host would copy the images first
+        taken = Decision("it", "it is quicker", 1.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US)
+        monkeypatch.setattr(patch.Patch, "decide", lambda *given: taken)
+    with torch.no_grad(), leanconv.torch.enable(layer) as enabled:
+        layer(x)
+        count = len(device.launches)
+        set_capturing(monkeypatch, not copied)
+        for _ in range(4):
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+        assert count == (not copied) and len(device.launches) == count
+        (line,) = enabled.report().lines
+        assert line.calls == 5

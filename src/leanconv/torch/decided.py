@@ -56,8 +56,8 @@ class Layer:
 
     __slots__ = (
         "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "eager", "function", "given", "input",
-        "is_float32", "key", "line", "looks", "memory", "options", "packed", "problem", "quick", "ready", "recorded",
-        "tf32", "version", "weight", "weight_ref", "word",
+        "is_float32", "key", "line", "looks", "memory", "options", "outside", "packed", "problem", "quick", "ready",
+        "recorded", "tf32", "version", "weight", "weight_ref", "word",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +67,7 @@ class Layer:
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
         #: as of `Choice`
-        self.eager, self.captured = choice.eager, choice.captured
+        self.eager, self.captured, self.outside = choice.eager, choice.captured, choice.outside
         #: ``gone`` is called where the filters are freed
         self.weight_ref = weakref.ref(weight, gone)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
@@ -122,7 +122,7 @@ class Layer:
             return
         self.recorded = self.quick = None
         self.alike = alike(*self._guarded(input, weight, bias))
-        if self.alike is None or (self.call is not None and self.eager is None):
+        if self.alike is None or self.outside or (self.call is not None and self.eager is None):
             return
         cudnn = self.cudnn is not None and bias is None
         stream = None if self.call is None else self.ready.stream
@@ -191,8 +191,11 @@ class Layers:
         for _, packed in dropped:
             packed.refresh()
 
-    def decide(self, key: tuple[Any, ...], function: Any, input: Any, weight: Any, bias: Any) -> Layer | None:
-        """The layer of a call that has not been seen; None for one that the dispatcher decides."""
+    def decide(
+        self, key: tuple[Any, ...], function: Any, input: Any, weight: Any, bias: Any, outside: bool = False
+    ) -> Layer | None:
+        """The layer of a call that has not been seen, or not ``outside`` of CUDA graphs without a gradient; None for
+        one that the dispatcher decides."""
         *_, options, _, dtype = key
         patch = self._patch()
         given = function.given(input, weight, bias, *options)
@@ -213,8 +216,9 @@ class Layers:
         numbers = [[*each] if type(each) is tuple else each for each in given]
         at, latest = key[0], self.latest
         layer = Layer(
-            key, patch.choice(x, w, added, numbers, weight), x, weight, bias, given, lambda _: latest.pop(at, None)
-        )
+            key, patch.choice(x, w, added, numbers, weight, outside), x, weight, bias, given,
+            lambda _: latest.pop(at, None),
+        )  # fmt: skip
         if layer.captured is not None and not capturing():
             # NOTE: in a layer's first call PyTorch searches among cuDNN's plans, which it cannot while a CUDA graph is
             # captured; so the first call is not left to the capture
@@ -291,9 +295,14 @@ class Layers:
     def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""
         dtype, tf32 = layer.dtype, layer.tf32
-        left = layer.eager or layer.captured or layer.line
-        if layer.call is None or (left is not layer.line and capturing() == (left is layer.captured)):
-            next(left.ticks)
+        left = layer.eager or layer.captured
+        if layer.call is None or (left is not None and capturing() == (left is layer.captured)):
+            if layer.outside and not capturing():
+                made = self.decide(layer.key, layer.function, input, weight, bias, outside=True)
+                if made is None:
+                    return layer.function.original(input, weight, bias, *layer.given)
+                return self.compute(made, input, weight, bias, False)
+            next((left or layer.line).ticks)
             if layer.cudnn is not None and bias is None and uses_cudnn():
                 return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)
@@ -344,11 +353,13 @@ class Layers:
         w, added = weight, bias
         if dtype is not None:
             w, added = lowered(weight, dtype), lowered(bias, dtype)
-        choice = None if patch is None else patch.choice(x, w, added, layer.options, weight)
-        left = choice.captured if choice is not None and capturing() else None
-        if choice is not None:
-            next((left or choice.line).ticks)
-        if choice is None or choice.call is None or left is not None:
+        if patch is None:
+            return left_to_pytorch(x, w, added, layer.options, tf32)
+        choice = patch.choice(x, w, added, layer.options, weight)
+        if choice.outside and not capturing():
+            choice = patch.choice(x, w, added, layer.options, weight, outside=True)
+        next(choice.line.ticks)
+        if choice.call is None:
             return left_to_pytorch(x, w, added, layer.options, tf32)
         return choice.call(x, w, added)
 

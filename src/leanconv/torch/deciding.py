@@ -24,6 +24,9 @@ class Choice:
     #: counts what PyTorch computes all the same, in CUDA graphs and where PyTorch's dispatcher is asked; None where it
     #: does not
     captured: Line | None = None
+    #: of what is left: whether it may be taken outside of CUDA graphs, which is another choice; so nothing is compiled
+    #: for it elsewhere
+    outside: bool = False
     #: the call on images, that of signals with one row; None where it is no `leanconv.call.gpu_call.GpuCall`
     ready: Any = None
 
@@ -48,7 +51,7 @@ class Deciding(Protocol):
     #: what it has decided before PyTorch's dispatcher: `leanconv.torch.decided.Layers`
     layers: Any
 
-    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice: ...
+    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None, outside: bool = False) -> Choice: ...
     def left_recorded(
         self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any
     ) -> tuple[Line, ...] | None: ...

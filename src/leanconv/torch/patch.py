@@ -124,21 +124,21 @@ class Patch:
     def convolution(self, x: Any, w: Any, bias: Any, *given: Any) -> Any:
         """aten::convolution."""
         choice = self.choice(x, w, bias, given)
-        next((choice.captured or choice.line).ticks)
-        if choice.call is None or choice.captured is not None:
+        next(choice.line.ticks)
+        if choice.call is None:
             return switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
         return choice.call(x, w, bias)
 
-    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None) -> Choice:
+    def choice(self, x: Any, w: Any, bias: Any, given: Any, weight: Any = None, outside: bool = False) -> Choice:
         """What is decided for aten::convolution of these tensors; ``given`` are its other arguments.
 
-        ``weight`` is what ``w`` has been cast from, if it has.
+        ``weight`` is what ``w`` has been cast from, if it has. ``outside``: of CUDA graphs, without a gradient.
         """
         weight = w if weight is None else weight
-        key = self._key(x, w, bias, given, weight)
+        key = self._key(x, w, bias, (given, outside), weight)
         choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
         if choices is None:
-            choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2), weight),)
+            choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2), weight, outside),)
             if key is not None:
                 self._choices.keep(key, choices)
         return choices[0]
@@ -228,7 +228,7 @@ class Patch:
 
     # What is decided, once for each kind of call
 
-    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options, weight: Any) -> Choice:
+    def _choose_forward(self, x: Any, w: Any, bias: Any, options: Options, weight: Any, outside: bool) -> Choice:
         why = why_never(x, w, options) or (why_never(bias, w, options, axes=(1,)) if bias is not None else "")
         if why:
             return self._leave(weight, "forward", f"{tuple(x.shape)} by {tuple(w.shape)}", why)
@@ -236,7 +236,7 @@ class Patch:
         if bias is not None and bias.shape[0] != filters:  # which PyTorch refuses
             what = f"{tuple(x.shape)} by {tuple(w.shape)}"
             return self._leave(weight, "forward", what, f"its bias has {bias.shape[0]} elements")
-        return self._choose(weight, operations(x, w, options, bias is not None)[0], options, x, w, bias)
+        return self._choose(weight, operations(x, w, options, bias is not None)[0], options, x, w, bias, outside)
 
     def _choose_backward(self, grad: Any, x: Any, w: Any, options: Options, mask: Any) -> tuple[Choice, Choice]:
         _, by_input, by_filters = operations(x, w, options)
@@ -261,17 +261,19 @@ class Patch:
         return by_x, by_w
 
     def _choose(
-        self, weight: Any, op: Operation, options: Options, first: Any, second: Any, bias: Any = None
-    ) -> Choice:
+        self, weight: Any, op: Operation, options: Options, first: Any, second: Any, bias: Any = None,
+        outside: bool = False,
+    ) -> Choice:  # fmt: skip
         """leanconv's call for an operation with these tensors, if it can run and is expected to be faster."""
         arrays = arrays_of(first)
         assert arrays is not None
         index = arrays.device(first)
         try:
             problem = self.problem(op, options, first.dtype)
-            name, why, _, pytorch, outside = self.decide(weight, problem, index)
-            if not name and (not outside or op.when != "forward"):
-                return self._leave(weight, op.when, str(problem), why)
+            name, why, _, pytorch, other = self.decide(weight, problem, index)
+            if not name and not (other and outside):
+                left = self._leave(weight, op.when, str(problem), why)
+                return replace(left, outside=bool(other) and op.when == "forward")
             x, w = (each.detach().unsqueeze(-2) if op.signals else each.detach() for each in (first, second))
             bias = None if bias is None else bias.detach()
             call = bind.bind(of_problem(problem, x, w, bias, workspace(problem)))
@@ -285,7 +287,7 @@ class Patch:
             left = self._leave(weight, op.when, str(problem), why)
             if ready is None or ready.copies_first:
                 return left
-            name, captured = outside, left.line
+            name, captured = other, left.line
             why += "; but outside of CUDA graphs its filters stay packed, and the host launches it sooner"
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
         if (
@@ -302,9 +304,9 @@ class Patch:
         if op.signals:
             return Choice(
                 lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, eager,
-                captured, ready,
+                captured, ready=ready,
             )  # fmt: skip
-        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, eager, captured, ready)
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, eager, captured, ready=ready)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""
