@@ -288,7 +288,7 @@ class Patch:
             if ready is None or ready.copies_first:
                 return left
             name, captured = other, left.line
-            why += "; but outside of CUDA graphs its filters stay packed, and the host launches it sooner"
+            why += "; outside of CUDA graphs it is taken: the host launches it sooner, and packed filters are kept"
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
         if (
             ready is not None
