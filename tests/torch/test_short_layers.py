@@ -12,7 +12,7 @@ from tests.stand_ins import HostDevice, set_capturing
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import decided, patch, registration  # noqa: E402
+from leanconv.torch import decided, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
@@ -67,16 +67,18 @@ def test_pytorchs_first_call_is_before_a_capture(
     autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It searches among cuDNN's plans then, which it cannot in a capture."""
-    convolution, searched = decided.left_to_pytorch, list[Any]()
-    monkeypatch.setattr(
-        decided, "left_to_pytorch", lambda x, *given: searched.append((x.shape, x.dtype)) or convolution(x, *given)
-    )
+    convolution, searched = switches.left_to_pytorch, list[Any]()
+    for module in decided, switches:
+        monkeypatch.setattr(
+            module, "left_to_pytorch", lambda x, *given: searched.append((x.shape, x.dtype)) or convolution(x, *given)
+        )
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     once = [(x.shape, torch.float16 if autocast else torch.float32)]
-    with torch.no_grad(), leanconv.torch.enable(layer), torch.autocast("cpu", torch.float16, autocast):
+    with torch.no_grad(), leanconv.torch.enable(), torch.autocast("cpu", torch.float16, autocast):
         for _ in range(3):
             layer(x)
-        assert searched == once
+            nn.functional.conv2d(x, layer.weight.clone(), layer.bias)  # as of weight_norm: others in each call
+        assert searched == once, "once for all filters of a shape"
         with monkeypatch.context() as captured:
             set_capturing(captured, True)
             layer(x)

@@ -219,11 +219,6 @@ class Layers:
             key, patch.choice(x, w, added, numbers, weight, outside), x, weight, bias, given,
             lambda _: latest.pop(at, None),
         )  # fmt: skip
-        if layer.captured is not None and not capturing():
-            # NOTE: in a layer's first call PyTorch searches among cuDNN's plans, which it cannot while a CUDA graph is
-            # captured; so the first call is not left to the capture
-            with torch.no_grad():
-                left_to_pytorch(x, w, added, given, layer.tf32)
         # PyTorch does not count changes of the tensors of inference mode
         if weight.is_inference() or (dtype is not None and bias is not None and bias.is_inference()):
             layer.problem = None

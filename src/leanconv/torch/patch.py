@@ -139,6 +139,11 @@ class Patch:
         choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
         if choices is None:
             choices = (self._choose_forward(x, w, bias, options_of(given, x.dim() - 2), weight, outside),)
+            if choices[0].captured is not None:
+                # NOTE: in the first call of a kind PyTorch searches among cuDNN's plans, which it cannot while a CUDA
+                # graph is captured; so that call is not left to the capture
+                with torch.no_grad():
+                    switches.left_to_pytorch(x, w, bias, given, tf32_allowed())
             if key is not None:
                 self._choices.keep(key, choices)
         return choices[0]
