@@ -243,7 +243,7 @@ def measure_forward(
         alone: dict[str, Any] = {who: each.replay for who, each in graphs.items()} if graph else dict(calls)
         theirs = min(alone, key=in_turn(alone).__getitem__)
         compiled_graphs = {"torch": _compiled_graph(model, x)} if compiled else {}
-        reports, patches, errors, waited = dict[str, Any](), dict[str, Any](), dict[str, float](), 0.0
+        lines, patches, errors, waited = dict[str, list[Any]](), dict[str, Any](), dict[str, float](), 0.0
         with ExitStack() as enabled:
             for layout in dict.fromkeys(("torch_nhwc", theirs)):
                 net, given = nets[layout]
@@ -260,10 +260,11 @@ def measure_forward(
                 call = calls[ours]
                 peaks[ours] = _peak(call)
                 errors[ours] = error(call())
-                graphs[ours], results[ours] = capture(call)
+                lines[ours] = []
+                graphs[ours], results[ours] = capture(partial(_counted, call, taken, lines[ours]))
                 if compiled and ours == "leanconv_nhwc":
                     compiled_graphs["leanconv"] = _compiled_graph(model, x)
-                reports[ours] = taken.report()
+            packed = {ours: taken.report().packed_bytes for ours, taken in patches.items()}
         us |= _replays("graph", graphs) if graph else {}
         if compiled:
             us |= _replays("compile", compiled_graphs)
@@ -292,9 +293,18 @@ def measure_forward(
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]
             with leanconv.torch.enable(net, precision=mode.precision, tune=given):
                 us |= _replays("tuned", {"torch": graphs[best["torch"]], "leanconv": captured(partial(net, given))[0]})
-    report = reports[best["leanconv"]]
-    counts = {"taken": len(report.taken), "left": len(report.left), "packed_bytes": report.packed_bytes}
+    ran = [line.runs for line in lines[best["leanconv"]]]
+    left = ran.count("PyTorch")
+    counts = {"taken": len(ran) - left, "left": left, "packed_bytes": packed[best["leanconv"]]}
     return us | counts | found | {"warm_up_s": round(waited, 1)}
+
+
+def _counted(call: Callable[[], Any], patch: Any, lines: list[Any]) -> Any:
+    """A call; ``lines`` are then those of the patch's report that it is counted in."""
+    before = {id(line): line.calls for line in patch.report().lines}
+    result = call()
+    lines[:] = [line for line in patch.report().lines if line.calls > before.get(id(line), 0)]
+    return result
 
 
 def measure_eager(model: Any, x: Any, mode: Mode, quicker: str) -> dict[str, Any]:

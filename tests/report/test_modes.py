@@ -11,10 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from leanconv.torch import registration  # noqa: E402
+import leanconv.torch  # noqa: E402
+from leanconv.torch import patch, registration  # noqa: E402
+from leanconv.torch.deciding import Decision  # noqa: E402
+from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.tuning.search import WrongResultError  # noqa: E402
 from report import models, modes, network_tables, records  # noqa: E402
 from tests import made_up  # noqa: E402
+from tests.stand_ins import HostDevice, patched_cpu, set_capturing  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,6 +119,31 @@ def test_times_without_a_graph_alone_are_measured_anew(tmp_path: Path, monkeypat
     page = network_tables.section(records.read(path))
     assert "| resnet18 | 2.00 / 3.00 |" in page
     assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
+
+
+def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of it others may be taken."""
+    decision = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+
+    def captured(call: Any) -> tuple[Any, Any]:
+        call()
+        with monkeypatch.context() as capture:
+            set_capturing(capture, True)
+            return SimpleNamespace(replay=lambda: None), call()
+
+    monkeypatch.setattr(modes, "captured", captured)
+    monkeypatch.setattr(modes, "_peak", lambda call: 1)
+    monkeypatch.setattr(modes, "in_turn", lambda calls: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(modes, "eager", lambda calls, patches: {who: float(len(call())) for who, call in calls.items()})
+    monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
+    monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: net)
+    net = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3)).eval()
+    with patched_cpu(monkeypatch):
+        for graph, taken in ((True, 0), (False, 2)):
+            row = modes.measure_forward(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=graph)
+            assert (row["taken"], row["left"]) == (taken, 2 - taken) and modes.is_right(row)
+    assert torch_on_device.launches
 
 
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
