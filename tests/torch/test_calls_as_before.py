@@ -163,6 +163,25 @@ def test_a_layer_that_changes_seldom_is_known_again(layer: Any, x: Any, monkeypa
             assert len(keys) == count, "no key was built"
 
 
+def test_what_is_left_for_its_alignment_is_taken_later(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that begin at a multiple of 16 bytes, after others that are alike beside that; and the other way round."""
+    decide = patch.Patch._choose_forward
+
+    def choose(self: Any, x: Any, *given: Any) -> Any:
+        if x.data_ptr() & 15:
+            return self._leave(given[0], "forward", "", "it begins at no multiple of 16 bytes")
+        return decide(self, x, *given)
+
+    monkeypatch.setattr(patch.Patch, "_choose_forward", choose)
+    layer, memory = nn.Conv2d(4, 6, 3).requires_grad_(False), torch.randn(2 * 4 * 9 * 8 + 1)
+    aligned, other = memory[:-1].view(2, 4, 9, 8), memory[1:].view(2, 4, 9, 8)
+    with torch.no_grad(), leanconv.torch.enable():
+        for number, x in enumerate([other] * 4 + [aligned] * 4 + [other, aligned] * 3):
+            before = len(device.launches)
+            close(layer(x), pytorch(x, layer.weight, layer.bias))
+            assert len(device.launches) - before == (x is aligned), number
+
+
 def test_a_function_is_pickled_as_pytorchs(device: HostDevice) -> None:
     with leanconv.torch.enable():
         pickled = pickle.dumps(F.conv2d)

@@ -126,7 +126,9 @@ class Layer:
             return
         cudnn = self.cudnn is not None and bias is None
         stream = None if self.call is None else self.ready.stream
-        self.quick = quick_left(self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn)
+        self.quick = quick_left(
+            self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn, self.input[0] == 0
+        )
 
     def known(self) -> tuple[Any, ...]:
         """What a call must be like that is as the one before, which `functions` and `module_call` ask.

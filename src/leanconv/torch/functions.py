@@ -176,7 +176,8 @@ def otherwise(
         ):
             return original(input, weight, bias, *options)
         dtype = autocast_dtype() if any_autocast() else None
-        key = id(weight), function, input.shape, input.stride(), input.dtype, options, tf32_allowed(), dtype
+        lies = input.shape, input.stride(), input.data_ptr() & 15
+        key = id(weight), function, *lies, input.dtype, options, tf32_allowed(), dtype
         layer = layers.latest.get(id(weight))
         if layer is None or layer.key != key or layer.weight_ref() is not weight:
             layer = layers.seen(key, weight)

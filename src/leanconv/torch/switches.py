@@ -64,12 +64,16 @@ def left_to_cudnn(x: Any, w: Any, given: tuple[Any, ...], tf32: bool) -> Any:
     return _cudnn_convolution(x, w, *given, _benchmark(), _deterministic() or _always_deterministic(), tf32)
 
 
-def quick_left(known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool) -> Any:
+def quick_left(
+    known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool, aligned: bool
+) -> Any:
     """One of these two for a layer, whose calls ``ticks`` counts: see `leanconv.torch.decided`.
 
     ``stream``: what tells the stream of a layer that is left only where none captures a CUDA graph; else None.
+    ``aligned``: whether it is left with images that begin at a multiple of 16 bytes.
     """
-    return _left_without_bias if of_cudnn else _left, *known, ticks, stream, tf32, *given
+    run = _left_unaligned if not aligned else _left_without_bias if of_cudnn else _left
+    return run, *known, ticks, stream, tf32, *given
 
 
 def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
@@ -82,6 +86,11 @@ def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
         x, w, bias, stride, padding, dilation, transposed, more, groups,
         _benchmark(), _deterministic() or _always_deterministic(), uses_cudnn(), tf32,
     )  # fmt: skip
+
+
+def _left_unaligned(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
+    """Aligned images may be taken, which the guard does not tell from others."""
+    return _left(quick, x, w, bias, layer) if x.data_ptr() & 15 else None
 
 
 def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
