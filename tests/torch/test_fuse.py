@@ -162,7 +162,7 @@ def test_what_is_refused() -> None:
         ours.fuse(Block(2, 2))
     model = made(Net)
     model.b.bn2.train()
-    with says(ValueError, "training mode (its b.bn2)"):
+    with says(ValueError, "its layer b.bn2 is in training mode"):
         ours.fuse(model)
     with says(TypeError, "model is a function", "torch.nn.Module"):
         ours.fuse(lambda x: x)

@@ -139,8 +139,8 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     one_of("precision", precision, PRECISIONS)
     training = [name for name, each in model.named_modules() if each.training and (not name or _has_modes(each))]
     if training:
-        where = f"its {training[0]}" if training[0] else "it"
-        raise ValueError(f"model is in training mode ({where}); fuse is for inference: call model.eval() before")
+        which = f"its layer {training[0]}" if training[0] else "model"
+        raise ValueError(f"{which} is in training mode; fuse is for inference: call model.eval() before")
     work = _Work(precision)
     made = work.whole(copy.deepcopy(model))
     if example is not None:
