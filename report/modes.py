@@ -243,17 +243,9 @@ def measure_forward(
         alone: dict[str, Any] = {who: each.replay for who, each in graphs.items()} if graph else dict(calls)
         theirs = min(alone, key=in_turn(alone).__getitem__)
         compiled_graphs = {"torch": _compiled_graph(model, x)} if compiled else {}
-        lines, patches, errors, waited = dict[str, list[Any]](), dict[str, Any](), dict[str, float](), 0.0
+        lines, errors = dict[str, list[Any]](), dict[str, float]()
         with ExitStack() as enabled:
-            for layout in dict.fromkeys(("torch_nhwc", theirs)):
-                net, given = nets[layout]
-                # the last one that is enabled decides
-                taken = enabled.enter_context(leanconv.torch.enable(net, precision=mode.precision))
-                begin = time.perf_counter()
-                leanconv.torch.warm_up(net, given, progress=False)
-                waited = waited or time.perf_counter() - begin
-                patches[layout.replace("torch", "leanconv")] = taken
-            calls |= {ours: calls[ours.replace("leanconv", "torch")] for ours in patches}
+            patches, waited = _enabled(enabled, nets, ("torch_nhwc", theirs), mode, calls)
             us = _fields("eager", eager(calls, patches))
             for ours, taken in patches.items():
                 only(taken)
@@ -299,6 +291,26 @@ def measure_forward(
     return us | counts | found | {"warm_up_s": round(waited, 1)}
 
 
+def _enabled(
+    during: ExitStack, nets: Mapping[str, tuple[Any, Any]], layouts: Iterable[str], mode: Mode, calls: dict[str, Any]
+) -> tuple[dict[str, Any], float]:
+    """Patches of PyTorch's networks in these layouts, by what they are called as leanconv's, whose calls are added; and
+    for how many seconds the first one's kernels were compiled. The last one that is enabled decides."""
+    import leanconv.torch
+
+    patches, waited = dict[str, Any](), 0.0
+    for layout in dict.fromkeys(layouts):
+        net, given = nets[layout]
+        ours = layout.replace("torch", "leanconv")
+        patches[ours] = during.enter_context(leanconv.torch.enable(net, precision=mode.precision))
+        if not net.training:  # steps compile in their first call
+            begin = time.perf_counter()
+            leanconv.torch.warm_up(net, given, progress=False)
+            waited = waited or time.perf_counter() - begin
+        calls[ours] = calls[layout]
+    return patches, waited
+
+
 def _counted(call: Callable[[], Any], patch: Any, lines: list[Any]) -> Any:
     """A call; ``lines`` are then those of the patch's report that it is counted in."""
     before = {id(line): line.calls for line in patch.report().lines}
@@ -312,18 +324,10 @@ def measure_eager(model: Any, x: Any, mode: Mode, quicker: str) -> dict[str, Any
     quicker layout."""
     import torch
 
-    import leanconv.torch
-
     with torch.inference_mode(), ExitStack() as enabled:
         nets = in_layouts(model, x)
         calls = {who: partial(net, given) for who, (net, given) in nets.items()}
-        patches = dict[str, Any]()
-        for layout in dict.fromkeys(("torch_nhwc", f"torch_{quicker.lower()}")):
-            net, given = nets[layout]
-            taken = enabled.enter_context(leanconv.torch.enable(net, precision=mode.precision))
-            leanconv.torch.warm_up(net, given, progress=False)
-            patches[layout.replace("torch", "leanconv")] = taken
-        calls |= {ours: calls[ours.replace("leanconv", "torch")] for ours in patches}
+        patches, _ = _enabled(enabled, nets, ("torch_nhwc", f"torch_{quicker.lower()}"), mode, calls)
         us, errors, error = _fields("eager", eager(calls, patches)), list[float](), error_of(model, x)
         for ours, taken in patches.items():
             only(taken)
@@ -352,18 +356,13 @@ def _compiled_graph(model: Any, x: Any, **options: Any) -> Any:
 
 def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
     """Times and peaks of memory of a training step, in turn without leanconv and with it."""
-    import leanconv.torch
-
     nets = in_layouts(model, x)
     calls = {who: step(net, given, mode) for who, (net, given) in nets.items()}
     for call in calls.values():
         call()
-    peaks, reports, patches = {who: _peak(call) for who, call in calls.items()}, dict[str, Any](), dict[str, Any]()
+    peaks, reports = {who: _peak(call) for who, call in calls.items()}, dict[str, Any]()
     with ExitStack() as enabled:
-        for layout in nets:  # which is quicker may depend on the host
-            patch = leanconv.torch.enable(nets[layout][0], precision=mode.precision)
-            patches[layout.replace("torch", "leanconv")] = enabled.enter_context(patch)
-        calls |= {ours: calls[ours.replace("leanconv", "torch")] for ours in patches}
+        patches, _ = _enabled(enabled, nets, nets, mode, calls)  # which is quicker may depend on the host
         us = _fields("eager", eager(calls, patches))
         for ours, patch in patches.items():
             only(patch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,25 @@ def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkey
     us = dict.fromkeys(us, 90000.0)
     modes.eager(calls, {"leanconv_nhwc": "ours"})
     assert len(order) == 3 + 3 * 9
+
+
+def test_both_layouts_of_a_step_are_enabled_and_the_last_one_decides() -> None:
+    """Nothing is compiled before: `warm_up` would refuse the CPU's tensors, as of a network that does not train."""
+    x = torch.randn(2, 3, 8, 8)
+    for train in True, False:
+        nets = modes.in_layouts(torch.nn.Conv2d(3, 4, 3).train(train), x.contiguous(memory_format=torch.channels_last))
+        calls: dict[str, Any] = dict(nets)
+        with ExitStack() as during:
+            given = during, nets, nets, modes.MODES["tf32"], calls
+            if not train:
+                with pytest.raises(ValueError, match="no tensor on a GPU"):
+                    modes._enabled(*given)
+                continue
+            patches, waited = modes._enabled(*given)
+            assert [*patches] == ["leanconv_nchw", "leanconv_nhwc"] and not waited
+            assert registration.active() is patches["leanconv_nhwc"]
+            assert all(calls[ours] is nets[ours.replace("leanconv", "torch")] for ours in patches)
+    assert registration.active() is None
 
 
 def test_a_step_trains() -> None:

@@ -22,7 +22,7 @@ from leanconv.torch import decided, patch, quick, registration  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
-from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
+from tests.torch.test_patched_functions import close, launched, pytorch  # noqa: E402
 from tests.torch.versions import before  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -179,12 +179,7 @@ def test_short_layers_of_copies_are_taken_in_graphs_alone(
         with registration.suspended():
             expected = layer(x)
 
-        def call(times: int) -> int:
-            before = len(device.launches)
-            for _ in range(times):
-                torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
-            return len(device.launches) - before
-
+        call = partial(launched, device, layer, x, expected)
         assert call(4) == (0 if is_left else 4)
         with monkeypatch.context() as captured:
             set_capturing(captured, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from tests.stand_ins import HostDevice, set_capturing
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
+from leanconv.call import bind  # noqa: E402
 from leanconv.torch import decided, patch, registration, switches  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
-from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
+from tests.torch.test_patched_functions import close, launched, pytorch  # noqa: E402
 
 nn = torch.nn
 LEFT = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
@@ -26,36 +28,37 @@ def _takes_longer(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patch.Patch, "decide", lambda *given: LEFT)
 
 
-@pytest.mark.parametrize("kind", ["image", "signal", "autocast"])
+@pytest.mark.parametrize("kind", ["image", "signal", "autocast", "packed"])
 def test_short_layers_are_taken_outside_of_graphs_alone(
     kind: str, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the GPU waits for the host, which launches them sooner; a compiled graph asks the dispatcher."""
     autocast = kind == "autocast"
     layer, shape = (nn.Conv1d(4, 6, 3), (2, 4, 9)) if kind == "signal" else (nn.Conv2d(4, 6, 3), (2, 4, 9, 8))
+    if packs := kind == "packed":  # once, in a launch of its own
+        choose = bind.choose
+        monkeypatch.setattr(
+            bind, "choose", lambda problem, target, _, limit: choose(problem, target, "winograd1d", limit)
+        )
     x = torch.randn(shape, dtype=torch.float16 if autocast else torch.float32)
     with leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):
         with registration.suspended(), torch.no_grad():
             expected = layer(x)
 
-        def call(times: int) -> int:
-            before = len(device.launches)
-            for _ in range(times):
-                torch.testing.assert_close(layer(x), expected, rtol=1e-2, atol=1e-2)
-            return len(device.launches) - before
-
+        call = partial(launched, device, layer, x, expected)
         with torch.no_grad():
-            assert call(4) == 4
+            assert call(4) == 4 + packs and bool(enabled.report().packed_bytes) is (kind in ("packed", "autocast"))
             with monkeypatch.context() as captured:
                 set_capturing(captured, True)
                 assert call(3) == 0
             assert call(2) == 2
             if not autocast:
+                before = len(device.launches)
                 torch.conv1d(x, layer.weight) if kind == "signal" else torch.conv2d(x, layer.weight)
-                assert call(0) == 0
+                assert len(device.launches) == before
         assert call(2) == 0, "its gradient is recorded"
         layer(x).sum().backward()
-        assert len(device.launches) == 6
+        assert len(device.launches) == 6 + packs
         calls = Counter[str]()
         for line in enabled.report().lines:
             calls[line.runs] += line.calls * (line.when == "forward")

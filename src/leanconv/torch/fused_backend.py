@@ -317,7 +317,7 @@ def _as(graph: fx.Graph, tensor: Any, dtype: Any) -> Any:
 
 
 def _blocks(graph: fx.Graph, modules: dict[str, torch.nn.Module]) -> list[Block]:
-    """Those that one launch is expected to compute in less time than inductor's kernels. It is compiled."""
+    """Those that one launch is expected to compute in less time than inductor's kernels. Their kernels are compiled."""
     ways = {block: _way(block) for block in squeeze_graph.blocks(graph, modules, partial(_layer, modules=modules))}
     taken = {block: way for block, way in ways.items() if way is not None and way.plan is not None}
     with suppress(CudaUnavailableError, CompileError):  # of which the operator warns, and is PyTorch's functions

@@ -20,8 +20,8 @@ from leanconv.torch.packed import version_of
 from leanconv.torch.switches import capturing
 
 Quick = tuple[Any, ...]
-#: the places of the type of autocast, and of the function that tells the stream
-_TYPE, _STREAM_OF = 8, 14
+#: the place of the function that tells the stream
+_STREAM_OF = 14
 _data_ptr: Callable[[Any], int] = torch.Tensor.data_ptr
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 
@@ -39,7 +39,9 @@ def taken(layer: Any) -> Quick | None:
     parts = call.quick()
     if parts is None:
         return None
-    run = _taken_outside_graphs if layer.captured is not None else _taken if layer.dtype is None else _taken_cast
+    run = _taken if layer.dtype is None else _taken_cast
+    if layer.captured is not None and packed is None:  # those of packed filters ask themselves
+        run = _taken_outside_graphs
     preparation = call.preparation if isinstance(call, PreparedCall) else None
     kept = packed if packed is None or layer.dtype is not None else packed.weights
     signals = layer.function.axes == 1
@@ -106,8 +108,6 @@ def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
 
 
 def _taken_outside_graphs(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    """One of these two for a layer that is left to PyTorch in CUDA graphs."""
+    """The same as `_taken` for a layer that is left to PyTorch in CUDA graphs."""
     # the default stream, 0, cannot be captured
-    if quick[_STREAM_OF]() and capturing():
-        return None
-    return (_taken if quick[_TYPE] is None else _taken_cast)(quick, x, w, bias, layer)
+    return None if quick[_STREAM_OF]() and capturing() else _taken(quick, x, w, bias, layer)
