@@ -1,4 +1,5 @@
-"""Cost models fitted to the tables of tuned problems, and how well what they choose compares with what was timed.
+"""Cost models fitted to the tables of tuned problems and to suites, and how well what they choose compares with what
+was timed.
 
 ``python -m report refit`` needs no GPU. For each GPU whose timed candidates are committed it writes the fits that
 `leanconv.kernels.cost` reads, and benchmarks/results/<gpu>/tuning.json for docs/tuning.md.
@@ -19,24 +20,26 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.bench import candidates, columns
+from leanconv.bench import candidates, columns, provenance
+from leanconv.bench.results import Results
 from leanconv.call.explain import NOMINAL
 from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.contract import TimedAlgorithm
 from leanconv.kernels.cost import Fit, launch_cycles
 from leanconv.perf import tables
-from leanconv.perf.tables import Table
+from leanconv.perf.tables import Table, Timed
 from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime.files import write_text
-from leanconv.words import parse_problem
+from leanconv.volumes.images import as_images
+from leanconv.words import format_problem, parse_problem
 from report import records
 
 #: Clock cycles in a microsecond, the unit of predictions on an H200.
 CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction; folds of the cross-validation.
 _LEAST, _FOLDS = 6, 6
-#: Problems that must have times of today's kernels for those of others to be left out.
+#: Problems that must have times of younger kernels for those of others to be left out.
 _ENOUGH = 6
 #: Terms are no less than these: a call may spare two of the launches that were counted (`launch_cycles`).
 _LEAST_TERMS = Fit(0.1, -2.0 * launch_cycles(NOMINAL), 0.0)
@@ -49,7 +52,7 @@ TARGETS = {NOMINAL.model: NOMINAL}
 
 @dataclass(frozen=True)
 class Point:
-    """A candidate that was timed and is one of today's configurations."""
+    """A candidate that was timed and is one of today's configurations; or an algorithm's row of a suite."""
 
     problem: str
     group: str
@@ -61,13 +64,13 @@ class Point:
     prepared: float = 0.0
     #: whether the prediction leaves out a launch (`cost.leaves_out_launch`)
     launch: bool = False
-    #: whether it was timed with kernels as they are today
-    current: bool = True
+    #: timed with 0: kernels as they are today, 1: others, which the table names, 2: still earlier ones, without names
+    age: int = 0
 
 
 def points(table: Table, target: Target) -> list[Point]:
     """Every candidate of a table with its predicted time; of a group that has such of today's kernels for enough
-    problems, those alone.
+    problems, those alone, and else of one that has such of named kernels, these.
     """
     plain = replace(target, model="")
     found = []
@@ -84,10 +87,55 @@ def points(table: Table, target: Target) -> list[Point]:
             prepared = cost.preparing_cycles(algorithm, problem, plain)
             found.append(Point(
                 key, cost.group(algorithm, problem), each.algorithm, cycles, each.us * CYCLES, prepared,
-                cost.leaves_out_launch(algorithm, problem), each.kernels == kernels,
+                cost.leaves_out_launch(algorithm, problem), _age(each, kernels),
             ))  # fmt: skip
-    todays = Counter(group for group, _ in {(point.group, point.problem) for point in found if point.current})
-    return [point for point in found if point.current or todays[point.group] < _ENOUGH]
+    most = {group: _most_age(each) for group, each in _by("group", found).items()}
+    return [point for point in found if point.age <= most[point.group]]
+
+
+def _age(timed: Timed, kernels: Mapping[str, str]) -> int:
+    if timed.kernels == kernels:
+        return 0
+    return 1 if timed.kernels else 2
+
+
+def _most_age(some: Sequence[Point]) -> int:
+    problems = {age: {point.problem for point in some if point.age <= age} for age in (0, 1)}
+    return next((age for age in problems if len(problems[age]) >= _ENOUGH), 2)
+
+
+def suite_points(folder: Path, target: Target) -> list[Point]:
+    """Rows of the suites' results in ``folder``, each with the predicted time of the algorithm's fastest configuration:
+    a row does not say which configuration ran.
+
+    These are layers in float32 whose predictions leave out a launch. Most are smaller than those of a table, so they
+    say what a call takes apart from its work. Left out are rows of kernels that have changed since; and those whose
+    operands were in the L2 cache, since predictions count them as read from memory.
+    """
+    plain, found = replace(target, model=""), []
+    for path in sorted(each for each in folder.glob("*.json") if "suite" in columns.read(each)):
+        results = Results.read(path)
+        changed = provenance.changed_kernels(results.machine, folder.parent)
+        times = {
+            (row.problem, row.algorithm): row.us
+            for row in results.rows
+            if row.engine == "leanconv" and row.l2 == "cold" and row.algorithm not in changed
+        }
+        for (name, stem), us in times.items():
+            problem = parse_problem(results.problems[name]["words"])
+            if problem.kind == "filter2d" or problem.dtype != "float32":
+                continue
+            problem = as_images(replace(problem, op=results.op or "fprop"))  # type: ignore[arg-type]
+            for algorithm in (each for each in ALGORITHMS if each.stem == stem and isinstance(each, TimedAlgorithm)):
+                if algorithm.why_not(problem, target) or not cost.leaves_out_launch(algorithm, problem):
+                    continue
+                cycles = min((each for each, _ in algorithm.timed(problem, plain)), default=math.inf)
+                measured = us * CYCLES - cost.fitted(algorithm, problem, plain).beside
+                found.append(Point(
+                    format_problem(problem), cost.group(algorithm, problem), stem, cycles, measured,
+                    cost.preparing_cycles(algorithm, problem, plain), True,
+                ))  # fmt: skip
+    return [point for point in found if math.isfinite(point.predicted)]
 
 
 def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[TimedAlgorithm, float, dict[str, str]]]:
@@ -152,12 +200,12 @@ def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
     return fit.factor * point.predicted + fit.start + fit.preparing * point.prepared
 
 
-def validated(some: Sequence[Point]) -> dict[str, float]:
-    """The same, for each problem with fits that were made without it and without its fold."""
+def validated(some: Sequence[Point], more: Sequence[Point] = ()) -> dict[str, float]:
+    """The same, for each problem with fits to these points and ``more`` that were made without it and its fold."""
     fold: Callable[[Point], int] = lambda p: zlib.crc32(p.problem.encode()) % _FOLDS  # noqa: E731
     found: dict[str, float] = {}
     for i in range(_FOLDS):
-        found |= losses([p for p in some if fold(p) == i], fitted([p for p in some if fold(p) != i]))
+        found |= losses([p for p in some if fold(p) == i], fitted([p for p in (*some, *more) if fold(p) != i]))
     return found
 
 
@@ -168,12 +216,14 @@ def summary(ratios: Mapping[str, float]) -> dict[str, float]:
     return {"mean": statistics.geometric_mean(values), "most": values[at], "worst": values[-1]}
 
 
+#: What a record calls the same of layers of suites.
+_SUITES = "layers of suites, fitted to others"
 #: Every candidate that was timed, of which a release ships the winners: below the folder of a GPU's results.
 TIMED = "timed-candidates.json"
 
 
 def measure(results: Path) -> list[Path]:
-    """Fit the timed candidates of every GPU; returns the files that were written."""
+    """Fit the timed candidates of every GPU, and rows of its suites; returns the files that were written."""
     written = []
     for path in sorted(results.glob(f"*/{TIMED}")):
         table = candidates.read(path)
@@ -181,25 +231,29 @@ def measure(results: Path) -> list[Path]:
         target = TARGETS.get(str(table.gpu.get("name")))
         if target is None or not (some := points(table, target)):
             continue
-        found = fitted(some)
+        more = suite_points(path.parent, target)
+        found = fitted([*some, *more])
         rounded = {
             group: {field: round(value, 4 if field == "factor" else 1) for field, value in each._asdict().items()}
             for group, each in sorted(found.items())
         }
         groups: list[dict[str, Any]] = []
-        for group, each in sorted(_by("group", some).items()):
+        rows_of = Counter(point.group for point in more)
+        for group, each in sorted(_by("group", [*some, *more]).items()):
             logs = [math.log(p.measured / expected(p, found)) for p in each]
             usual = rounded.get(cost.OTHERS if each[0].launch else group, Fit()._asdict())
-            row = {"group": group, "times": len(logs), **rounded.get(group, usual)}
+            row = {"group": group, "times": len(logs), "of suites": rows_of[group], **rounded.get(group, usual)}
             groups.append(row | {"spread": round(math.exp(statistics.pstdev(logs)) - 1, 4)})
         record = {
             "machine": {"gpu": target.model},
             "problems": len({point.problem for point in some}),
             "times": len(some),
-            "of today's kernels": sum(point.current for point in some),
+            "of today's kernels": sum(point.age == 0 for point in some),
+            "rows of suites": len(more),
             "without a fit": summary(losses(some, {})),
             "fitted to these problems": summary(losses(some, found)),
-            "fitted to others": summary(validated(some)),
+            "fitted to others": summary(validated(some, more)),
+            **({_SUITES: summary(validated(more, some))} if more else {}),
             "groups": groups,
         }
         fit = {"gpu": target.model, "fits": rounded}
@@ -213,9 +267,10 @@ def measure(results: Path) -> list[Path]:
 
 def section(record: dict[str, Any]) -> str:
     """What is lost by choosing without a table, and the factor of each algorithm."""
-    names = ("without a fit", "fitted to these problems", "fitted to others")
-    lost = [[name, *(f"{100 * (record[name][key] - 1):.1f} %" for key in ("mean", "most", "worst"))] for name in names]
-    each_group = "{group}|{times}|{factor:.3f}|{us:.1f}|{preparing:.1f}|{percent:.0f} %"
+    names = ("without a fit", "fitted to these problems", "fitted to others", _SUITES)
+    percent: Callable[[str, str], str] = lambda name, key: f"{100 * (record[name][key] - 1):.1f} %"  # noqa: E731
+    lost = [[name, *(percent(name, key) for key in ("mean", "most", "worst"))] for name in names if name in record]
+    each_group = "{group}|{times}|{of suites}|{factor:.3f}|{us:.1f}|{preparing:.1f}|{percent:.0f} %"
     groups = [
         each_group.format(**row, us=row["start"] / CYCLES, percent=100 * row["spread"]).split("|")
         for row in record["groups"]
@@ -223,6 +278,8 @@ def section(record: dict[str, Any]) -> str:
     words = f"{record['machine']['gpu']}: {record['problems']} problems, {record['times']} candidates timed."
     if earlier := record["times"] - record.get("of today's kernels", 0):
         words += f" {earlier} times are with kernels of an earlier revision (`leanconv tune --verify` names these)."
+    if rows := record.get("rows of suites"):
+        words += f" The fits are also to {rows} rows of suites."
     parts = {
         f"{words} How much longer the cost model's choice takes than the quickest that was timed:": (
             ["cost model", "geometric mean", "95 of 100 problems below", "worst"],
@@ -231,7 +288,7 @@ def section(record: dict[str, Any]) -> str:
         "What is measured, fitted to what is predicted: so many times the prediction, so many µs of a call apart "
         "from its work, and so many times as long as memory takes for the bytes of packed weights; and by how "
         "much single times differ from that (one standard deviation):": (
-            ["algorithm, layout, operation", "times", "× prediction", "+ µs", "+ × prepared bytes", "spread"],
+            ["algorithm, layout, operation", "times", "of suites", "× prediction", "+ µs", "+ × packed", "spread"],
             groups,
         ),
     }

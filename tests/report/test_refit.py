@@ -80,16 +80,16 @@ def test_times_of_earlier_kernels_are_left_out_where_others_suffice(
 ) -> None:
     table = Table.read(folder / refit.TIMED)
     every = refit.points(table, NOMINAL)
-    assert every and not any(point.current for point in every)
+    assert every and {point.age for point in every} == {1}
     kernels = {True: {"": "0"}, False: {"": "new"}}
     monkeypatch.setattr(tables, "kernels_of", lambda plan: kernels["winograd" in plan.launches[0].header])
     monkeypatch.setattr(refit, "_ENOUGH", 9)
     some = refit.points(table, NOMINAL)
     assert len(some) == len(every), "others have no times of today's kernels"
-    assert {p.current for p in some if "winograd" in p.algorithm} == {True}
+    assert {p.age for p in some if "winograd" in p.algorithm} == {0}
     monkeypatch.setattr(tables, "kernels_of", lambda plan: kernels[plan.launches[0].block == 384])
     fewer = refit.points(table, NOMINAL)
-    assert all(p.current for p in fewer if p.algorithm == "tensor_gemm") and 0 < len(fewer) < len(every)
+    assert all(p.age == 0 for p in fewer if p.algorithm == "tensor_gemm") and 0 < len(fewer) < len(every)
     monkeypatch.setattr(refit, "_ENOUGH", 10)
     assert len(refit.points(table, NOMINAL)) == len(every)
 
