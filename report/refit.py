@@ -37,8 +37,10 @@ from report import records
 
 #: Clock cycles in a microsecond, the unit of predictions on an H200.
 CYCLES = 1980.0
-#: Groups with fewer measured times than this keep their prediction; folds of the cross-validation.
-_LEAST, _FOLDS = 6, 6
+#: Groups with fewer measured times than this keep their prediction, such as those of gradients of filters: of one of
+#: their algorithms 6 are timed, of the others 2 or 3, and a fit of that alone would decide between them; folds of the
+#: cross-validation.
+_LEAST, _FOLDS = 8, 6
 #: Problems that must have times of younger kernels for those of others to be left out.
 _ENOUGH = 6
 #: Terms are no less than these: a call may spare two of the launches that were counted (`launch_cycles`).
