@@ -211,6 +211,12 @@ def validated(some: Sequence[Point], more: Sequence[Point] = ()) -> dict[str, fl
     return found
 
 
+def validated_suites(more: Sequence[Point], some: Sequence[Point]) -> dict[str, float]:
+    """The same of layers of suites of which several algorithms have rows, with fits to both."""
+    rows = Counter(point.problem for point in more)
+    return {problem: ratio for problem, ratio in validated(more, some).items() if rows[problem] > 1}
+
+
 def summary(ratios: Mapping[str, float]) -> dict[str, float]:
     """Geometric mean, what 95 of 100 problems stay below, and the worst."""
     values = sorted(ratios.values())
@@ -255,7 +261,7 @@ def measure(results: Path) -> list[Path]:
             "without a fit": summary(losses(some, {})),
             "fitted to these problems": summary(losses(some, found)),
             "fitted to others": summary(validated(some, more)),
-            **({_SUITES: summary(validated(more, some))} if more else {}),
+            **({_SUITES: summary(lost)} if (lost := validated_suites(more, some)) else {}),
             "groups": groups,
         }
         fit = {"gpu": target.model, "fits": rounded}
