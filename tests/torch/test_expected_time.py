@@ -66,15 +66,13 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
 
 def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
     """The same of the layers of torchvision's networks, with their gradients, in 16 bits and in groups too; and, once
-    measured, those of its networks of videos; but for layers of kernels that are younger than the file, and for those
-    where another algorithm ran than is chosen today: what that takes is not in the file."""
+    measured, those of its networks of videos; but for layers of kernels that are younger than the file."""
     names = "layers", "group-layers", "volume-layers"
     for path in filter(Path.is_file, (RESULTS / f"{name}.json" for name in names)):
         record = columns.read(path)
         for row in record["rows"]:
             problem = parse_problem(row["problem"])
-            algorithm = chosen(problem, row["limit"]).algorithm
-            if algorithm.stem not in record["machine"]["kernels"] or algorithm.name != row["algorithm"]:
+            if chosen(problem, row["limit"]).algorithm.stem not in record["machine"]["kernels"]:
                 continue
             for peer, peer_us in row["peers"].items():
                 if problem.precision == "tf32" and peer == "torch-fp32":
