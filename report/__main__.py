@@ -70,18 +70,19 @@ def modes(
     only: Annotated[list[str] | None, typer.Option("--pass", help="forward or training; by default both.")] = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
     tuned: Annotated[bool, typer.Option("--tune", help="Tuned too; use an empty LEANCONV_TUNING_DIR.")] = False,
-    eagerly: Annotated[
-        bool, typer.Option("--eager", help="Times without a graph alone, of rows that are there.")
-    ] = False,
+    way: Annotated[
+        str | None, typer.Option(help="Of rows that are there the times alone of: eager, fused or backend.")
+    ] = None,
     seconds: command_line.Seconds = None,
     results: Records = RESULTS,
     revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
-    from report.modes import MODES, NETWORKS, PASSES, measure
+    from report.modes import ALONE, MODES, NETWORKS, PASSES, measure
 
+    alone = _known("way", [way], ALONE)[0] if way else ""
     chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
-    print(measure(results, revision, *chosen, seconds, compiled, tuned, eagerly))
+    print(measure(results, revision, *chosen, seconds, compiled, tuned, alone))
 
 
 def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tuple[str, ...]:

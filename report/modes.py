@@ -69,6 +69,8 @@ PASSES = ("forward", "training")
 #: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned or fused, eagerly, under
 #: torch.compile; there also with leanconv's backend, beside PyTorch with its own.
 WAYS = ("graph", "tuned", "fused", "eager", "compile", "backend")
+#: Those that can be measured without the others.
+ALONE = ("eager", "fused", "backend")
 
 
 def memory_format(x: Any, layout: str) -> Any:
@@ -259,9 +261,7 @@ def measure_forward(
             packed = {ours: taken.report().packed_bytes for ours, taken in patches.items()}
         us |= _replays("graph", graphs) if graph else {}
         if compiled:
-            us |= _replays("compile", compiled_graphs)
-            backend = _compiled_graph(model, x, backend=leanconv.torch.fused, options={"precision": mode.precision})
-            us |= _replays("backend", {"torch": compiled_graphs["torch"], "leanconv": backend})
+            us |= _replays("compile", compiled_graphs) | _backend(model, x, mode, compiled_graphs["torch"])
         best = {side: _quicker(us, side, "graph" if graph else "eager") for side in ("torch", "leanconv")}
         found: dict[str, Any] = {"quicker": best["torch"][6:].upper(), "ours": best["leanconv"][9:].upper()}
         for side, kept in best.items():
@@ -271,16 +271,7 @@ def measure_forward(
         # where Python launches each kernel some are others
         found["leanconv_eager_error"] = _most(errors.values())
         if graph:
-            # NOTE: kept until the graphs have run: these read their filters
-            fused, whole = {"torch": graphs[best["torch"]]}, dict[str, Any]()
-            for ours in patches:
-                net, given = nets[ours.replace("leanconv", "torch")]
-                with torch.inference_mode(False):
-                    whole[ours] = leanconv.torch.fuse(net, precision=mode.precision)
-                errors[ours] = error(whole[ours](given))
-                fused[ours] = captured(partial(whole[ours], given))[0]
-            us |= _replays("fused", fused)
-            found["leanconv_fused_error"] = _most(errors.values())
+            found |= _fused(nets, ("torch_nhwc", theirs), mode, graphs[best["torch"]], error)
         if tuned:
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]
             with leanconv.torch.enable(net, precision=mode.precision, tune=given):
@@ -319,16 +310,48 @@ def _counted(call: Callable[[], Any], patch: Any, lines: list[Any]) -> Any:
     return result
 
 
-def measure_eager(model: Any, x: Any, mode: Mode, quicker: str) -> dict[str, Any]:
-    """Times of PyTorch's and of leanconv's forward pass where Python launches each kernel. ``quicker``: PyTorch's
-    quicker layout."""
+def _fused(
+    nets: Mapping[str, tuple[Any, Any]], layouts: Iterable[str], mode: Mode, theirs: Any, error: Callable[[Any], float]
+) -> dict[str, float]:
+    """Times of PyTorch's graph and of fused networks' in these layouts, and the largest error of the latter."""
     import torch
 
+    import leanconv.torch
+
+    # NOTE: fused networks are kept until the graphs have run: these read their filters
+    graphs, whole, errors = {"torch": theirs}, dict[str, Any](), list[float]()
+    for layout in dict.fromkeys(layouts):
+        net, given = nets[layout]
+        ours = layout.replace("torch", "leanconv")
+        with torch.inference_mode(False):
+            whole[ours] = leanconv.torch.fuse(net, precision=mode.precision)
+        errors.append(error(whole[ours](given)))
+        graphs[ours] = captured(partial(whole[ours], given))[0]
+    return _replays("fused", graphs) | {"leanconv_fused_error": _most(errors)}
+
+
+def _backend(model: Any, x: Any, mode: Mode, theirs: Any) -> dict[str, float]:
+    """Times of inductor's graph and of that of leanconv's backend."""
+    import leanconv.torch
+
+    ours = _compiled_graph(model, x, backend=leanconv.torch.fused, options={"precision": mode.precision})
+    return _replays("backend", {"torch": theirs, "leanconv": ours})
+
+
+def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str) -> dict[str, Any]:
+    """Times of PyTorch's and of leanconv's forward pass in one way of `ALONE`. ``quicker``: PyTorch's quicker layout."""
+    import torch
+
+    layouts = "torch_nhwc", f"torch_{quicker.lower()}"
     with torch.inference_mode(), ExitStack() as enabled:
-        nets = in_layouts(model, x)
+        if way == "backend":
+            return _backend(model, x, mode, _compiled_graph(model, x))
+        nets, error = in_layouts(model, x), error_of(model, x)
         calls = {who: partial(net, given) for who, (net, given) in nets.items()}
-        patches, _ = _enabled(enabled, nets, ("torch_nhwc", f"torch_{quicker.lower()}"), mode, calls)
-        us, errors, error = _fields("eager", eager(calls, patches)), list[float](), error_of(model, x)
+        if way == "fused":
+            return _fused(nets, layouts, mode, captured(calls[layouts[1]])[0], error)
+        patches, _ = _enabled(enabled, nets, layouts, mode, calls)
+        us, errors = _fields("eager", eager(calls, patches)), list[float]()
         for ours, taken in patches.items():
             only(taken)
             errors.append(error(calls[ours]()))
@@ -376,12 +399,12 @@ def measure_step(model: Any, x: Any, mode: Mode) -> dict[str, Any]:
 
 def measure(
     results: Path, revision: str | None, names: Sequence[str], modes: Sequence[str], passes: Sequence[str],
-    seconds: float | None, compiled: bool, tuned: bool, eagerly: bool = False,
+    seconds: float | None, compiled: bool, tuned: bool, way: str = "",
 ) -> Path:  # fmt: skip
     """Measure on this machine's GPU what the results file does not have of this revision; other rows stay.
 
-    ``eagerly``: of forward passes that the file has, the times without a CUDA graph alone, which then have a revision
-    and a date of their own.
+    ``way``: one of `ALONE`; of forward passes that the file has, its times alone, which then have a revision and a date
+    of their own.
 
     Raises WrongResultError at the end where a result was wrong, of which the file has no row.
     """
@@ -395,25 +418,27 @@ def measure(
     for kind, key, name in product(passes, modes, names):
         mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
         old = next((row for row in rows if mine.items() <= row.items()), None)
-        known = old is not None and about["git_revision"] in (old["revision"], eagerly and old.get("eager_revision"))
-        if known or (kind != "forward" and name not in TRAINED) or (eagerly and (kind != "forward" or old is None)):
+        known = old is not None and about["git_revision"] in (old["revision"], way and old.get(f"{way}_revision"))
+        if known or (kind != "forward" and name not in TRAINED):
+            continue
+        graph = name not in UNCAPTURED
+        if way and (kind != "forward" or old is None or not (graph or way == "eager")):
             continue
         if seconds is not None and time.monotonic() - begin > seconds:
             break
         started = time.monotonic()
         with arithmetic(mode.tf32):
             model, x = network(name, mode, kind != "forward")
-            graph = name not in UNCAPTURED
             forward = partial(measure_forward, compiled=compiled and graph, tuned=tuned and graph, graph=graph)
-            if eagerly and old is not None:
-                found = measure_eager(model, x, mode, old["quicker"])
+            if way and old is not None:
+                found = measure_way(model, x, mode, way, old["quicker"])
             else:
                 found = (forward if kind == "forward" else measure_step)(model, x, mode)
         took = {"seconds": round(time.monotonic() - started, 1)}
         when = {"revision": about["git_revision"], "date": about["date"]}
         row = {**mine, "batch": len(x), **found, **took, **when}
-        if eagerly and old is not None:
-            row = old | found | {f"eager_{name}": each for name, each in when.items()}
+        if way and old is not None:
+            row = old | found | {f"{way}_{name}": each for name, each in when.items()}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x
         torch.cuda.empty_cache()

@@ -91,8 +91,9 @@ def origin_of_rows(record: Record) -> str:
     commits = {
         (row["date"][:10], (own if row["revision"] == EARLIER else row["revision"])[:12]) for row in dated(record)
     }
-    # eager times alone may be later ones
-    commits |= {(row["eager_date"][:10], row["eager_revision"][:12]) for row in record["rows"] if "eager_date" in row}
+    # of some ways of running a network the times alone may be later ones
+    later = [(row[name], row[name.replace("date", "revision")]) for row in record["rows"] for name in row if name[-5:] == "_date"]
+    commits |= {(date[:10], commit[:12]) for date, commit in later}
     words = "; ".join(f"{date}, revision {commit}" for date, commit in sorted(commits))
     return f"{record['machine']['gpu']}, {words}"
 

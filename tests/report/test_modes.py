@@ -97,29 +97,58 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     assert "| mvit_v2_s | – | – / 2.00 |" in network_tables.section(records.read(path))
 
 
-def test_times_without_a_graph_alone_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", modes.ALONE)
+def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that the file has: the others of their times keep their revision."""
     about = made_up.ABOUT | {"git_revision": "b" * 40, "date": "2026-02-03T00:00:00"}
     monkeypatch.setattr(records.machine, "describe", lambda *_: about)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
     monkeypatch.setattr(modes, "network", lambda name, mode, training: (torch.nn.Identity(), torch.empty(4)))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    asked: list[str] = []
-    new = {"torch_eager_us": 9.0, "leanconv_eager_us": 3.0}
-    monkeypatch.setattr(modes, "measure_eager", lambda model, x, mode, quicker: asked.append(quicker) or new)
+    asked: list[tuple[str, str]] = []
+    new = {f"torch_{way}_us": 9.0, f"leanconv_{way}_us": 3.0}
+    monkeypatch.setattr(modes, "measure_way", lambda model, x, mode, *given: asked.append(given) or new)
     old = {"network": "resnet18", "mode": "fp32", "pass": "forward", "quicker": "NCHW", "torch_graph_us": 8.0,
-           "leanconv_graph_us": 4.0, "torch_eager_us": 9.0, "leanconv_eager_us": 9.5, "revision": "a" * 40,
+           "leanconv_graph_us": 4.0, f"torch_{way}_us": 9.0, f"leanconv_{way}_us": 9.5, "revision": "a" * 40,
            "date": "2026-01-02T00:00:00"}  # fmt: skip
-    path = records.write(tmp_path, "modes", about, [old])
+    unseen = old | {"network": "mvit_v2_s"}  # which PyTorch cannot capture
+    path = records.write(tmp_path, "modes", about, [old, unseen])
+    names = "resnet18", "resnet50", *(["mvit_v2_s"] * (way != "eager"))
     for _ in range(2):
-        modes.measure(tmp_path, None, ("resnet18", "resnet50"), ("fp32",), modes.PASSES, None, False, False, True)
-    assert asked == ["NCHW"], "nothing is measured twice, and no row is new"
+        modes.measure(tmp_path, None, names, ("fp32",), modes.PASSES, None, False, False, way)
+    assert asked == [(way, "NCHW")], "nothing is measured twice, and no row is new"
     assert records.read(path)["rows"] == [
-        old | new | {"eager_revision": about["git_revision"], "eager_date": about["date"]}
-    ]
+        old | new | {f"{way}_revision": about["git_revision"], f"{way}_date": about["date"]}, unseen
+    ]  # fmt: skip
     page = network_tables.section(records.read(path))
     assert "| resnet18 | 2.00 / 3.00 |" in page
     assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
+
+
+@pytest.mark.parametrize("way", ["fused", "backend"])
+def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, Any]] = []
+
+    def graph(call: Any) -> tuple[Any, Any]:
+        made.append((call.func, call.args[0].is_contiguous()))
+        return SimpleNamespace(replay=lambda: None), call()
+
+    monkeypatch.setattr(modes, "captured", graph)
+    monkeypatch.setattr(modes, "in_turn", lambda calls: {who: 2.0 + i for i, who in enumerate(calls)})
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: torch.nn.Sequential(net, torch.nn.Identity()))
+    net = torch.nn.Conv2d(4, 6, 3).eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 9, 8).contiguous(memory_format=torch.channels_last)
+    row = modes.measure_way(net, x, modes.MODES["fp32"], way, "NCHW")
+    times = {f"torch_{way}_us": 2.0, f"leanconv_{way}_us": 3.0}
+    if way == "fused":
+        error = row.pop("leanconv_fused_error")
+        assert error < 1e-6 and row == times | {"leanconv_nhwc_fused_us": 3.0, "leanconv_nchw_fused_us": 4.0}
+        assert [(type(kind).__name__, first) for kind, first in made] == [
+            ("Conv2d", True), ("Sequential", False), ("Sequential", True)
+        ]  # fmt: skip
+    else:
+        assert row == times and len(made) == 2
 
 
 def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,15 +105,19 @@ __device__ __forceinline__ T load_read_only(const T* at) {
     else return __ldg(at);
 }
 
-// The term of filter k, which is read only where it exists.
-template <class Problem>
+// The term of filter k, which is read only where it exists. `read_only`: by the path of such data.
+template <class Problem, bool read_only = false>
 __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bool exists = true) {
     using Sum = typename Problem::sum;
     const typename Problem::result* pointer;
     if constexpr (Problem::scale || Problem::add) pointer = bias.bias;
     else pointer = bias;
-    const Sum b = Problem::bias && exists ? to_sum(pointer[k]) : Sum(0);
-    if constexpr (Problem::scale) return {b, exists ? bias.scale[k] : 1.0f};
+    const auto load = [](const auto* at) {
+        if constexpr (read_only) return load_read_only(at);
+        else return *at;
+    };
+    const Sum b = Problem::bias && exists ? to_sum(load(pointer + k)) : Sum(0);
+    if constexpr (Problem::scale) return {b, exists ? load(bias.scale + k) : 1.0f};
     else return b;
 }
 
@@ -163,10 +167,16 @@ __device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
+// Where the residual of the output `at` lies.
+template <class Problem, class T>
+__device__ __forceinline__ const T* residual_of(const Epilogue<Problem>& bias, const T* at) {
+    return reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
+}
+
 // The residuals of adjacent outputs from `at` on, which is aligned to all of them.
 template <class Problem, int words, class T>
 __device__ __forceinline__ void load_residual(unsigned (&to)[words], const Epilogue<Problem>& bias, const T* at) {
-    load_read_only(to, reinterpret_cast<const unsigned*>(reinterpret_cast<long long>(at) + bias.to_residual));
+    load_read_only(to, reinterpret_cast<const unsigned*>(residual_of(bias, at)));
 }
 
 // What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are

@@ -42,7 +42,7 @@ BREAKS = (
          RACE | WRONG, "float16-copies-long", times=3, only=2),
     nhwc("outputs are stored before they are there", "OutputNhwc::store", "{{__syncwarp();}}",
          RACE | WRONG, "float16-copies-long", times=3, only=3),
-    nhwc("residuals are those of the first filters", "OutputNhwc::store", "_ {{+ width}}, _);",
+    nhwc("residuals are those of the first filters", "OutputNhwc::store", "_ {{+ i * width}}, _);",
          WRONG, "float16-copies-long", filters=192),
     nhwc("sums lie where stages are still read", "store_tile", "{{barrier_sync(...);}}",
          UNDER_WAY | RACE, "float16-copies-long", filters=128, split=4),

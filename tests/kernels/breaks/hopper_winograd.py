@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import GONE, RACE, RULE, STUCK, WRONG, breaks_of
+from tests.kernels.breaks.base import FENCE, GONE, RACE, RULE, STUCK, WRONG, breaks_of
 
 nchw = breaks_of("tensor_winograd", "pairs-{}-nchw")
 multicast = breaks_of("tensor_winograd", "pairs-{}-nhwc", split=1, multicast=2, ping_pong=True)
@@ -35,6 +35,8 @@ BREAKS = (
     nchw("resident images are released when their last segment begins", "ResidentStages::release",
          "_ == {{_ - 1 => 0}} ||",
          RULE | RACE, "one-product-resident", spacing=1, split=1),
+    nhwc("residuals past the last pixel are read", "ResidualLoads::ResidualLoads", "({{_[_].count > 0 ?}} _[_].offset {{: 0}})",
+         FENCE, "same"),
     nhwc("the exchanged sums are overwritten before they are read", "exchange_states", "{{barrier_sync(...);}}",
          RACE | WRONG, "same", times=2, only=2),
     nhwc("sums are read before the other warpgroup has written them", "exchange_states", "{{barrier_sync(...);}}",

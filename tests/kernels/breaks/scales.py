@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.kernels.patching import Patch
 
 UNREPORTED = Patch("channels apart are not reported", "speculative_filters", "{{_ ? -_ :}}")
-UNSCALED = Patch("filters are not scaled back", "store_sums", "_[0] {{* _[_].x}}")
+UNSCALED = Patch("filters are not scaled back", "store_sums", "_[_][_] {{* factor}}")
 
 TENSOR_GEMM = (
     ("normal", Patch("a row's maximum leaves out half of its values", "split_row",

@@ -170,6 +170,21 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
                                                  lane);
 }
 
+// Brings to the L2 cache what `store_tile` will add to a tile.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const typename Problem::result* y,
+                                              const GemmTiles<Problem, Tuning>& tiles, int first_row, Offset<Problem> tile) {
+    if constexpr (Problem::add) {
+        const Offset<Problem> first_pixel = tiles.first_pixel(tile) + first_row + threadIdx.x / 32 % 4 * 16;
+        int k = tiles.filters(tile) * Tuning::filters;
+        if constexpr (Tuning::split > 1) k += static_cast<int>(cluster_rank()) * (Tuning::filters / Tuning::split);
+#pragma unroll
+        for (int m = 0; m < Tuning::m_tiles; ++m)
+            GemmRing<Problem, Tuning>::Output::prefetch(bias, y, tiles, first_pixel + m * 64, tiles.group(tile), k,
+                                                        threadIdx.x % 32);
+    }
+}
+
 // A warpgroup's sums of a tile, whose pixels begin at `first_row`, to the output; those of a cluster are added before.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2],
@@ -208,6 +223,7 @@ struct Consumer16bit {
         const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
         RingPlace<Tuning::stages> place;
         for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+            prefetch_tile<Problem, Tuning>(bias, y, tiles, first_row, tile);
             float sums[Tuning::m_tiles][Tuning::filters / 2];
             int before = 0;
             wgmma_fence(sums);

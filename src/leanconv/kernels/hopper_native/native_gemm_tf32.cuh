@@ -74,6 +74,7 @@ struct ConsumerTf32 {
         const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
         RingPlace<Tuning::stages> place;
         for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+            prefetch_tile<Problem, Tuning>(bias, y, tiles, first_row, tile);
             float sums[Tuning::m_tiles][Tuning::filters / 2];
             Fragments even, odd;
             int stage = ring.first;

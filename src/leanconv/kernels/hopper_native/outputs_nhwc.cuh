@@ -13,7 +13,7 @@ template <class Problem>
 __device__ __forceinline__ void load_terms(Term<Problem> (&to)[2], Bias<Problem> bias, int group, int k) {
     const int filter = group * Problem::group_k + k;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) to[i] = term_of<Problem>(bias, filter + i, k + i < Problem::group_k);
+    for (int i = 0; i < 2; ++i) to[i] = term_of<Problem, Problem::add>(bias, filter + i, k + i < Problem::group_k);
 }
 
 // Stores of 16 pixels x `filters` by one warp.
@@ -21,7 +21,8 @@ __device__ __forceinline__ void load_terms(Term<Problem> (&to)[2], Bias<Problem>
 // A thread holds pairs of neighbouring filters of two pixels in every eight, which would be stores of 4 bytes, or of 8 where
 // outputs are float32. Each warp transposes them in shared memory of its own, 16 pixels x `width` filters at a time, and stores 16
 // bytes a lane: rows of the output are stored in whole sectors, wherever their pixels lie. A residual takes the same way in: it is
-// loaded as outputs are stored, while the filters before are computed, and lies where the outputs will.
+// brought to the L2 cache while the products are computed, loaded as outputs are stored, `ahead` times `width` filters before,
+// and lies where the outputs will.
 template <class Problem, int filters>
 struct OutputNhwc {
     using T = typename Problem::result;
@@ -29,6 +30,7 @@ struct OutputNhwc {
     static constexpr int row_bytes = filters * element_bytes % 128 == 0 ? 128 : 64, width = row_bytes / element_bytes;
     static constexpr int rows = 16, warp_bytes = rows * row_bytes, units = row_bytes / 16, passes = rows * units / 32;
     static constexpr bool vectors = Problem::k % unit == 0 && Problem::group_k % unit == 0, staged = Problem::add && vectors;
+    static constexpr int rounds = filters / width, most = element_bytes == 2 ? 4 : 2, ahead = rounds < most ? rounds : most;
     static_assert(Problem::nhwc, "filters are adjacent");
     static_assert(filters % width == 0, "a tile has whole passes");
 
@@ -64,28 +66,32 @@ struct OutputNhwc {
     static __device__ __forceinline__ void stage(const float (&sums)[count], int first, unsigned char* shared, Bias<Problem> bias,
                                                  const T* y, const Place (&place)[2], int group, int first_k, int lane) {
         const int g = lane / 4, t = lane % 4;
+        // NOTE: all residuals are loaded before the first store, which the compiler does not let them pass.
+        float residual[staged ? width / 8 : 1][2][2];
+        if constexpr (staged) {
+#pragma unroll
+            for (int i = 0; i < width / 4; ++i) load_pair(residual[i / 2][i % 2], pair_at(shared, g + 8 * (i % 2), i / 2, t));
+        }
 #pragma unroll
         for (int eight = 0; eight < width / 8; ++eight) {
             const int k = first_k + eight * 8 + 2 * t, filter = group * Problem::group_k + k;
             Term<Problem> terms[2];
-            float v[2], residual[2];
+            float v[2];
             load_terms<Problem>(terms, bias, group, k);
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                unsigned* const pair = pair_at(shared, g + 8 * half, eight, t);
-                if constexpr (staged) load_pair(residual, pair);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     float held;
                     if constexpr (staged) {
-                        held = residual[i];
+                        held = residual[eight][half][i];
                     } else {
                         const bool exists = place[half].count > 0 && k + i < Problem::group_k;
                         held = held_by<Problem>(bias, y + place[half].offset * Problem::k + filter + i, exists);
                     }
                     v[i] = finish<Problem>(sums[first + eight * 4 + 2 * half + i], terms[i], held);
                 }
-                store_pair(pair, v);
+                store_pair(pair_at(shared, g + 8 * half, eight, t), v);
             }
         }
     }
@@ -101,9 +107,24 @@ struct OutputNhwc {
         }
     }
 
-    static __device__ __forceinline__ void store_unit(T* to, const unsigned char* from, int exist) {
-        unsigned words[4];
-        ld_shared_v4_u32(words, from);
+    // Brings the residuals of 16 pixels from `first_pixel` on, and of `filters` from `first_k` on, to the L2 cache: a line of 128
+    // bytes a lane.
+    template <class Tiles>
+    static __device__ __forceinline__ void prefetch(Bias<Problem> bias, const T* y, const Tiles& tiles, Offset<Problem> first_pixel,
+                                                    int group, int first_k, int lane) {
+        constexpr int line = 128 / element_bytes, lines = ceil_div(filters, line);
+        if constexpr (staged) {
+#pragma unroll
+            for (int i = 0; i < ceil_div(rows * lines, 32); ++i) {
+                const int at = i * 32 + lane, k = first_k + at % lines * line;
+                const Place place = tiles.place(first_pixel + at / lines);
+                if (at < rows * lines && place.count > 0 && k < Problem::group_k)
+                    prefetch_l2(residual_of(bias, y + place.offset * Problem::k + group * Problem::group_k + k));
+            }
+        }
+    }
+
+    static __device__ __forceinline__ void store_unit(T* to, const unsigned (&words)[4], int exist) {
         if constexpr (vectors) {
             *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
         } else {
@@ -128,10 +149,13 @@ struct OutputNhwc {
         }
 #pragma unroll
         for (int i = 0; i < passes; ++i) place[i] = tiles.place(first_pixel + (i * 32 + lane) / units);
-        unsigned residuals[passes][4] = {};
-        if constexpr (staged) load_residuals(residuals, bias, y, place, group, first_k, lane);
+        unsigned residuals[ahead][passes][4] = {};
+        if constexpr (staged) {
 #pragma unroll
-        for (int i = 0; i < filters / width; ++i) {
+            for (int i = 0; i < ahead; ++i) load_residuals(residuals[i], bias, y, place, group, first_k + i * width, lane);
+        }
+#pragma unroll
+        for (int i = 0; i < rounds; ++i) {
             const int k = first_k + i * width;
             if (Problem::group_k % filters != 0 && k >= Problem::group_k) break;
             __syncwarp();  // the filters before have been read
@@ -139,21 +163,33 @@ struct OutputNhwc {
 #pragma unroll
                 for (int pass = 0; pass < passes; ++pass) {
                     const int at = pass * 32 + lane;
-                    const unsigned (&four)[4] = residuals[pass];
+                    const unsigned (&four)[4] = residuals[i % ahead][pass];
                     *reinterpret_cast<uint4*>(unit_at(shared, at / units, at % units)) =
                         make_uint4(four[0], four[1], four[2], four[3]);
                 }
-                if (i + 1 < filters / width) load_residuals(residuals, bias, y, place, group, k + width, lane);
+                if (i + ahead < rounds)
+                    load_residuals(residuals[i % ahead], bias, y, place, group, k + ahead * width, lane);
                 __syncwarp();
             }
             stage(sums, i * width / 2, shared, bias, y, pair, group, k, lane);
             __syncwarp();
+            constexpr int at_once = staged ? passes : 1;
 #pragma unroll
-            for (int pass = 0; pass < passes; ++pass) {
-                const int at = pass * 32 + lane, unit_k = k + at % units * unit;
-                if (place[pass].count == 0 || unit_k >= Problem::group_k) continue;
-                store_unit(y + place[pass].offset * Problem::k + group * Problem::group_k + unit_k,
-                           unit_at(shared, at / units, at % units), Problem::group_k - unit_k);
+            for (int first = 0; first < passes; first += at_once) {
+                unsigned words[at_once][4];
+#pragma unroll
+                for (int i = 0; i < at_once; ++i) {
+                    const int at = (first + i) * 32 + lane;
+                    if constexpr (staged) ld_shared_v4_u32(words[i], unit_at(shared, at / units, at % units));
+                }
+#pragma unroll
+                for (int i = 0; i < at_once; ++i) {
+                    const int pass = first + i, at = pass * 32 + lane, unit_k = k + at % units * unit;
+                    if (place[pass].count == 0 || unit_k >= Problem::group_k) continue;
+                    if constexpr (!staged) ld_shared_v4_u32(words[i], unit_at(shared, at / units, at % units));
+                    store_unit(y + place[pass].offset * Problem::k + group * Problem::group_k + unit_k, words[i],
+                               Problem::group_k - unit_k);
+                }
             }
         }
     }
