@@ -339,7 +339,7 @@ def _backend(model: Any, x: Any, mode: Mode, theirs: Any) -> dict[str, float]:
 
 
 def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str) -> dict[str, Any]:
-    """Times of PyTorch's and of leanconv's forward pass in one way of `ALONE`. ``quicker``: PyTorch's quicker layout."""
+    """Times of PyTorch's and of leanconv's forward pass in one way of `ALONE`. ``quicker``: PyTorch's layout."""
     import torch
 
     layouts = "torch_nhwc", f"torch_{quicker.lower()}"

@@ -92,8 +92,9 @@ def origin_of_rows(record: Record) -> str:
         (row["date"][:10], (own if row["revision"] == EARLIER else row["revision"])[:12]) for row in dated(record)
     }
     # of some ways of running a network the times alone may be later ones
-    later = [(row[name], row[name.replace("date", "revision")]) for row in record["rows"] for name in row if name[-5:] == "_date"]
-    commits |= {(date[:10], commit[:12]) for date, commit in later}
+    for row in record["rows"]:
+        ways = [name.removesuffix("_date") for name in row if name.endswith("_date")]
+        commits |= {(row[f"{way}_date"][:10], row[f"{way}_revision"][:12]) for way in ways}
     words = "; ".join(f"{date}, revision {commit}" for date, commit in sorted(commits))
     return f"{record['machine']['gpu']}, {words}"
 
