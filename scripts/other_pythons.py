@@ -30,7 +30,9 @@ TESTS = (
     "tests/api/test_api.py", "tests/api/test_options.py", "tests/api/test_imports.py", "tests/cpu",
 )  # fmt: skip
 #: Kernels of several families, as `leanconv explain --compile` takes them: an H200's and one that every GPU runs.
-KERNELS = ("conv:n8,c64,h56,k64,r3,pad1,NHWC", "conv:n2,c3,h9,k4,r3", "filter:480x640,7x7")
+KERNELS = (
+    "conv:n8,c64,h56,k64,r3,pad1,NHWC,bias,scale,add,relu", "conv:n2,c3,h9,k4,r3,bias", "filter:480x640,7x7",
+)  # fmt: skip
 DIST = ROOT / "dist"
 
 

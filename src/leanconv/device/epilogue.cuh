@@ -105,6 +105,12 @@ __device__ __forceinline__ T load_read_only(const T* at) {
     else return __ldg(at);
 }
 
+template <bool read_only, class T>
+__device__ __forceinline__ T load(const T* at) {
+    if constexpr (read_only) return load_read_only(at);
+    else return *at;
+}
+
 // The term of filter k, which is read only where it exists. `read_only`: by the path of such data.
 template <class Problem, bool read_only = false>
 __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bool exists = true) {
@@ -112,12 +118,8 @@ __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bo
     const typename Problem::result* pointer;
     if constexpr (Problem::scale || Problem::add) pointer = bias.bias;
     else pointer = bias;
-    const auto load = [](const auto* at) {
-        if constexpr (read_only) return load_read_only(at);
-        else return *at;
-    };
-    const Sum b = Problem::bias && exists ? to_sum(load(pointer + k)) : Sum(0);
-    if constexpr (Problem::scale) return {b, exists ? load(bias.scale + k) : 1.0f};
+    const Sum b = Problem::bias && exists ? to_sum(load<read_only>(pointer + k)) : Sum(0);
+    if constexpr (Problem::scale) return {b, exists ? load<read_only>(bias.scale + k) : 1.0f};
     else return b;
 }
 

@@ -17,7 +17,7 @@ BREAKS = (
     plain("pixels of unsigned integers read as signed ones", "direct",
           "multiply_add(to_sum(_), to_sum({{_1 => static_cast<typename Problem::filter>(_1)}})",
           WRONG, "uint8-tails-nchw"),
-    plain("a bias of 32 bits kept in 16", "term_of", "{{=> static_cast<short>(}} to_sum(load(_ + _)) {{=> )}}",
+    plain("a bias of 32 bits kept in 16", "term_of", "{{=> static_cast<short>(}} to_sum(load<read_only>(_ + _)) {{=> )}}",
           WRONG, "int8-bias-nhwc"),
     plain("the first group's channels for all", "direct", "{{_ / Problem::group_k * Problem::group_c => 0}}",
           WRONG, "groups-nhwc"),
