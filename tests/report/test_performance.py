@@ -91,6 +91,23 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
         made_up.filled(tmp_path, "networks-figure modes")
 
 
+def test_fused_networks_are_compared_with_what_torch_compile_makes(tmp_path: Path) -> None:
+    us = {"torch_fused_us": 40.0, "leanconv_fused_us": 10.0, "torch_compile_us": 20.0}
+    both = {"torch_backend_us": 21.0, "leanconv_backend_us": 7.0}
+    rows: list[dict[str, Any]] = [
+        {"network": "vgg16", "mode": "fp32", "pass": "forward", **us, **both},
+        {"network": "vgg16", "mode": "16-bit", "pass": "forward", **us},
+        {"network": "unet", "mode": "fp32", "pass": "forward", **us, "leanconv_fused_us": 2.5},
+        {"network": "edsr", "mode": "fp32", "pass": "forward", "torch_fused_us": 40.0, "leanconv_fused_us": 10.0},
+    ]
+    records.write(tmp_path, "modes", made_up.ABOUT, rows)
+    text = made_up.filled(tmp_path, "fused modes")
+    heads = [f"strict FP32: {each}" for each in ("`fuse`, × PyTorch", "`fuse`, × torch.compile")]
+    assert f"| network | {' | '.join(heads)} | strict FP32: backend, × torch.compile |" in text
+    lines = "| vgg16 | 4.00 | 2.00 | 3.00 |\n| unet | 16.0 | 8.00 | – |\n| geometric mean | 8.00 | 4.00 | 3.00 |"
+    assert lines in text and "edsr" not in text
+
+
 def test_networks_that_all_modes_have_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     times = {"pass": "forward", "torch_graph_us": 30.0, "leanconv_graph_us": 10.0}

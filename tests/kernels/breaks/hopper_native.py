@@ -115,6 +115,8 @@ BREAKS = (
     nchw("channels past the end are those of the next filter", "pack_filters",
          "{{_ * 8 + _ < Problem::group_c => true}}", FENCE | WRONG, "float16-odd"),
     nchw("bias of the first group", "OutputNchw::term_in", "{{_ * Problem::group_k +}}", WRONG, "float16-groups"),
+    nchw("residuals are those of the first filters", "OutputNchw::store", "residual[{{_ / 8 => 0}}]",
+         WRONG, "float16-blocks"),
     nchw("outputs are overwritten before they are stored", "OutputNchw::store", "{{if (_) barrier_sync(...);}}",
          RACE | WRONG, "float16-blocks", filters=128),
     nchw("outputs are stored before they are there", "OutputNchw::store", "continue; {{barrier_sync(...);}}",

@@ -11,6 +11,7 @@ nhwc = breaks_of("tensor_winograd", "pairs-{}-nhwc")
 BREAKS = (
     nchw("pixels beyond the sides of the image are seen", "LinearPairPixels::load_half", "= {{_[_] => true}} ?",
          WRONG, "same"),
+    nchw("residuals are those of the first filters", "store_pairs", "residual[{{2 * _ +}} _]", WRONG, "same"),
     nchw("all pairs begin with an even pixel", "LinearPairPixels::load", "if ({{_ % 2 == 0 => true}})",
          WRONG, "same", times=2),
     nchw("pixels near the middle are never inside", "LinearPairPixels::load_half", "{{_1 == 0 || _1 == 1 => _1 < 2}}",
@@ -36,7 +37,7 @@ BREAKS = (
          "_ == {{_ - 1 => 0}} ||",
          RULE | RACE, "one-product-resident", spacing=1, split=1),
     nhwc("residuals past the last pixel are read", "ResidualLoads::ResidualLoads",
-         "({{_[_].count > 0 ?}} _[_].offset {{: 0}})",
+         "= {{_[_].count > 0 ?}} _[_].offset {{: 0}};",
          FENCE, "same"),
     nhwc("the exchanged sums are overwritten before they are read", "exchange_states", "{{barrier_sync(...);}}",
          RACE | WRONG, "same", times=2, only=2),

@@ -9,7 +9,7 @@
 
 namespace leanconv {
 
-// In place of ResidualLoads where there is no residual, or it is read as it is added.
+// In place of ResidualLoads where there is no residual.
 struct NoResiduals {
     template <class... Given> __device__ __forceinline__ explicit NoResiduals(const Given&...) {}
     __device__ __forceinline__ void advance(int) {}
@@ -44,49 +44,78 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
 #pragma unroll
     for (int i = 0; i < n16; ++i) {
         const float factor[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
+        const int filter = group * Problem::group_k + first_k + 16 * i;
+        // The residuals of 16 filters are under way together.
+        unsigned residual[Problem::add ? 8 : 1][2] = {};
+        if constexpr (Problem::add) {
+#pragma unroll
+            for (int of = 0; of < 8; ++of)
+                if (at[of % 2].count > 0 && first_k + 16 * i + of / 2 < Problem::group_k)
+                    load_residual<Problem>(residual[of], bias, y + static_cast<int64>(filter + of / 2) * image + at[of % 2].offset);
+        }
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const int in_group = first_k + 16 * i + j, filter = group * Problem::group_k + in_group;
-            if (in_group >= Problem::group_k) continue;
+            if (first_k + 16 * i + j >= Problem::group_k) continue;
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (at[half].count == 0) continue;
-                float* const to = y + static_cast<int64>(filter) * image + at[half].offset;
+                float* const to = y + static_cast<int64>(filter + j) * image + at[half].offset;
                 const int from = j / 2 * 4 + j % 2 + 2 * half;
-                const HeldOutputs<Problem, true, 2, float> held(bias, to, true);
-                const float even = finish<Problem>(sums[2 * i][from] * factor[j], terms[i][j], held.value(0, to, true));
-                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], terms[i][j], held.value(1, to + 1, true));
+                float held[2];
+#pragma unroll
+                for (int odd = 0; odd < 2; ++odd) {
+                    if constexpr (Problem::add) held[odd] = __uint_as_float(residual[2 * j + half][odd]);
+                    else held[odd] = held_by<Problem>(bias, to + odd, true);
+                }
+                const float even = finish<Problem>(sums[2 * i][from] * factor[j], terms[i][j], held[0]);
+                const float odd = finish<Problem>(sums[2 * i + 1][from] * factor[j], terms[i][j], held[1]);
                 st_global_v2(to, even, odd);
             }
         }
     }
 }
 
-// The residuals of a thread's outputs in NHWC, as `store_sums` stores them: four filters of two pixels in each 16 filters. So many
-// groups of 16 are under way at a time; one at a time took 220 us longer for 205 MB of residuals (H200).
+// The residuals of a thread's outputs, as `store_sums` stores them: four filters of two pixels in each 16 filters, `step` elements
+// apart. So many groups of 16 are under way at a time; with one at a time 205 MB of residuals took 220 us longer (H200).
 template <class Problem, class Tuning, int n16>
 struct ResidualLoads {
     using F = TensorFilters<Problem, Tuning>;
     static constexpr int ahead = n16 < 8 ? n16 : 8;
+    static constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
     unsigned words[ahead][2][4] = {};
     const Epilogue<Problem>& bias;
     const float* at[2];
+    int64 step;
     int in_group;
 
-    __device__ __forceinline__ ResidualLoads(const Epilogue<Problem>& bias, const float* y, const Place (&places)[2], int group,
-                                             int first_k)
-        : bias(bias), in_group(first_k) {
+    // NOTE: in place of a pixel that does not exist the first one is read, so that no load waits for a branch.
+    __device__ __forceinline__ ResidualLoads(const Epilogue<Problem>& bias, const float* y, const Place (&places)[2], int64 step,
+                                             int filter, int in_group)
+        : bias(bias), step(step), in_group(in_group) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            at[half] = y + (places[half].count > 0 ? places[half].offset : 0) * Problem::k + group * Problem::group_k + first_k;
+        for (int half = 0; half < 2; ++half) {
+            const int64 pixel = places[half].count > 0 ? places[half].offset : 0;
+            at[half] = y + (Problem::nhwc ? pixel * Problem::k + filter : filter * step + pixel);
+        }
 #pragma unroll
         for (int i = 0; i < ahead; ++i) load(i);
     }
-    // NOTE: in place of a pixel that does not exist the first one is read, so that no load waits for a branch.
     __device__ __forceinline__ void load(int i) {
-        if (Problem::group_k % F::filters != 0 && in_group + 16 * i >= Problem::group_k) return;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) load_residual<Problem>(words[i % ahead][half], bias, at[half] + 16 * i);
+        for (int half = 0; half < 2; ++half) {
+            unsigned (&to)[4] = words[i % ahead][half];
+            if constexpr (together) {
+                if (exists(16 * i)) load_residual<Problem>(to, bias, at[half] + 16 * i);
+            } else {
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (exists(16 * i + j))
+                        to[j] = __float_as_uint(load_read_only(residual_of(bias, at[half] + (16 * i + j) * step)));
+            }
+        }
+    }
+    __device__ __forceinline__ bool exists(int k) const {
+        return Problem::group_k % F::filters == 0 || in_group + k < Problem::group_k;
     }
     __device__ __forceinline__ float value(int i, int half, int j) const { return __uint_as_float(words[i % ahead][half][j]); }
     __device__ __forceinline__ void advance(int i) {
@@ -137,8 +166,9 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
     for (int i = 0; i < n16; ++i) scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
     const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
                              tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
-    typename Select<Problem::add && together, ResidualLoads<Problem, Tuning, n16>, NoResiduals>::type residuals(
-        bias, y, places, group, first_k);
+    const int64 step = Problem::nhwc ? 1 : image;
+    typename Select<Problem::add, ResidualLoads<Problem, Tuning, n16>, NoResiduals>::type residuals(
+        bias, y, places, step, group * Problem::group_k + first_k, first_k);
     const auto scaled = [&](int i, int from, float factor) { return sums[i][from] * factor; };
     float termed[terms_first ? n16 : 1][8];
     if constexpr (terms_first) {
@@ -171,13 +201,13 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
 #pragma unroll
                 for (int j = 0; j < 4; ++j) v[j] = scaled(i, j / 2 * 4 + j % 2 + 2 * half, factor[j]);
             }
-            const int64 at = places[half].offset, step = Problem::nhwc ? 1 : image;
+            const int64 at = places[half].offset;
             float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);
             float result[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 float held;
-                if constexpr (Problem::add && together) held = residuals.value(i, half, j);
+                if constexpr (Problem::add) held = residuals.value(i, half, j);
                 else held = held_by<Problem>(bias, to + j * step, in_group + j < Problem::group_k);
                 result[j] = apply_held<Problem>(v[j], held);
             }

@@ -61,6 +61,16 @@ struct OutputNchw {
 #pragma unroll
         for (int k0 = 0; k0 < filters; k0 += width) {
             if (Problem::group_k % filters != 0 && first_k + k0 >= Problem::group_k) break;
+            // NOTE: all residuals of these filters are loaded before the first store, which the compiler does not let them pass.
+            float residual[Problem::add ? width / 8 : 1][2][2];
+            if constexpr (Problem::add) {
+#pragma unroll
+                for (int of = 0; of < width / 2; ++of) {
+                    const int k = k0 + of / 4 * 8 + of % 2, half = of / 2 % 2;
+                    const bool is = exists[half] && first_k + k + pair < Problem::group_k;
+                    residual[of / 4][half][of % 2] = held_by<Problem>(bias, to[half] + k * image, is);
+                }
+            }
             if (whole) barrier_sync(1 + warpgroup, 128);  // the filters before have been read
 #pragma unroll
             for (int vector = 0; vector < width; vector += 8) {
@@ -71,8 +81,10 @@ struct OutputNchw {
                     float v[2];
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
-                        const T* const from = to[half] + (k0 + vector + i) * image;
-                        const float held = held_by<Problem>(bias, from, exists[half] && k + i < Problem::group_k);
+                        float held;
+                        if constexpr (Problem::add) held = residual[vector / 8][half][i];
+                        else held = held_by<Problem>(bias, to[half] + (k0 + vector + i) * image,
+                                                     exists[half] && k + i < Problem::group_k);
                         v[i] = finish<Problem>(sums[(k0 + vector) / 2 + 2 * half + i], terms[i], held);
                     }
                     const unsigned both = rounded_pair(T{}, v);
