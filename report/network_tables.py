@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isnan, nan
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from leanconv.bench.format import size
@@ -14,6 +16,12 @@ from report.modes import MODES, NETWORKS, PASSES, WAYS
 
 #: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
+#: What a fused network is compared with, and the ways of `WAYS` in which PyTorch and leanconv ran it.
+_FUSED = (
+    ("`fuse`, × PyTorch", "fused", "fused"),
+    ("`fuse`, × torch.compile", "compile", "fused"),
+    ("backend, × torch.compile", "backend", "backend"),
+)
 
 
 def section(record: dict[str, Any]) -> str:
@@ -76,6 +84,28 @@ def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
     pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
     cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
     return " / ".join(cells) if set(cells) - {"–"} else "–"
+
+
+def fused(record: dict[str, Any]) -> str:
+    """Networks that torch.compile ran too, as CUDA graphs: times as fast by `fuse` and by leanconv's backend."""
+    of = _by_key(record)
+    compiled = {key for key, row in of.items() if key[1] == "forward" and "torch_compile_us" in row}
+    modes = [
+        mode for mode in MODES if any(key[2] == mode and f"leanconv_{_FUSED[-1][2]}_us" in of[key] for key in compiled)
+    ]
+    found: dict[str, list[float]] = {}
+    for network in [name for name in NETWORKS if any(key[0] == name for key in compiled)]:
+        rows = [of.get((network, "forward", mode), {}) for mode in modes]
+        found[network] = [
+            row.get(f"torch_{theirs}_us", nan) / row.get(f"leanconv_{ours}_us", nan)
+            for row in rows
+            for _, theirs, ours in _FUSED
+        ]
+    means = [[each for each in column if not isnan(each)] for column in zip(*found.values(), strict=True)]
+    found["geometric mean"] = [geometric_mean(each) if each else nan for each in means]
+    heads = [f"{MODES[mode].title}: {head}" for mode in modes for head, *_ in _FUSED]
+    lines = [[name, *("–" if isnan(each) else ratio(each) for each in found[name])] for name in found]
+    return f"{records.origin_of_rows(record)}.\n\n{records.table((['network', *heads], lines))}"
 
 
 def strict(record: dict[str, Any]) -> str:

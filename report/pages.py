@@ -145,6 +145,7 @@ MAKERS: dict[str, Maker] = {
     "modes": Maker(network_tables.section),
     "short": Maker(network_tables.short),
     "strict": Maker(network_tables.strict),
+    "fused": Maker(network_tables.fused),
     "networks-figure": Maker(
         network_tables.picture, shows="Dots: how many times as fast as PyTorch whole networks run in three modes"
     ),
