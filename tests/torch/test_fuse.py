@@ -19,6 +19,8 @@ from leanconv.torch import comparing, expected_time, fused_backend, fused_layer,
 from leanconv.torch.deciding import Decision  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
+#: what the backend decides of a convolution that it takes
+TAKEN: Any = fused_layer.Way("leanconv: it", "a problem", "said so", kernel="a problem", device=0)
 
 
 class Block(nn.Module):
@@ -316,7 +318,7 @@ def test_filters_stay_packed_until_they_change(on_stand_in: HostDevice, monkeypa
 def test_the_backend_of_torch_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Dynamo gives becomes calls of the operator, but where a gradient is recorded."""
     model, x = made(Block, 4, 8, 2), torch.randn(2, 4, 10, 10)
-    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (None, 0))
+    monkeypatch.setattr(fused_backend, "_decide", lambda chain, precision: TAKEN)
     monkeypatch.setattr(fused_backend, "precompile", lambda *given, **options: None)
     graphs = []
 
@@ -352,7 +354,7 @@ def test_normalisations_that_change_in_a_graph_stay_in_their_place(
     changes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scales are computed where the graph begins."""
-    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (None, 0))
+    monkeypatch.setattr(fused_backend, "_decide", lambda chain, precision: TAKEN)
     monkeypatch.setattr(fused_backend, "precompile", lambda *given, **options: None)
     model, x = made(Counting, changes), torch.randn(2, 4, 6, 5)
     again = copy.deepcopy(model)
@@ -379,7 +381,7 @@ def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: p
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_derivatives_in_a_graph_are_those_of_pytorch(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients and tangents that are taken in what is compiled, and tangents that are taken around it."""
-    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (None, 0))
+    monkeypatch.setattr(fused_backend, "_decide", lambda chain, precision: TAKEN)
     monkeypatch.setattr(fused_backend, "precompile", lambda *given, **options: None)
     model, x, forward = nn.Sequential(nn.Conv2d(4, 8, 3), nn.SiLU()), torch.randn(2, 4, 6, 5), torch.autograd.forward_ad
     ones = torch.ones_like(x)

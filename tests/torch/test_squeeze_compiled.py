@@ -17,7 +17,8 @@ from tests.torch.conftest import Played
 torch = pytest.importorskip("torch")
 
 import leanconv.torch as ours  # noqa: E402
-from leanconv.torch import comparing, fused_backend, squeeze  # noqa: E402
+from leanconv.torch import comparing, fused_backend, fused_layer, squeeze  # noqa: E402
+from tests.torch.test_fuse import TAKEN  # noqa: E402
 from tests.torch.test_squeeze import Net, SqueezeExcitation, made  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -41,7 +42,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Every block is taken that the backend finds, and every convolution: `counts`."""
     way = squeeze.Way("leanconv", "", "", Plan(()), 0)
     monkeypatch.setattr(squeeze, "decide", lambda *given, compiled: way)
-    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (None, 0))
+    monkeypatch.setattr(fused_backend, "_decide", lambda chain, precision: TAKEN)
     monkeypatch.setattr(fused_backend, "precompile", lambda *given, **options: None)
     torch._dynamo.reset()
     counts.clear()
@@ -74,7 +75,7 @@ def test_the_backend_finds_blocks(taken: list[int], monkeypatch: pytest.MonkeyPa
     """Also of a fused model. What is between them is fused as before; changed parameters are followed."""
     model, x = made(Networks), torch.randn(2, 8, 6, 5)
     graphs, asked = [], list[str]()
-    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: (asked.append(chain.what), 0))
+    monkeypatch.setattr(fused_backend, "_decide", lambda chain, precision: asked.append(chain.what) or TAKEN)
     compiled = compiled_by(model, lambda graph, inputs: graphs.append(graph) or eager(graph, inputs))
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
@@ -251,12 +252,13 @@ def by_aot(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Compiles a model; what the backend has made of its graphs stands in `counts`."""
     rewrite = fused_backend.rewrite
 
-    def counted(graph: Any, precision: Any) -> int:
-        counts.append(rewrite(graph, precision))
-        return counts[-1]
+    def counted(graph: Any, precision: Any) -> ours.FuseReport:
+        report = rewrite(graph, precision)
+        counts.append(len(report.layers))
+        return report
 
     monkeypatch.setattr(fused_backend, "rewrite", counted)
-    monkeypatch.setattr(fused_backend, "_quicker", lambda chain, precision: None)
+    monkeypatch.setattr(fused_backend, "_decide", lambda chain, precision: fused_layer.Way("PyTorch", "", ""))
     torch._dynamo.reset()
     counts.clear()
     squeeze._calls._ways.clear()

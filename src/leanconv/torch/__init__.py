@@ -1,6 +1,7 @@
 """leanconv for PyTorch: functions and modules with gradients; `enable` patches the convolutions of whole models."""
 
 from leanconv.torch.causal import CausalConv3d
+from leanconv.torch.compile_report import CompileReport, fused_report
 from leanconv.torch.functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from leanconv.torch.fused_backend import fused
 from leanconv.torch.fusing import FuseReport, fuse
@@ -13,6 +14,7 @@ from leanconv.torch.switch import disable, enable, report
 
 __all__ = [
     "CausalConv3d",
+    "CompileReport",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -33,6 +35,7 @@ __all__ = [
     "filter2d",
     "fuse",
     "fused",
+    "fused_report",
     "report",
     "warm_up",
 ]

@@ -24,7 +24,9 @@ from leanconv.options import PRECISIONS, Layout, Precision, layer_options, one_o
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import comparing, epilogue, operators, patterns, squeeze, squeeze_graph
+from leanconv.torch import comparing, compile_report, epilogue, operators, patterns, squeeze, squeeze_graph
+from leanconv.torch.fused_layer import Way
+from leanconv.torch.fusing import FuseReport
 from leanconv.torch.layers import stricter, tf32_allowed
 from leanconv.torch.patterns import Chain
 from leanconv.torch.squeeze_graph import Block, Layer
@@ -62,7 +64,8 @@ def fused(
     Returns:
         What Dynamo calls in the graph's place.
 
-    Where leanconv is installed, ``backend="leanconv"`` is this function with its defaults.
+    Where leanconv is installed, ``backend="leanconv"`` is this function with its defaults. `fused_report` says what
+    became of each graph.
 
     >>> import torch
     >>> import leanconv.torch
@@ -73,8 +76,13 @@ def fused(
     precision = one_of("precision", options.pop("precision", precision), PRECISIONS)
     given = *example_inputs, *graph.parameters()
     recorded = torch.is_grad_enabled() and any(isinstance(each, torch.Tensor) and each.requires_grad for each in given)
-    if not recorded and forward_ad._current_level < 0 and not _records(graph.graph):
-        rewrite(graph, precision)
+    if recorded:
+        report = _unchanged(graph, "a gradient is recorded, as it is not under torch.no_grad()")
+    elif forward_ad._current_level >= 0 or _records(graph.graph):
+        report = _unchanged(graph, "a derivative is taken")
+    else:
+        report = rewrite(graph, precision)
+    compile_report.keep(report)
     if callable(compiler):
         return compiler(graph, example_inputs)
     from torch._dynamo import lookup_backend
@@ -100,28 +108,40 @@ def _records(graph: fx.Graph) -> bool:
     return recorded or any(getattr(node.target, "__name__", "") == "_make_dual" for node in graph.nodes)
 
 
-def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
-    """Put operators in place of what they compute; returns how many."""
+def _unchanged(graph: fx.GraphModule, why: str) -> FuseReport:
+    rows = compile_report.Rows(list(graph.graph.nodes), dict(graph.named_modules()))
+    rows.leave_all(why)
+    return rows.report()
+
+
+def rewrite(graph: fx.GraphModule, precision: Precision) -> FuseReport:
+    """Put operators in place of what they compute; returns which, and what was left."""
     modules = dict(graph.named_modules())
     nodes = list(graph.graph.nodes)
-    blocks = _blocks(graph.graph, modules)
+    rows = compile_report.Rows(nodes, modules)
+    blocks = _blocks(graph.graph, modules, rows)
     taken = {node for block in blocks for node in block.nodes}
+    covered = set(taken)
     calls: dict[fx.Node | None, fx.Node] = {}
     chains: list[Chain] = []
     problems: dict[int, dict[ConvProblem, None]] = {}
     for node in reversed(nodes):
-        if node.op == "call_function" and node.target in _CONVS and node not in taken and _value(node) is not None:
-            chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
-            if patterns.movable(chain, nodes, modules) or not _adds(chain):
-                continue
-            if chain.norm is not None and not _is_parameters(chain):
-                continue
-            quicker = _quicker(chain, precision)
-            if quicker is not None:
-                problem, index = quicker
-                problems.setdefault(index, {})[problem] = None
-                taken.update(chain.nodes)
-                chains.append(chain)
+        if node.op != "call_function" or node.target not in _CONVS or node in taken:
+            continue
+        chain = patterns.chain_of(node, modules, _is_norm, taken, plain=True)
+        covered.update(chain.nodes)
+        why = _why_not(chain, nodes, modules)
+        way = _left(why) if why else _decide(chain, precision)
+        if len(chain.nodes) == 1 and len(node.users) > 1:
+            way = way._replace(why=f"others read its result; {way.why}")
+        if way.kernel is None or way.device is None:
+            rows.leave(node, compile_report.name_of(node), way)
+            continue
+        rows.fuse(node, compile_report.name_of(node), chain.what, way)
+        problems.setdefault(way.device, {})[way.kernel] = None
+        taken.update(chain.nodes)
+        chains.append(chain)
+    rows.leave_others(covered)
     for index, each in problems.items():
         precompile(each, device=f"cuda:{index}", progress=False)
     for block in blocks:
@@ -135,7 +155,20 @@ def rewrite(graph: fx.GraphModule, precision: Precision) -> int:
     if chains or blocks:
         graph.graph.lint()
         graph.recompile()
-    return len(chains) + len(blocks)
+    return rows.report()
+
+
+def _why_not(chain: Chain, nodes: Sequence[fx.Node], modules: dict[str, torch.nn.Module]) -> str:
+    """Why no operator can take the place of a chain; empty if one can."""
+    if _value(chain.conv) is None:
+        return "nobody knows the shape of its result"
+    if why := patterns.movable(chain, nodes, modules):
+        return why
+    if not _adds(chain):
+        return "its residual has not the shape, type and place of its result"
+    if chain.norm is not None and not _is_parameters(chain):
+        return "what its normalisation is computed from is no parameter that layers alone read"
+    return ""
 
 
 def _value(node: Any) -> Any:
@@ -216,16 +249,24 @@ def _precision(dtype: Any, precision: Precision) -> Precision:
     return precision if dtype is torch.float32 and tf32_allowed() else stricter(precision, "fp32")
 
 
-def _quicker(chain: Chain, precision: Precision) -> tuple[ConvProblem, int] | None:
-    """What a chain computes and on which GPU, if leanconv is expected to be quicker."""
+def _decide(chain: Chain, precision: Precision) -> Way:
+    """Who computes a chain: leanconv, if it is expected to be quicker."""
     given, axes = _of_conv(chain.conv), _CONVS[chain.conv.target]
     x, w, numbers = _value(given["input"]), _value(given["weight"]), _numbers(given, axes)
     if x is None or w is None or numbers is None or type(given["groups"]) is not int or x.dim() != axes + 2:
-        return None
+        return _left("its stride, padding, dilation, groups or batch is not one for leanconv")
     arrays = arrays_of(x)
     index = None if arrays is None or x.device.type not in ("cpu", "cuda") else arrays.device(x)
-    if index is None or x.dtype not in _DTYPES or w.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
-        return None
+    if index is None:
+        return _left(f"its images are on {x.device}")
+    if x.dtype not in _DTYPES or w.dtype != x.dtype:
+        return _left(f"its dtypes are {x.dtype} and {w.dtype}")
+    if torch.is_autocast_enabled(x.device.type):
+        return _left("autocast is enabled")
+    try:
+        shapes = _hints(x.shape), _hints(w.shape)
+    except TypeError:
+        return _left("a size of its images depends on values")
     layout: Layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
     stride, padding, dilation = numbers
     requested = layer_options(
@@ -236,14 +277,23 @@ def _quicker(chain: Chain, precision: Precision) -> tuple[ConvProblem, int] | No
     bias = (int(w.shape[0]),) if biased else None
     try:
         dtype = DTYPES[str(x.dtype).removeprefix("torch.")].name
-        problem = layer_problem(requested, _hints(x.shape), _hints(w.shape), bias, dtype, layout)
+        problem = layer_problem(requested, *shapes, bias, dtype, layout)
         problem = replace(problem, scale=chain.norm is not None, add=chain.add is not None)
         loaded = bind.load(problem, index, "auto", requested.workspace_limit)
-    except (NoAlgorithmError, CudaUnavailableError, ValueError, TypeError):
-        return None
+    except NoAlgorithmError:
+        return _left("no algorithm can run it")
+    except (CudaUnavailableError, ValueError, TypeError) as error:
+        return _left(str(error).split("\n")[0])
     tf32 = tf32_allowed() and problem.dtype == "float32"
     passes = comparing.passes_cycles(problem, loaded.device.target, compiled=True)
-    return (problem, index) if comparing.fused(loaded, problem, tf32, passes).name else None
+    decision = comparing.fused(loaded, problem, tf32, passes)
+    if not decision.name:
+        return Way("PyTorch", problem, decision.why)
+    return Way(f"leanconv: {decision.name}", problem, decision.why, kernel=problem, device=index)
+
+
+def _left(why: str) -> Way:
+    return Way("PyTorch", "", why)
 
 
 def _replace(
@@ -316,10 +366,16 @@ def _as(graph: fx.Graph, tensor: Any, dtype: Any) -> Any:
 # Squeeze-and-excite
 
 
-def _blocks(graph: fx.Graph, modules: dict[str, torch.nn.Module]) -> list[Block]:
+def _blocks(graph: fx.Graph, modules: dict[str, torch.nn.Module], rows: compile_report.Rows) -> list[Block]:
     """Those that one launch is expected to compute in less time than inductor's kernels. Their kernels are compiled."""
-    ways = {block: _way(block) for block in squeeze_graph.blocks(graph, modules, partial(_layer, modules=modules))}
-    taken = {block: way for block, way in ways.items() if way is not None and way.plan is not None}
+    taken: dict[Block, squeeze.Way] = {}
+    for block in squeeze_graph.blocks(graph, modules, partial(_layer, modules=modules)):
+        way, name = _way(block), compile_report.name_of_block(block)
+        if way.plan is None:
+            rows.leave(block.nodes[-1], name, way)
+        else:
+            rows.fuse(block.nodes[-1], name, block.what, way)
+            taken[block] = way
     with suppress(CudaUnavailableError, CompileError):  # of which the operator warns, and is PyTorch's functions
         squeeze.load(taken.values())
     return list(taken)
@@ -348,19 +404,20 @@ def _operands(block: Block) -> list[Any]:
     return [block.x, *(layer[name] for layer in layers for name in ("weight", "bias"))]
 
 
-def _way(block: Block) -> squeeze.Way | None:
-    """How a block would be computed; None where something of it is not known or has another type, as in autocast."""
+def _way(block: Block) -> squeeze.Way:
+    """How a block would be computed; PyTorch does where something of it is not known or has another type, as in
+    autocast."""
     operands = _operands(block)
     values = [_value(each) for each in (*block.nodes, *operands) if each is not None]
     x = _value(block.x)
     if x is None or x.device.type not in ("cpu", "cuda"):
-        return None
+        return squeeze.Way("PyTorch", "", "its images are not known, or on no GPU")
     if any(value is None or value.dtype is not x.dtype for value in values):
-        return None
+        return squeeze.Way("PyTorch", "", f"something of it is not known, or not {x.dtype}")
     try:
         tensors = [None if each is None else _as_now(_value(each)) for each in operands]
     except TypeError:  # a size that depends on values
-        return None
+        return squeeze.Way("PyTorch", "", "a size of its images depends on values")
     return squeeze.decide(*block.functions, *tensors, compiled=True)
 
 

@@ -30,9 +30,9 @@ _OTHERS = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 
 @dataclass(frozen=True)
 class FuseReport:
-    """What `fuse` has made of a model; ``str`` of it is a table."""
+    """What `fuse` has made of a model, or the backend `fused` of a graph; ``str`` of it is a table."""
 
-    #: name of the convolution, what was fused with it, and how it has run so far on a GPU
+    #: name of the convolution, what was fused with it, and how it has run so far on a GPU, or will in a graph
     layers: tuple[tuple[str, str, tuple[str, ...]], ...]
     #: what was left as it is, and why
     left: tuple[tuple[str, str], ...]

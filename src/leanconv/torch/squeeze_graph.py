@@ -64,6 +64,12 @@ class Block(NamedTuple):
         return self.first.activation, "hardsigmoid" if self.hard else str(self.second.activation)
 
     @property
+    def what(self) -> str:
+        """Its parts, such as "mean+conv+relu+conv+sigmoid+mul"."""
+        activation, gate = self.functions
+        return "+".join(part for part in ("mean", "conv", activation, "conv", gate, "mul") if part)
+
+    @property
     def x(self) -> Node:
         """The images, which may be the result of another block that has been replaced."""
         x = given(self.nodes[0])
