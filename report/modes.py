@@ -418,7 +418,8 @@ def measure(
     for kind, key, name in product(passes, modes, names):
         mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
         old = next((row for row in rows if mine.items() <= row.items()), None)
-        known = old is not None and about["git_revision"] in (old["revision"], way and old.get(f"{way}_revision"))
+        has = old is not None and (not way or f"leanconv_{way}_us" in old)
+        known = has and about["git_revision"] in (old["revision"], way and old.get(f"{way}_revision"))
         if known or (kind != "forward" and name not in TRAINED):
             continue
         graph = name not in UNCAPTURED
@@ -442,7 +443,8 @@ def measure(
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x
         torch.cuda.empty_cache()
-        rows = [row for row in rows if row is not old] + [row] * is_right(row)
+        kept = [row] if is_right(row) else [old] if way and old is not None else []
+        rows = [row for row in rows if row is not old] + kept
         rows.sort(key=_place)
         records.write(results, "modes", about, rows)
         if not is_right(row):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import inf
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -16,12 +16,12 @@ from report.modes import MODES, NETWORKS, PASSES, WAYS
 
 #: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
-#: What a fused network is compared with, and the ways of `WAYS` in which PyTorch and leanconv ran it.
-_FUSED = (
-    ("`fuse`, × PyTorch", "fused", "fused"),
-    ("`fuse`, × torch.compile", "compile", "fused"),
-    ("backend, × torch.compile", "backend", "backend"),
-)
+#: What a fused network is compared with: PyTorch's way and leanconv's, of `WAYS`.
+_FUSED = {
+    "`fuse`, × PyTorch": ("fused", "fused"),
+    "`fuse`, × torch.compile": ("compile", "fused"),
+    "backend, × torch.compile": ("backend", "backend"),
+}
 
 
 def section(record: dict[str, Any]) -> str:
@@ -87,25 +87,33 @@ def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
 
 
 def fused(record: dict[str, Any]) -> str:
-    """Networks that torch.compile ran too, as CUDA graphs: times as fast by `fuse` and by leanconv's backend."""
-    of = _by_key(record)
-    compiled = {key for key, row in of.items() if key[1] == "forward" and "torch_compile_us" in row}
-    modes = [
-        mode for mode in MODES if any(key[2] == mode and f"leanconv_{_FUSED[-1][2]}_us" in of[key] for key in compiled)
+    """Networks that torch.compile ran too, as CUDA graphs: times as fast by `fuse` and by leanconv's backend.
+
+    The geometric means are those of the networks that have all three numbers.
+    """
+    rows = [row for row in record["rows"] if row["pass"] == "forward" and "torch_compile_us" in row]
+    modes = [mode for mode in MODES if any(row["mode"] == mode and "leanconv_backend_us" in row for row in rows)]
+    shown = [row for row in rows if row["mode"] in modes]
+    of = _by_key({"rows": shown})
+    refuse_empty(of)
+    found = {name: [_fused(of.get((name, "forward", mode), {})) for mode in modes] for name in NETWORKS}
+    found = {name: each for name, each in found.items() if any(map(any, each))}
+    lines = [[name, *(ratio(each) if each else "–" for three in found[name] for each in three)] for name in found]
+    whole = [[three for three in column if all(three)] for column in zip(*found.values(), strict=True)]
+    means = [geometric_mean(each) for column in whole for each in zip(*column, strict=True)]
+    counts = ", ".join(str(len(column)) for column in whole)
+    heads = [f"{MODES[mode].title}: {head}" for mode in modes for head in _FUSED]
+    table = records.table((["network", *heads], [*lines, [f"geometric mean of {counts}", *map(ratio, means)]]))
+    return f"{records.origin_of_rows(record | {'rows': shown})}.\n\n{table}"
+
+
+def _fused(row: dict[str, Any]) -> list[float]:
+    """The ratios of `_FUSED`; 0 where something was not measured, or not in the same run."""
+    apart = {("compile", "fused")} if "fused_date" in row else set[tuple[str, str]]()
+    return [
+        0.0 if ways in apart else row.get(f"torch_{ways[0]}_us", 0.0) / row.get(f"leanconv_{ways[1]}_us", inf)
+        for ways in _FUSED.values()
     ]
-    found: dict[str, list[float]] = {}
-    for network in [name for name in NETWORKS if any(key[0] == name for key in compiled)]:
-        rows = [of.get((network, "forward", mode), {}) for mode in modes]
-        found[network] = [
-            row.get(f"torch_{theirs}_us", nan) / row.get(f"leanconv_{ours}_us", nan)
-            for row in rows
-            for _, theirs, ours in _FUSED
-        ]
-    means = [[each for each in column if not isnan(each)] for column in zip(*found.values(), strict=True)]
-    found["geometric mean"] = [geometric_mean(each) if each else nan for each in means]
-    heads = [f"{MODES[mode].title}: {head}" for mode in modes for head, *_ in _FUSED]
-    lines = [[name, *("–" if isnan(each) else ratio(each) for each in found[name])] for name in found]
-    return f"{records.origin_of_rows(record)}.\n\n{records.table((['network', *heads], lines))}"
 
 
 def strict(record: dict[str, Any]) -> str:

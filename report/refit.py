@@ -38,9 +38,10 @@ from report import records
 #: Clock cycles in a microsecond, the unit of predictions on an H200.
 CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction, such as those of gradients of filters: of one of
-#: their algorithms 6 are timed, of the others 2 or 3, and a fit of that alone would decide between them; folds of the
-#: cross-validation.
-_LEAST, _FOLDS = 8, 6
+#: their algorithms 6 are timed, of the others 2 or 3, and a fit of that alone would decide between them.
+_LEAST = 8
+#: Folds of the cross-validation.
+_FOLDS = 6
 #: Problems that must have times of younger kernels for those of others to be left out.
 _ENOUGH = 6
 #: Terms are no less than these: a call may spare two of the launches that were counted (`launch_cycles`).
@@ -231,7 +232,10 @@ TIMED = "timed-candidates.json"
 
 
 def measure(results: Path) -> list[Path]:
-    """Fit the timed candidates of every GPU, and rows of its suites; returns the files that were written."""
+    """Fit the timed candidates of every GPU, and rows of its suites; returns the files that were written.
+
+    Raises ValueError where all rows of suites are of kernels that have changed since.
+    """
     written = []
     for path in sorted(results.glob(f"*/{TIMED}")):
         table = candidates.read(path)
@@ -240,6 +244,11 @@ def measure(results: Path) -> list[Path]:
         if target is None or not (some := points(table, target)):
             continue
         more = suite_points(path.parent, target)
+        if not more and any("suite" in columns.read(each) for each in path.parent.glob("*.json")):
+            raise ValueError(
+                f"no row of the suites below {path.parent} is of today's kernels: measure them anew, or, where their "
+                "machine code has not changed, run scripts/compare_code.py with --record"
+            )
         found = fitted([*some, *more])
         rounded = {
             group: {field: round(value, 4 if field == "factor" else 1) for field, value in each._asdict().items()}

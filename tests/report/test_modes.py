@@ -123,6 +123,17 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     page = network_tables.section(records.read(path))
     assert "| resnet18 | 2.00 / 3.00 |" in page
     assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
+    # a row of this revision without this way's times gets them
+    bare = {name: each for name, each in old.items() if way not in name} | {"revision": about["git_revision"]}
+    records.write(tmp_path, "modes", about, [bare])
+    modes.measure(tmp_path, None, ("resnet18",), ("fp32",), modes.PASSES, None, False, False, way)
+    assert len(asked) == 2 and records.read(path)["rows"][0][f"leanconv_{way}_us"] == 3.0
+    # of a wrong result nothing is kept, but the other times of its row are
+    records.write(tmp_path, "modes", about, [old])
+    new |= {"torch_error": 1e-7, f"leanconv_{way}_error": 0.3}
+    with pytest.raises(WrongResultError, match="resnet18, fp32: error 3.0e-01"):
+        modes.measure(tmp_path, None, ("resnet18",), ("fp32",), modes.PASSES, None, False, False, way)
+    assert records.read(path)["rows"] == [old]
 
 
 @pytest.mark.parametrize("way", ["fused", "backend"])

@@ -104,8 +104,16 @@ def test_fused_networks_are_compared_with_what_torch_compile_makes(tmp_path: Pat
     text = made_up.filled(tmp_path, "fused modes")
     heads = [f"strict FP32: {each}" for each in ("`fuse`, × PyTorch", "`fuse`, × torch.compile")]
     assert f"| network | {' | '.join(heads)} | strict FP32: backend, × torch.compile |" in text
-    lines = "| vgg16 | 4.00 | 2.00 | 3.00 |\n| unet | 16.0 | 8.00 | – |\n| geometric mean | 8.00 | 4.00 | 3.00 |"
+    lines = "| vgg16 | 4.00 | 2.00 | 3.00 |\n| unet | 16.0 | 8.00 | – |\n| geometric mean of 1 | 4.00 | 2.00 | 3.00 |"
     assert lines in text and "edsr" not in text
+    # the fused times alone are of another run
+    records.write(
+        tmp_path, "modes", made_up.ABOUT, [rows[0] | {"fused_revision": "b" * 40, "fused_date": "2026-02-03"}]
+    )
+    assert "| vgg16 | 4.00 | – | 3.00 |" in made_up.filled(tmp_path, "fused modes")
+    records.write(tmp_path, "modes", made_up.ABOUT, rows[3:])
+    with pytest.raises(ValueError, match="there is nothing to"):
+        made_up.filled(tmp_path, "fused modes")
 
 
 def test_networks_that_all_modes_have_are_drawn(tmp_path: Path) -> None:

@@ -103,10 +103,11 @@ def test_rows_of_suites_are_points_too(folder: Path, tmp_path: Path) -> None:
     refit.measure(tmp_path / "results")
     assert "implicit_gemm NHWC fprop" not in cost.known(NOMINAL.model)
     assert "rows of suites" not in made_up.filled(tmp_path / "results", "tuning tuning")
-    _write_suite(
-        folder / "made-up.json",
-        kernels={"direct_tiled": "earlier", "implicit_gemm": ""} | provenance.kernels(["implicit_gemm"]),
-    )
+    kernels = {"direct_tiled": "earlier", "implicit_gemm": ""} | provenance.kernels(["implicit_gemm"])
+    _write_suite(folder / "made-up.json", kernels={"direct_tiled": "earlier", "implicit_gemm": "", "im2win_fused": ""})
+    with pytest.raises(ValueError, match="no row of the suites below .*nvidia-h200 is of today's kernels: measure"):
+        refit.measure(tmp_path / "results")
+    _write_suite(folder / "made-up.json", kernels=kernels)
     some = refit.suite_points(folder, NOMINAL)
     assert {(point.algorithm, point.group, point.launch) for point in some} == {
         (stem, f"{stem} NHWC fprop", True) for stem in ("implicit_gemm", "im2win_fused")

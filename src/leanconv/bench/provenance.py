@@ -26,7 +26,8 @@ from leanconv.runtime.files import read_bytes, read_json
 #: The file below the results that lists those of earlier kernels which pages may still use, each with the reason.
 OLDER = "older.json"
 #: The file below the results that lists, for each comparison by scripts/compare_code.py, the versions before and after
-#: of sources that changed and whose machine code did not.
+#: of sources that changed and whose machine code did not. These are layers of the suites, without a bias or a residual:
+#: what changed in layers that have such, a reason in `OLDER` says.
 SAME_CODE = "same_code.json"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -111,7 +111,8 @@ __device__ __forceinline__ T load(const T* at) {
     else return *at;
 }
 
-// The term of filter k, which is read only where it exists. `read_only`: by the path of such data.
+// The term of filter k, which is read only where it exists. `read_only`: by ld.global.nc, for data that this launch does not
+// write; such loads may pass stores.
 template <class Problem, bool read_only = false>
 __device__ __forceinline__ Term<Problem> term_of(Bias<Problem> bias, int64 k, bool exists = true) {
     using Sum = typename Problem::sum;
@@ -144,14 +145,19 @@ __device__ __forceinline__ Sum finish(Sum value, Term<Problem> term, Sum held = 
     return apply_held<Problem>(apply_term<Problem>(value, term), held);
 }
 
+// Where the residual of the output `at` lies.
+template <class Problem, class T>
+__device__ __forceinline__ const T* residual_of(const Epilogue<Problem>& bias, const T* at) {
+    return reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
+}
+
 // What is added to the output `at`: the residual, or, where results are accumulated, what the output holds; read only where
 // the output exists.
 template <class Problem, class T>
 __device__ __forceinline__ auto held_by(Bias<Problem> bias, const T* at, bool exists) {
     using Sum = decltype(to_sum(*at));
     if constexpr (Problem::add) {
-        const auto residual = reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
-        return exists ? to_sum(load_read_only(residual)) : Sum(0);
+        return exists ? to_sum(load_read_only(residual_of(bias, at))) : Sum(0);
     } else if constexpr (Problem::accumulate) {
         return exists ? to_sum(*at) : Sum(0);
     } else {
@@ -167,12 +173,6 @@ __device__ __forceinline__ void load_read_only(unsigned (&to)[2], const unsigned
 __device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned* at) {
     const uint4 v = __ldg(reinterpret_cast<const uint4*>(at));
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-}
-
-// Where the residual of the output `at` lies.
-template <class Problem, class T>
-__device__ __forceinline__ const T* residual_of(const Epilogue<Problem>& bias, const T* at) {
-    return reinterpret_cast<const T*>(reinterpret_cast<long long>(at) + bias.to_residual);
 }
 
 // The residuals of adjacent outputs from `at` on, which is aligned to all of them.

@@ -40,6 +40,8 @@ BREAKS = (
          FENCE | WRONG, "same-nchw", times=2, only=2),
     gemm("residuals are those of the first filters", "ResidualLoads::value", "_[{{_ % ahead => 0}}]",
          WRONG, "same-nhwc"),
+    gemm("later residuals are those before", "ResidualLoads::advance", "{{if (_ + ahead < n16) load(...);}}",
+         WRONG, "residuals-nhwc", "residuals-nchw", mma_n=64, n_tiles=4, split=1),
     gemm("residuals past the last filter are read", "ResidualLoads::exists",
          "return {{Problem::group_k % F::filters == 0 || _ + _ < Problem::group_k => true}};", FENCE, "same-nhwc"),
     gemm("channels of a block past the group's are read", "ColumnCopies::stage",

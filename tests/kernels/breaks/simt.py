@@ -64,7 +64,7 @@ BREAKS = (
          FENCE, "odd-nchw", "tails-nchw"),
     gemm("bias of another filter", "store_tile", "term_of<Problem>(bias, {{_ => k}})", WRONG, "groups-nchw"),
     gemm("the scale of the first filter", "term_of", "load<read_only>(bias.scale + {{k => 0}})", WRONG, "odd-nchw"),
-    gemm("a residual past the end is read", "held_by", "return {{exists ?}} to_sum(load_read_only(_)) {{: Sum(0)}}",
+    gemm("a residual past the end is read", "held_by", "return {{exists ?}} to_sum(load_read_only(...)) {{: Sum(0)}}",
          FENCE, "odd-nhwc"),
     gemm("the activation before the residual too", "apply_held", "add({{_1 => Problem::activation::of(_1)}}, held)",
          WRONG, "odd-nhwc"),

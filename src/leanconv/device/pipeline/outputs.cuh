@@ -27,7 +27,7 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
     const int group = tiles.group(tile), first_of_half = tiles.numbers.odd * (F::filters / 2) + 8 * first;
     const int first_k = tiles.filters(tile) * F::filters + first_of_half + 4 * t;
     const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
-    // NOTE: all loads come before the first store, as in store_sums.
+    // NOTE: scales and terms are loaded before the first store, as in store_sums.
     float4 scale[n16];
     Term<Problem> terms[n16][4] = {};
 #pragma unroll
@@ -76,12 +76,11 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
 }
 
 // The residuals of a thread's outputs, as `store_sums` stores them: four filters of two pixels in each 16 filters, `step` elements
-// apart. So many groups of 16 are under way at a time. Explored (H200, 479ad8cc): with one at a time 205 MB of residuals made
+// apart. `ahead` groups of 16 are under way at a time. Explored (H200, 479ad8cc): with one at a time 205 MB of residuals made
 // a layer of 80 us take 300.
-template <class Problem, class Tuning, int n16>
+template <class Problem, class Tuning, int n16, int ahead>
 struct ResidualLoads {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr int ahead = n16 < 8 ? n16 : 8;
     static constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
     unsigned words[ahead][2][4] = {};
     const Epilogue<Problem>& bias;
@@ -89,7 +88,8 @@ struct ResidualLoads {
     int64 step;
     int in_group;
 
-    // NOTE: in place of a pixel that does not exist the first one is read, so that no load waits for a branch.
+    // NOTE: in place of a pixel that does not exist the first one is read, so that no load waits for a branch; what it holds
+    // is not used.
     __device__ __forceinline__ ResidualLoads(const Epilogue<Problem>& bias, const float* y, const Place (&places)[2], int64 step,
                                              int filter, int in_group)
         : bias(bias), step(step), in_group(in_group) {
@@ -145,8 +145,9 @@ __device__ __forceinline__ void prefetch_residuals(Bias<Problem> bias, const flo
 }
 
 // Stores two pixels of a thread, `row` and `row` + `apart`. Of each 16 filters, from group `first` on, a thread has four, from
-// 4t on: sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second.
-template <class Problem, class Tuning, int n16, class Tiles>
+// 4t on: sums[i][0, 1, 4, 5] of the first pixel, [2, 3, 6, 7] of the second. `early`: there are registers for terms and residuals
+// that are loaded long before they are used.
+template <class Problem, class Tuning, bool early = true, int n16, class Tiles>
 __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int first, const float* prepared,
                                            Bias<Problem> bias, float* y, long long batch,
                                            const Tiles& tiles, Offset<Problem> tile, int row, int t,
@@ -160,15 +161,17 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
     if constexpr (Problem::chwn) image *= batch;
     const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 16 * first + 4 * t;
     const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
-    constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0, terms_first = Problem::bias || Problem::scale;
-    // NOTE: all loads come before the first store, which they could not pass: y might be where the scales are.
+    constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
+    constexpr bool terms_first = early && (Problem::bias || Problem::scale);
+    // NOTE: scales, and early terms, are loaded before the first store, which they could not pass: y might be where scales are.
     float4 scale[n16];
 #pragma unroll
     for (int i = 0; i < n16; ++i) scale[i] = *reinterpret_cast<const float4*>(scales + 16 * i);
     const Place places[2] = {tiles.numbers.place(tiles.first_pixel(tile) + row),
                              tiles.numbers.place(tiles.first_pixel(tile) + row + apart)};
     const int64 step = Problem::nhwc ? 1 : image;
-    typename Select<Problem::add, ResidualLoads<Problem, Tuning, n16>, NoResiduals>::type residuals(
+    constexpr int most = early ? 8 : 2, ahead = n16 < most ? n16 : most;
+    typename Select<Problem::add, ResidualLoads<Problem, Tuning, n16, ahead>, NoResiduals>::type residuals(
         bias, y, places, step, group * Problem::group_k + first_k, first_k);
     const auto scaled = [&](int i, int from, float factor) { return sums[i][from] * factor; };
     float termed[terms_first ? n16 : 1][8];
@@ -190,6 +193,10 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
 #pragma unroll
     for (int i = 0; i < n16; ++i) {
         const int in_group = first_k + 16 * i, filter = group * Problem::group_k + in_group;
+        Term<Problem> terms[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if constexpr (!terms_first) terms[j] = term_of<Problem>(bias, filter + j, in_group + j < Problem::group_k);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (places[half].count == 0) continue;
@@ -200,7 +207,8 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
             } else {
                 const float factor[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
 #pragma unroll
-                for (int j = 0; j < 4; ++j) v[j] = scaled(i, j / 2 * 4 + j % 2 + 2 * half, factor[j]);
+                for (int j = 0; j < 4; ++j)
+                    v[j] = apply_term<Problem>(scaled(i, j / 2 * 4 + j % 2 + 2 * half, factor[j]), terms[j]);
             }
             const int64 at = places[half].offset;
             float* const to = y + (Problem::nhwc ? at * Problem::k + filter : filter * image + at);

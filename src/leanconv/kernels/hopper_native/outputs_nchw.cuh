@@ -61,9 +61,10 @@ struct OutputNchw {
 #pragma unroll
         for (int k0 = 0; k0 < filters; k0 += width) {
             if (Problem::group_k % filters != 0 && first_k + k0 >= Problem::group_k) break;
-            // NOTE: all residuals of these filters are loaded before the first store, which the compiler does not let them pass.
-            float residual[Problem::add ? width / 8 : 1][2][2];
-            if constexpr (Problem::add) {
+            // Where a thread has registers for them, all residuals of these filters are under way together.
+            constexpr bool early = Problem::add && Tuning::consumer_registers >= 160;
+            float residual[early ? width / 8 : 1][2][2];
+            if constexpr (early) {
 #pragma unroll
                 for (int of = 0; of < width / 2; ++of) {
                     const int k = k0 + of / 4 * 8 + of % 2, half = of / 2 % 2;
@@ -82,7 +83,7 @@ struct OutputNchw {
 #pragma unroll
                     for (int i = 0; i < 2; ++i) {
                         float held;
-                        if constexpr (Problem::add) held = residual[vector / 8][half][i];
+                        if constexpr (early) held = residual[vector / 8][half][i];
                         else held = held_by<Problem>(bias, to[half] + (k0 + vector + i) * image,
                                                      exists[half] && k + i < Problem::group_k);
                         v[i] = finish<Problem>(sums[(k0 + vector) / 2 + 2 * half + i], terms[i], held);

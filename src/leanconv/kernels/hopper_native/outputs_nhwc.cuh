@@ -8,7 +8,8 @@
 
 namespace leanconv {
 
-// The terms of a group's filters k and k + 1, as far as these exist.
+// The terms of a group's filters k and k + 1, as far as these exist. With a residual they are loaded between stores to shared
+// memory, which they may pass.
 template <class Problem>
 __device__ __forceinline__ void load_terms(Term<Problem> (&to)[2], Bias<Problem> bias, int group, int k) {
     const int filter = group * Problem::group_k + k;
@@ -66,7 +67,7 @@ struct OutputNhwc {
     static __device__ __forceinline__ void stage(const float (&sums)[count], int first, unsigned char* shared, Bias<Problem> bias,
                                                  const T* y, const Place (&place)[2], int group, int first_k, int lane) {
         const int g = lane / 4, t = lane % 4;
-        // NOTE: all residuals are loaded before the first store, which the compiler does not let them pass.
+        // NOTE: all residuals are read before the first store to shared memory, which the compiler does not let them pass.
         float residual[staged ? width / 8 : 1][2][2];
         if constexpr (staged) {
 #pragma unroll
@@ -178,16 +179,16 @@ struct OutputNhwc {
             for (int first = 0; first < passes; first += at_once) {
                 unsigned words[at_once][4];
 #pragma unroll
-                for (int i = 0; i < at_once; ++i) {
-                    const int at = (first + i) * 32 + lane;
-                    if constexpr (staged) ld_shared_v4_u32(words[i], unit_at(shared, at / units, at % units));
+                for (int j = 0; j < at_once; ++j) {
+                    const int at = (first + j) * 32 + lane;
+                    if constexpr (staged) ld_shared_v4_u32(words[j], unit_at(shared, at / units, at % units));
                 }
 #pragma unroll
-                for (int i = 0; i < at_once; ++i) {
-                    const int pass = first + i, at = pass * 32 + lane, unit_k = k + at % units * unit;
+                for (int j = 0; j < at_once; ++j) {
+                    const int pass = first + j, at = pass * 32 + lane, unit_k = k + at % units * unit;
                     if (place[pass].count == 0 || unit_k >= Problem::group_k) continue;
-                    if constexpr (!staged) ld_shared_v4_u32(words[i], unit_at(shared, at / units, at % units));
-                    store_unit(y + place[pass].offset * Problem::k + group * Problem::group_k + unit_k, words[i],
+                    if constexpr (!staged) ld_shared_v4_u32(words[j], unit_at(shared, at / units, at % units));
+                    store_unit(y + place[pass].offset * Problem::k + group * Problem::group_k + unit_k, words[j],
                                Problem::group_k - unit_k);
                 }
             }

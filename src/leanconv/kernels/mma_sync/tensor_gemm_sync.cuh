@@ -181,7 +181,7 @@ __device__ __forceinline__ void tensor_gemm_sync(const float* x, const float* pr
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-        store_sums<Problem, Tuning>(sums[i], 0, prepared, bias, y, batch, tiles, tile, warp * 32 + 16 * i + row, t);
+        store_sums<Problem, Tuning, false>(sums[i], 0, prepared, bias, y, batch, tiles, tile, warp * 32 + 16 * i + row, t);
 }
 
 }  // namespace leanconv
