@@ -418,9 +418,9 @@ def measure(
     for kind, key, name in product(passes, modes, names):
         mine, mode = {"network": name, "mode": key, "pass": kind}, MODES[key]
         old = next((row for row in rows if mine.items() <= row.items()), None)
-        has = old is not None and (not way or f"leanconv_{way}_us" in old)
-        known = has and about["git_revision"] in (old["revision"], way and old.get(f"{way}_revision"))
-        if known or (kind != "forward" and name not in TRAINED):
+        known = old is not None and about["git_revision"] in (old["revision"], way and old.get(f"{way}_revision"))
+        missing = old is not None and bool(way) and f"leanconv_{way}_us" not in old
+        if (known and not missing) or (kind != "forward" and name not in TRAINED):
             continue
         graph = name not in UNCAPTURED
         if way and (kind != "forward" or old is None or not (graph or way == "eager")):

@@ -323,7 +323,13 @@ RESIDUALS = [
 @pytest.mark.parametrize(
     ("algorithm", "problem", "target"),
     [
-        pytest.param(algorithm, problem, target, id=f"{algorithm.stem}-{problem.layout}-{problem.k}-{target.arch}")
+        pytest.param(
+            algorithm,
+            problem,
+            target,
+            id=f"{algorithm.stem}-{problem.layout}-{problem.k}-{target.arch}",
+            marks=EXHAUSTIVE if problem.k > 256 or target.arch == "sm_120" else (),
+        )
         for algorithm, problem in RESIDUALS
         for target in TARGETS
         if target.arch in ("sm_80", "sm_90a", "sm_120") and runs_on(algorithm, problem, target)
