@@ -31,9 +31,9 @@ test-all: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 	$(if $(TESTS),,$(BIN)/python scripts/mutate.py)
 
-# The wheel on the oldest Python with the lowest versions of what it needs, where that is installed; PYTHONS=all runs
-# every environment of the script.
-PYTHONS ?= 3.10+lowest
+# The wheel on the oldest Python with the lowest versions of what it needs, where that is installed, and kernels with the
+# oldest compiler of CUDA 13; PYTHONS=all runs every environment of the script.
+PYTHONS ?= 3.10+lowest 3.10+cu13+lowest
 pythons: $(VENV)/.made
 	$(BIN)/python scripts/other_pythons.py $(PYTHONS)
 
