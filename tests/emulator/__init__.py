@@ -350,7 +350,8 @@ def execute(
 ) -> None:
     """Play one launch; arrays that the kernel takes as non-const pointers are filled in place.
 
-    ``offsets`` moves an array that many bytes off its 256-byte alignment. The ``hidden`` ones no thread of a cluster
+    An array that is given for a const pointer too is the same memory there. ``offsets`` moves an array that many bytes
+    off its 256-byte alignment. The ``hidden`` ones no thread of a cluster
     may touch before one of its threads has waited for the launches before (``griddepcontrol_wait``). Raises
     EmulatorError; an UndefinedError where something is undefined and the unit was not built to tell it.
     """
@@ -360,8 +361,11 @@ def execute(
     request = struct.pack("<qqqqq", grid, block, cluster, shared_bytes, len(orders))
     request += struct.pack(f"<{len(orders)}q", *(ORDERS.index(o) for o in orders)) + struct.pack("<q", len(bound))
     for a, v in zip(passed, bound, strict=True):
+        same = [i for i, b in enumerate(passed) if v is not None and bound[i] is v and _writable(b) and b is not a]
         if isinstance(a, TensorMap):
             request += _pack_map(a, names.index(a.role))
+        elif same and not _writable(a):
+            request += struct.pack("<qqq", 5, 0, same[0])
         else:
             request += _pack(a, v, (offsets or {}).get(a.name, 0), a.name in hidden)
     try:

@@ -100,10 +100,10 @@ constexpr size_t fence_bytes = 1 << 20;
 const char* const order_names[] = {"ascending", "descending", "shuffled"};
 
 struct Parameter {
-    enum Kind : int64_t { scalar, constant, writable, null, tensor_map } kind;
+    enum Kind : int64_t { scalar, constant, writable, null, tensor_map, same } kind;
     size_t bytes;
     std::vector<unsigned char> initial;
-    size_t array = 0;  // of a tensor map: which parameter it describes
+    size_t array = 0;  // which parameter a tensor map describes, or is the same array
     bool hidden = false;  // an earlier launch of the plan writes it, and this one may run while that still does
     unsigned char* memory = nullptr;
 };
@@ -432,7 +432,7 @@ namespace machine {
 void check_array(const unsigned char* pointer, size_t bytes, const char* what, Site site) {
     for (size_t i = 0; i < parameters.size(); ++i) {
         const Parameter& p = parameters[i];
-        if (p.kind == Parameter::tensor_map || !p.memory) continue;
+        if (p.kind == Parameter::tensor_map || p.kind == Parameter::same || !p.memory) continue;
         const long at = pointer - p.memory;
         if (at >= 0 && at + bytes <= p.bytes) return;
         if (at < -static_cast<long>(fence_bytes) || at >= static_cast<long>(p.bytes + fence_bytes)) continue;
@@ -479,10 +479,11 @@ int main(int, char** argv) {
         p.initial.resize(p.bytes);
         read_exactly(p.initial.data(), p.bytes);
         if (p.kind == Parameter::constant || p.kind == Parameter::writable) p.memory = fenced(p.bytes, offset);
-        if (p.kind == Parameter::tensor_map) p.array = offset;
+        if (p.kind == Parameter::tensor_map || p.kind == Parameter::same) p.array = offset;
     }
     for (auto& p : parameters) {
         if (p.kind == Parameter::tensor_map) place(p);
+        if (p.kind == Parameter::same) p.memory = parameters[p.array].memory;
     }
     for (auto& p : parameters) {
         const bool by_value = p.kind == Parameter::scalar || p.kind == Parameter::tensor_map;

@@ -42,6 +42,13 @@ def poisoned(count):
 REVERSE = "s[t] = x[i]; __syncthreads(); y[i] = s[63 - t];"
 
 
+def test_an_array_that_is_given_twice_is_one_memory():
+    y = floats(64)
+    np.testing.assert_array_equal(play("y[i] = 2 * x[i];", y, y), 2 * floats(64))
+    with pytest.raises(EmulatorError, match="a race"):
+        play("y[i] = x[i + 1 & 63];", y, y)
+
+
 def test_barrier_separates_writers_from_readers():
     y = play(REVERSE, floats(128), poisoned(128), grid=2)
     np.testing.assert_array_equal(y.reshape(2, 64), floats(128).reshape(2, 64)[:, ::-1])
