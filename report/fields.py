@@ -35,7 +35,7 @@ from report import records
 FIELD = re.compile(r"<!-- figure: ([^>]*?) -->(.*?)<!-- /figure -->", re.DOTALL)
 COMMENT = re.compile(r"^([ \t]*(?:(?://|#).*)?\bfigure: )(\S[^\n]*?) = \S+(?: [kMG]B)?", re.MULTILINE)
 #: Where the results are; the list of older files, to which a page may link instead of saying why each is used.
-_FOLDER, _OLDER = "nvidia-h200", "performance.md#files-of-earlier-kernels"
+_FOLDER, OLDER = "nvidia-h200", "performance.md#files-of-earlier-kernels"
 #: Groups of peers by the name that fields give them.
 SIDES = {
     "pytorch": "PyTorch", "pytorch-same": "PyTorch, same layout", "tf32": "TF32", "tf32-same": "TF32, same layout",
@@ -226,7 +226,7 @@ class Fields:
         def figure(words: str) -> str:
             try:
                 found, why = self.figure(words), records.reason(self.path(words.split()[0]))
-                if why and page.suffix == ".md" and _OLDER not in said and " ".join(why.split()) not in said:
+                if why and page.suffix == ".md" and OLDER not in said and " ".join(why.split()) not in said:
                     raise ValueError(f"the file is of earlier kernels, and the page does not say that {why}")
                 return found
             except (KeyError, ValueError, TypeError) as error:

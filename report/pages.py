@@ -44,7 +44,7 @@ from report import (
     refit,
     training,
 )
-from report.fields import Fields
+from report.fields import OLDER, Fields
 
 
 def named(results: Path, stem: str) -> list[Path]:
@@ -186,22 +186,30 @@ def _make(words: str, page: Path, results: Path, pictures: Path, draw: bool, mak
         if content is None:
             continue
         if not maker.shows:
-            parts += filter(None, [maker.make(content, **settings), _reason(path)])
+            parts += filter(None, [maker.make(content, **settings), _reason(path, page, pictures)])
             continue
         picture = pictures / f"{path.parent.name}-{stem}-{what.removesuffix('-figure')}.png"
         if draw:
             maker.make(content, picture)
         link = Path(os.path.relpath(picture, page.parent)).as_posix()
         gpu = (content.machine if isinstance(content, Results) else content["machine"])["gpu"]
-        parts += filter(None, [f"![{maker.shows}, on {gpu}]({link})", _reason(path)])
+        parts += filter(None, [f"![{maker.shows}, on {gpu}]({link})", _reason(path, page, pictures)])
     if not parts:
         raise ValueError(f"there is no file {stem}.json with results of a GPU below {results}")
     return "\n\n".join(parts)
 
 
-def _reason(path: Path) -> str:
+#: Characters of a reason from which on a block links to the page that has all reasons.
+_LONG = 240
+
+
+def _reason(path: Path, page: Path, pictures: Path) -> str:
+    """Why a file of earlier kernels is shown; the pictures lie in a folder beside that page."""
     why = records.reason(path)
-    return why and f"Not measured anew yet: {why}"
+    if len(why) < _LONG:
+        return why and f"Not measured anew yet: {why}"
+    link = Path(os.path.relpath(pictures.parent, page.parent)) / OLDER
+    return f"Some of this was measured with earlier kernels or choices: [which]({link.as_posix()})."
 
 
 def texts(docs: Path) -> list[Path]:

@@ -142,6 +142,14 @@ def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:
     )
     text = pages.fill(made_up.blocks("older every-file"), page, results, tmp_path)
     assert "- `nvidia-h200/im2win.json`: only comments changed, we say." in text
+    # of a long reason a block has a link
+    (results / "older.json").write_text(json.dumps({"nvidia-h200/im2win.json": "We say. " * 40}))
+    folders = (page, "docs/"), (tmp_path / "docs/algorithms/page.md", "../"), (tmp_path / "README.md", "docs/")
+    for other, to in folders:
+        filled = pages.fill(made_up.blocks("standings im2win"), other, results, tmp_path / "docs/pictures")
+        assert f"or choices: [which]({to}performance.md#files-of-earlier-kernels)" in filled and "We say" not in filled
+    assert "We say. We say." in pages.fill(made_up.blocks("older every-file"), page, results, tmp_path)
+    (results / "older.json").write_text(json.dumps({"nvidia-h200/im2win.json": "only comments changed, we say."}))
     with pytest.raises(ValueError, match="the page does not say that only comments changed, we say"):
         Fields(results).fill(FIELD, page)
     assert Fields(results).fill(text + FIELD, page) == text + FIELD
