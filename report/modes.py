@@ -406,7 +406,8 @@ def measure(
     ``way``: one of `ALONE`; of forward passes that the file has, its times alone, which then have a revision and a date
     of their own.
 
-    Raises WrongResultError at the end where a result was wrong, of which the file has no row.
+    Raises WrongResultError at the end where a result was wrong, of which the file has no row, or with ``way`` the row
+    that it had.
     """
     import torch
 

@@ -351,9 +351,9 @@ def execute(
     """Play one launch; arrays that the kernel takes as non-const pointers are filled in place.
 
     An array that is given for a const pointer too is the same memory there. ``offsets`` moves an array that many bytes
-    off its 256-byte alignment. The ``hidden`` ones no thread of a cluster
-    may touch before one of its threads has waited for the launches before (``griddepcontrol_wait``). Raises
-    EmulatorError; an UndefinedError where something is undefined and the unit was not built to tell it.
+    off its 256-byte alignment. The ``hidden`` ones no thread of a cluster may touch before one of its threads has
+    waited for the launches before (``griddepcontrol_wait``). Raises EmulatorError; an UndefinedError where something is
+    undefined and the unit was not built to tell it.
     """
     passed = [*arguments, *_described(arguments)]
     names = [a.name for a in passed]

@@ -18,10 +18,9 @@ from leanconv.cpu import oracle
 from leanconv.dtypes import DTYPES
 from leanconv.kernels.contract import Config
 from leanconv.kernels.hopper_native import native_gemm_16bit, native_gemm_tf32
-from leanconv.plan import Plan
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch
-from tests import cases_tensor, cases_weight, emulator, proof, selection
+from tests import cases_tensor, cases_weight, proof, selection
 from tests.cases import KINDS, TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import TF32_CASES
@@ -450,32 +449,6 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
     for config in configs[:1] if which == "best" else configs:
         figure = compile_launch(algorithm.plan(problem, config, HOPPER).launches[0], "sm_90a")
         assert (figure.spill_bytes, figure.stack_bytes, figure.advice) == (0, 0, ()), config
-
-
-@pytest.mark.parametrize(
-    ("stem", "name"),
-    [
-        ("tensor_gemm", "tensor-residuals-nhwc"),
-        ("tensor_gemm", "tensor-residuals-nchw"),
-        ("tensor_winograd", "pairs-same-nhwc"),
-        ("tensor_winograd", "pairs-same-nchw"),
-        ("native_gemm_tf32", "tf32-residuals-nhwc"),
-        ("native_gemm_16bit", "float16-copies-long-nhwc"),
-        ("native_gemm_nchw", "float16-blocks-nchw"),
-    ],
-)
-def test_the_output_may_take_the_place_of_the_residual(stem: str, name: str) -> None:
-    """Residuals of later outputs are loaded before the first output is stored."""
-
-    def in_place(plan: Plan, arrays: dict[str, Any]) -> None:
-        y = arrays["y"]
-        y[...] = arrays["add"]
-        emulator.run_plan(plan, arrays | {"add": y})
-
-    cases = (*NATIVE_CASES, *TF32_CASES, *cases_tensor.TENSOR_CASES, *cases_tensor.PAIR_CASES)
-    problem = {case.name: case.problem for case in cases}[name]
-    assert problem.add
-    proof.check(NAMED[stem], problem, run=in_place)
 
 
 # Choice.

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from leanconv.torch import patterns
-from leanconv.torch.fused_layer import FusedConv, Way
+from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.fusing import FuseReport
 from leanconv.torch.squeeze_graph import Block
 
@@ -109,14 +109,14 @@ class Rows:
         self._layers[node] = name, what, (f"{way.runs}, {way.problem}: {way.why}",)
 
     def leave(self, node: Node, name: str, way: Any) -> None:
-        """A node stays as it is."""
+        """A node stays as it is. ``way`` as of `fuse`."""
         self._left[node] = name, f"{way.problem}: {way.why}" if way.problem else way.why
 
     def leave_all(self, why: str) -> None:
         """The graph stays as it is: all convolutions of it."""
         for node in self._nodes:
             if _is_conv(node, self._modules):
-                self.leave(node, name_of(node), Way("PyTorch", "", why))
+                self._left[node] = name_of(node), why
 
     def leave_others(self, covered: set[Node]) -> None:
         """Those convolutions and normalisations stay that nothing has been said of, and that are not ``covered`` by
@@ -124,7 +124,7 @@ class Rows:
         for node in self._nodes:
             why = "" if node in covered else _why_other(node, self._modules)
             if why:
-                self.leave(node, name_of(node), Way("PyTorch", "", why))
+                self._left[node] = name_of(node), why
 
     def report(self) -> FuseReport:
         """All rows, in the graph's order."""
