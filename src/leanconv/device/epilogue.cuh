@@ -4,6 +4,7 @@
 
 #include <device/element.cuh>
 #include <device/index.cuh>
+#include <device/ptx/memory.cuh>
 #include <device/ptx/sync.cuh>
 
 namespace leanconv {
@@ -179,6 +180,23 @@ __device__ __forceinline__ void load_read_only(unsigned (&to)[4], const unsigned
 template <class Problem, int words, class T>
 __device__ __forceinline__ void load_residual(unsigned (&to)[words], const Epilogue<Problem>& bias, const T* at) {
     load_read_only(to, reinterpret_cast<const unsigned*>(residual_of(bias, at)));
+}
+
+// Brings the residuals of 16 pixels from `first_pixel` on, and of `filters` from filter `first_k` of the group on, to the L2
+// cache, by a warp: a line of 128 bytes a lane. `pixels` tells where an output pixel lies.
+template <class Problem, int filters, class T, class Pixels>
+__device__ __forceinline__ void prefetch_residuals(Bias<Problem> bias, const T* y, const Pixels& pixels,
+                                                   Offset<Problem> first_pixel, int group, int first_k, int lane) {
+    constexpr int line = 128 / sizeof(T), lines = ceil_div(filters, line), rows = 16;
+    if constexpr (Problem::add && Problem::nhwc) {
+#pragma unroll
+        for (int i = 0; i < ceil_div(rows * lines, 32); ++i) {
+            const int at = i * 32 + lane, k = first_k + at % lines * line;
+            const Place place = pixels.place(first_pixel + at / lines);
+            if (at < rows * lines && place.count > 0 && k < Problem::group_k)
+                prefetch_l2(residual_of(bias, y + place.offset * Problem::k + group * Problem::group_k + k));
+        }
+    }
 }
 
 // What is added to `count` outputs. `together`: they are adjacent from `at` on, all or none of them exist, and they are

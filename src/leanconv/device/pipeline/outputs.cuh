@@ -9,12 +9,6 @@
 
 namespace leanconv {
 
-// In place of ResidualLoads where there is no residual.
-struct NoResiduals {
-    template <class... Given> __device__ __forceinline__ explicit NoResiduals(const Given&...) {}
-    __device__ __forceinline__ void advance(int) {}
-};
-
 // Stores both outputs of two pairs of a thread in NCHW. sums[2 * i] and sums[2 * i + 1] are the even and the odd outputs of 16
 // filters: group i of the warpgroup's half, from filter `first` on, in the order of store_sums.
 template <class Problem, class Tuning, int entries, class Tiles>
@@ -75,13 +69,15 @@ __device__ __forceinline__ void store_pairs(const float (&sums)[entries][8], int
     }
 }
 
+// Whether four filters of a pixel, from a multiple of four on, are aligned to 16 bytes and exist or not together.
+template <class Problem> constexpr bool four_together = Problem::nhwc && Problem::group_k % 4 == 0;
+
 // The residuals of a thread's outputs, as `store_sums` stores them: four filters of two pixels in each 16 filters, `step` elements
 // apart. `ahead` groups of 16 are under way at a time. Explored (H200, 479ad8cc): with one at a time 205 MB of residuals made
 // a layer of 80 us take 300.
 template <class Problem, class Tuning, int n16, int ahead>
 struct ResidualLoads {
     using F = TensorFilters<Problem, Tuning>;
-    static constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
     unsigned words[ahead][2][4] = {};
     const Epilogue<Problem>& bias;
     const float* at[2];
@@ -105,7 +101,7 @@ struct ResidualLoads {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             unsigned (&to)[4] = words[i % ahead][half];
-            if constexpr (together) {
+            if constexpr (four_together<Problem>) {
                 if (exists(16 * i)) load_residual<Problem>(to, bias, at[half] + 16 * i);
             } else {
 #pragma unroll
@@ -124,23 +120,21 @@ struct ResidualLoads {
     }
 };
 
-// Brings to the L2 cache what `store_tile` will add to two pixels of each thread, while the tile's products are computed.
+// In place of ResidualLoads where there is no residual.
+struct NoResiduals {
+    template <class... Given> __device__ __forceinline__ explicit NoResiduals(const Given&...) {}
+    __device__ __forceinline__ void advance(int) {}
+};
+
+// Brings to the L2 cache what `store_tile` will add to the 16 pixels of a warp, `row` being the thread's first one, while the
+// tile's products are computed.
 template <class Problem, class Tuning, class Tiles>
-__device__ __forceinline__ void prefetch_residuals(Bias<Problem> bias, const float* y, const Tiles& tiles, Offset<Problem> tile,
-                                                   int row, int t, int apart = 8) {
-    if constexpr (Problem::add && Problem::nhwc) {
-        constexpr int filters = TensorFilters<Problem, Tuning>::filters, line = 128 / sizeof(float);
-        const int first_k = tiles.filters(tile) * filters, group = tiles.group(tile);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const Place place = tiles.numbers.place(tiles.first_pixel(tile) + row + half * apart);
-            if (place.count == 0) continue;
-            const float* const to = y + place.offset * Problem::k + group * Problem::group_k + first_k;
-#pragma unroll
-            for (int k = 0; k < filters; k += 4 * line)
-                if (k + t * line < filters && first_k + k + t * line < Problem::group_k)
-                    prefetch_l2(residual_of<Problem>(bias, to + k + t * line));
-        }
+__device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const float* y, const Tiles& tiles, Offset<Problem> tile,
+                                              int row, int lane) {
+    if constexpr (Problem::add) {
+        constexpr int filters = TensorFilters<Problem, Tuning>::filters;
+        prefetch_residuals<Problem, filters>(bias, y, tiles.numbers, tiles.first_pixel(tile) + row - spread_row(lane / 4),
+                                             tiles.group(tile), tiles.filters(tile) * filters, lane);
     }
 }
 
@@ -161,7 +155,6 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
     if constexpr (Problem::chwn) image *= batch;
     const int group = tiles.group(tile), first_k = tiles.filters(tile) * F::filters + 16 * first + 4 * t;
     const float* const scales = prepared + F::scales_at + group * F::tiles * F::filters + first_k;
-    constexpr bool together = Problem::nhwc && Problem::group_k % 4 == 0;
     constexpr bool terms_first = early && (Problem::bias || Problem::scale);
     // NOTE: scales, and early terms, are loaded before the first store, which they could not pass: y might be where scales are.
     float4 scale[n16];
@@ -220,7 +213,7 @@ __device__ __forceinline__ void store_sums(const float (&sums)[n16][8], int firs
                 else held = held_by<Problem>(bias, to + j * step, in_group + j < Problem::group_k);
                 result[j] = apply_held<Problem>(v[j], held);
             }
-            if constexpr (together) {
+            if constexpr (four_together<Problem>) {
                 // NOTE: written out, because the compiler split these stores into four each in tensor_winograd.
                 if (in_group < Problem::group_k) st_global_v4(to, result);
             } else if constexpr (Problem::nhwc && Problem::group_k % 2 == 0) {

@@ -76,7 +76,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, Bias<Prob
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
         const TapMask<Problem, Tuning> mask(tiles, tile, row);
-        prefetch_residuals<Problem, Tuning>(bias, y, tiles, tile, row, t);
+        prefetch_tile<Problem, Tuning>(bias, y, tiles, tile, row, lane);
         if constexpr (F::resident) images.begin(tiles, walk, row);
         float sums[F::n_tiles][count] = {};
 

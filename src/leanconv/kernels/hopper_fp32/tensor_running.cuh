@@ -90,7 +90,7 @@ __device__ __forceinline__ void consume_running(const float* prepared_filters, B
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* const factors = prepared + F::factors_at + group * F::stages * split_depth;
         const TapMask<Problem, Tuning> mask(tiles, tile, row);
-        prefetch_residuals<Problem, Tuning>(bias, y, tiles, tile, row, t);
+        prefetch_tile<Problem, Tuning>(bias, y, tiles, tile, row, lane);
         if constexpr (F::resident) images.begin(tiles, walk, row);
         int at[2] = {row, row + 8};
         if constexpr (F::by_row) {

@@ -180,8 +180,8 @@ __device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const typename
         if constexpr (Tuning::split > 1) k += static_cast<int>(cluster_rank()) * (Tuning::filters / Tuning::split);
 #pragma unroll
         for (int m = 0; m < Tuning::m_tiles; ++m)
-            GemmRing<Problem, Tuning>::Output::prefetch(bias, y, tiles, first_pixel + m * 64, tiles.group(tile), k,
-                                                        threadIdx.x % 32);
+            prefetch_residuals<Problem, Tuning::filters / Tuning::split>(bias, y, tiles, first_pixel + m * 64, tiles.group(tile), k,
+                                                                         threadIdx.x % 32);
     }
 }
 

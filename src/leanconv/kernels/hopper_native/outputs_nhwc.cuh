@@ -108,23 +108,6 @@ struct OutputNhwc {
         }
     }
 
-    // Brings the residuals of 16 pixels from `first_pixel` on, and of `filters` from `first_k` on, to the L2 cache: a line of 128
-    // bytes a lane.
-    template <class Tiles>
-    static __device__ __forceinline__ void prefetch(Bias<Problem> bias, const T* y, const Tiles& tiles, Offset<Problem> first_pixel,
-                                                    int group, int first_k, int lane) {
-        constexpr int line = 128 / element_bytes, lines = ceil_div(filters, line);
-        if constexpr (staged) {
-#pragma unroll
-            for (int i = 0; i < ceil_div(rows * lines, 32); ++i) {
-                const int at = i * 32 + lane, k = first_k + at % lines * line;
-                const Place place = tiles.place(first_pixel + at / lines);
-                if (at < rows * lines && place.count > 0 && k < Problem::group_k)
-                    prefetch_l2(residual_of(bias, y + place.offset * Problem::k + group * Problem::group_k + k));
-            }
-        }
-    }
-
     static __device__ __forceinline__ void store_unit(T* to, const unsigned (&words)[4], int exist) {
         if constexpr (vectors) {
             *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
