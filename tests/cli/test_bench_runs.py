@@ -252,7 +252,9 @@ def test_a_run_out_of_time_is_resumed(tmp_path: Path, capsys: Any) -> None:
     assert [*second.problems] == ["picture"] and not second.missing
     both = run(resume=replace(second, missing=["layer"]))
     assert [*both.problems] == ["layer", "picture"] and {row.problem for row in both.rows} == {"layer", "picture"}
-    assert any("measured in two runs" in warning for warning in both.warnings)
+    assert [text.partition(",")[0] for text in both.warnings if "runs" in text] == ["measured in several runs"]
+    again = both.joined(both, list(both.problems))
+    assert sum("several runs" in text for text in again.warnings) == 1, "one warning, whatever number of runs"
     both.write(tmp_path / "r.json")
     again = Results.read(tmp_path / "r.json")  # what was skipped comes in another order
     assert replace(again, skipped=both.skipped) == both and default_path(both, partial=False).stem == "cases"

@@ -24,6 +24,10 @@ _MOST_TF32 = 2e-3
 AUTO_ENGINE, AUTO = "leanconv:auto", "auto"
 
 
+#: How the warning about a result of more than one run begins.
+_SEVERAL = "measured in several runs"
+
+
 @dataclass(frozen=True)
 class Row:
     """One engine's algorithm on one problem. Times in microseconds; ``tflops`` counts the direct convolution's work.
@@ -151,7 +155,8 @@ class Results:
         def kept(entries: list[dict[str, str]]) -> list[dict[str, str]]:
             return [entry for entry in entries if entry["problem"] not in other.problems]
 
-        both = f"measured in two runs, the second from {other.machine['date']} on"
+        before = [text for text in (*self.warnings, *other.warnings) if not text.startswith(_SEVERAL)]
+        both = f"{_SEVERAL}, the last from {other.machine['date']} on"
         return replace(
             self,
             problems={name: problems[name] for name in order if name in problems},
@@ -159,7 +164,7 @@ class Results:
             absent=self.absent | other.absent,
             skipped=kept(self.skipped) + other.skipped,
             failed=kept(self.failed) + other.failed,
-            warnings=list(dict.fromkeys([*self.warnings, *other.warnings, both])),
+            warnings=list(dict.fromkeys([*before, both])),
             missing=[name for name in self.missing if name not in problems or name in other.missing],
         )
 
