@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from leanconv.bench import candidates, columns, provenance
-from leanconv.bench.results import Results
+from leanconv.bench.results import AUTO_ENGINE, Results
 from leanconv.call.explain import NOMINAL
 from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.contract import TimedAlgorithm
@@ -40,6 +40,8 @@ CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction, such as those of gradients of filters: of one of
 #: their algorithms 6 are timed, of the others 2 or 3, and a fit of that alone would decide between them.
 _LEAST = 8
+#: A call is short up to so many microseconds, and memory takes little of it up to this share.
+_SHORT_US, _LITTLE = 100.0, 0.2
 #: Folds of the cross-validation.
 _FOLDS = 6
 #: Problems that must have times of younger kernels for those of others to be left out.
@@ -113,7 +115,8 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
 
     These are layers in float32 whose predictions leave out a launch. Most are smaller than those of a table, so they
     say what a call takes apart from its work. Left out are rows of kernels that have changed since; and those whose
-    operands were in the L2 cache, since predictions count them as read from memory.
+    operands were in the L2 cache, since predictions count them as read from memory, but of short calls in which that
+    would take little of the time.
     """
     plain, found = replace(target, model=""), []
     for path in sorted(each for each in folder.glob("*.json") if "suite" in columns.read(each)):
@@ -122,7 +125,8 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
         times = {
             (row.problem, row.algorithm): row.us
             for row in results.rows
-            if row.engine == "leanconv" and row.l2 == "cold" and row.algorithm not in changed
+            if row.engine in ("leanconv", AUTO_ENGINE) and row.algorithm not in changed
+            if row.l2 == "cold" or _in_cache(row.us, results.problems[row.problem]["bytes"], target)
         }
         for (name, stem), us in times.items():
             problem = parse_problem(results.problems[name]["words"])
@@ -139,6 +143,11 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
                     cost.preparing_cycles(algorithm, problem, plain), True,
                 ))  # fmt: skip
     return [point for point in found if math.isfinite(point.predicted)]
+
+
+def _in_cache(us: float, bytes_: float, target: Target) -> bool:
+    """Whether a call whose operands were in the L2 cache took about as long as one that reads them from memory."""
+    return us <= _SHORT_US and bytes_ / (target.bytes_per_cycle * CYCLES) <= _LITTLE * us
 
 
 def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[TimedAlgorithm, float, dict[str, str]]]:

@@ -80,7 +80,7 @@ def _write_suite(path: Path, **about: object) -> None:
     from the L2 cache; and rows that do not count. Of the first layer implicit_gemm alone has a row."""
     small = {f"small-{h}": replace(LAYER, n=1, c=16, k=16, h=h, w=h) for h in range(6, 26, 2)}
     results = made_up.layers()
-    results.problems = {name: {"words": format_problem(layer)} for name, layer in small.items()}
+    results.problems = {name: {"words": format_problem(layer), "bytes": 10**9} for name, layer in small.items()}
     results.machine |= about
     for name, layer in small.items():
         for engine, stem, l2, beside in (
@@ -89,7 +89,7 @@ def _write_suite(path: Path, **about: object) -> None:
             ("leanconv", "im2win_fused", "cold", 20000),
             ("leanconv", "tensor_gemm", "cold", 0),
             ("leanconv", "direct_tiled", "cold", 0),
-            ("leanconv:auto", "implicit_gemm", "cold", 0),
+            ("leanconv:auto", "im2win_fused", "cold", 20000),
             ("torch-fp32-nhwc", "implicit_gemm", "cold", 0),
         ):
             cycles = NAMED[stem].within(layer, replace(NOMINAL, model=""))[0][0]
@@ -124,6 +124,18 @@ def test_rows_of_suites_are_points_too(folder: Path, tmp_path: Path) -> None:
     assert len(refit.validated_suites(some, [])) == 9, "of one layer there is nothing to choose"
     page = made_up.filled(tmp_path / "results", "tuning tuning")
     assert "also to 19 rows of suites" in page and "| implicit_gemm NHWC fprop | 10 | 10 |" in page
+
+
+def test_short_calls_count_from_the_l2_cache_too(folder: Path) -> None:
+    results = made_up.layers()
+    layer = replace(LAYER, n=1, c=16, k=16, h=8, w=8)
+    bytes_ = {"short": 1000, "of much memory": 10**9, "long": 1000}
+    results.problems = {name: {"words": format_problem(layer), "bytes": each} for name, each in bytes_.items()}
+    results.rows = [
+        made_up.row(name, "leanconv:auto", "implicit_gemm", 1 if name == "long" else 100, l2="warm") for name in bytes_
+    ]
+    results.write(folder / "made-up.json")
+    assert [point.measured for point in refit.suite_points(folder, NOMINAL)] == [pytest.approx(10 * refit.CYCLES)]
 
 
 def test_a_strided_gradient_in_a_suite_is_without_its_zeros(folder: Path) -> None:

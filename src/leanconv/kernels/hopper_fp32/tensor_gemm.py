@@ -123,9 +123,10 @@ class GemmSpeeds(Speeds):
     stage_share: float
     lesser: float
     #: cycles of the four producer warps for each reduction element of 128 pixels in columns; how many times as many for
-    #: each line of memory that a warp's copy touches, where that is more
+    #: each line of memory that a warp's copy touches, where that is more: of few channels; of 32 or more; and so many
+    #: times that with strides, where fewer taps find what another one has read
     copy_cycles: float
-    copied_line: float
+    copied_line: tuple[float, float, float]
     #: the same of rows that lanes copy: a guess. Explored (H200, fbef80e): 86, when each copy waited for its place
     lane_cycles: float
     #: bytes of resident images that reach a multiprocessor in a cycle: they bound 1 x 1 filters, where each serves one
@@ -340,9 +341,13 @@ def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) ->
     return GemmSpeeds.of(target).store_share * stored * target.multiprocessors / target.bytes_per_cycle
 
 
-def _lines(problem: ConvProblem) -> int:
-    """Lines of memory that a warp's copy of one channel of 32 neighbouring pixels touches."""
-    return min(32, problem.c * problem.stride[1]) if problem.layout == "NHWC" else 1
+def _for_lines(problem: ConvProblem, speeds: GemmSpeeds) -> float:
+    """How many times as long the lines of memory make a warp's copy of one channel of 32 neighbouring pixels."""
+    if problem.layout != "NHWC":
+        return 1.0
+    few, many, strided = speeds.copied_line
+    of_line = few if problem.c < 32 else many * (strided if problem.stride[1] > 1 else 1.0)
+    return of_line * min(32, problem.c * problem.stride[1])
 
 
 def _tiles(phase: PartialConvolution, config: TensorConfig) -> int:
@@ -416,7 +421,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
             elif not (config.rows or config.linear):
                 # copying a stage of columns overlaps the products
                 copied = speeds.copy_cycles * (1 + TAP_COST / config.channel_block) * DEPTH * config.pixels / 128
-                of_stage = max(of_stage, copied * max(1.0, speeds.copied_line * _lines(phase.problem)))
+                of_stage = max(of_stage, copied * max(1.0, _for_lines(phase.problem, speeds)))
             elif config.rows and by_lanes(phase.problem):
                 of_stage = max(of_stage, speeds.lane_cycles * DEPTH * config.pixels / 128)
             tiles = _tiles(phase, config)
