@@ -26,8 +26,12 @@ struct OutputNchw {
     static constexpr int pitch = 72;
     static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
 
+    // Read-only loads pass the stores to shared memory, so that those of many filters are under way together, where a thread
+    // has registers for that.
     static __device__ __forceinline__ Term<Problem> term_in(Bias<Problem> bias, int group, int k) {
-        return term_of<Problem>(bias, group * Problem::group_k + k, k < Problem::group_k);
+        constexpr bool ahead = !Problem::add && Tuning::consumer_registers >= 224;
+        const bool exists = Problem::group_k % width == 0 || k < Problem::group_k;
+        return term_of<Problem, ahead>(bias, group * Problem::group_k + k, exists);
     }
 
     // The 64 pixels from linear index `first` on, and `filters` of the group from `first_k` on.
