@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from leanconv.call.choose import by_model
+from leanconv.call.explain import NOMINAL
 from leanconv.plan import Plan
+from leanconv.words import parse_problem
 from tests import emulator, proof
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
@@ -37,3 +41,41 @@ def test_the_output_may_take_the_place_of_the_residual(stem: str, name: str) -> 
     problem = {case.name: case.problem for case in cases}[name]
     assert problem.add
     proof.check(NAMED[stem], problem, run=in_place)
+
+
+@pytest.mark.parametrize(
+    ("words", "us"),
+    [
+        ("conv:n64,c64,h56,k256,r1,NHWC", 160.1),
+        ("conv:n64,c64,h56,k256,r1,NCHW", 188.0),
+        ("conv:n64,c128,h28,k512,r1,NHWC", 90.2),
+        ("conv:n64,c256,h14,k1024,r1,NHWC", 61.7),
+        ("conv:n64,c512,h7,k2048,r1,NHWC", 60.5),
+        ("conv:n64,c64,h56,k64,r3,pad1,NHWC", 108.7),
+        ("conv:n64,c64,h56,k64,r3,pad1,NCHW", 121.8),
+        ("conv:n64,c256,h14,k256,r3,pad1,NHWC", 67.2),
+        ("conv:n64,c256,h14,k256,r3,pad1,NCHW", 83.6),
+        ("conv:n64,c64,h56,k256,r1,NHWC,tf32", 150.2),
+        ("conv:n64,c64,h56,k256,r1,NCHW,tf32", 190.1),
+        ("conv:n64,c128,h28,k512,r1,NHWC,tf32", 85.2),
+        ("conv:n64,c256,h14,k1024,r1,NHWC,tf32", 54.0),
+        ("conv:n64,c512,h7,k2048,r1,NHWC,tf32", 45.5),
+        ("conv:n64,c64,h56,k64,r3,pad1,NHWC,tf32", 83.7),
+        ("conv:n64,c64,h56,k64,r3,pad1,NCHW,tf32", 103.5),
+        ("conv:n64,c256,h14,k256,r3,pad1,NHWC,tf32", 49.5),
+        ("conv:n64,c256,h14,k256,r3,pad1,NCHW,tf32", 57.2),
+        ("conv:n64,c64,h56,k256,r1,NHWC,float16", 67.1),
+        ("conv:n64,c64,h56,k256,r1,NCHW,float16", 139.3),
+        ("conv:n64,c128,h28,k512,r1,NHWC,float16", 38.9),
+        ("conv:n64,c256,h14,k1024,r1,NHWC,float16", 25.9),
+        ("conv:n64,c512,h7,k2048,r1,NHWC,float16", 20.5),
+        ("conv:n64,c64,h56,k64,r3,pad1,NHWC,float16", 44.6),
+        ("conv:n64,c64,h56,k64,r3,pad1,NCHW,float16", 64.4),
+        ("conv:n64,c256,h14,k256,r3,pad1,NHWC,float16", 22.7),
+        ("conv:n64,c256,h14,k256,r3,pad1,NCHW,float16", 40.4),
+    ],
+)
+def test_residuals_are_predicted_as_they_were_timed(words: str, us: float) -> None:
+    """Explored (H200, 15b88ad0): whole calls with a bias, a residual and ReLU, packing included."""
+    problem = replace(parse_problem(words), bias=True, add=True, activation="relu")
+    assert by_model(problem, NOMINAL).cost / 1980 == pytest.approx(us, rel=0.2)

@@ -128,6 +128,14 @@ def moved_bytes(problem: ConvProblem) -> float:
     return problem.bytes - (1 - _read(problem)) * elements * item_bytes(problem.dtype)
 
 
+def residual_cycles(problem: ConvProblem, share: float, target: Target) -> float:
+    """Clock cycles that a residual takes besides its bytes at the memory's speed, of which it comes at this ``share``."""
+    if not problem.add:
+        return 0.0
+    outputs = problem.pixels * problem.k * item_bytes(problem.dtype)
+    return (1 / share - 1) * outputs / target.bytes_per_cycle
+
+
 def _read(problem: ConvProblem) -> float:
     """The part of the input's pixels that strides do not pass over. With dilation 2 and stride 2 all taps read the same
     every second pixel."""

@@ -22,7 +22,7 @@ from leanconv.kernels.common.tensor_core_gemm import (
     reach_of,
 )
 from leanconv.kernels.contract import by_time, ceil_div, variant
-from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles, overlapped
+from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles, overlapped, residual_cycles
 from leanconv.plan import Argument, Constants, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
@@ -118,6 +118,8 @@ class GemmSpeeds(Speeds):
     #: consumers do not multiply while they store: the share that counts of the time for a tile's outputs at a
     #: multiprocessor's part of the memory bandwidth
     store_share: float
+    #: the share of the memory's speed at which residuals come, channels last and first; 12 layers
+    residual: tuple[float, float]
     #: the share of a launch that its stages take, and how much of the shorter of the times for launches and for memory
     #: adds to the longer; with ``store_share`` fitted to 485 times
     stage_share: float
@@ -429,7 +431,9 @@ class TensorGemm(SplitGemm[TensorConfig]):
             walk = walk_cycles(tiles, stages, of_stage, of_tile, config.split, target, problem.batch_invariant)
             time += phase.times * walk
         memory = problem.bytes / target.bytes_per_cycle
-        return overlapped(time, memory, speeds.lesser) + 3 * launch_cycles(target)
+        share = speeds.residual[problem.layout != "NHWC"]
+        time = overlapped(time, memory, speeds.lesser) + residual_cycles(problem, share, target)
+        return time + 3 * launch_cycles(target)
 
     def main_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target

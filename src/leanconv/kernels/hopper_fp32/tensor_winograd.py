@@ -13,7 +13,7 @@ from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, SEGMENT, RingConfig, SplitGemm, blocks_of_tap, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, MAX_REACH, ROW, pixel_map
 from leanconv.kernels.contract import by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles
+from leanconv.kernels.cost import Speeds, launch_cycles, residual_cycles
 from leanconv.kernels.hopper_fp32 import tensor_gemm
 from leanconv.kernels.hopper_fp32.tensor_gemm import is_linear, linear_map, walk_cycles
 from leanconv.plan import Constants, Launch, Pointer, Target, TensorMap
@@ -85,6 +85,8 @@ class WinogradSpeeds(Speeds):
     two_rows: tuple[float, float]
     #: the share of that time that a stage takes which one of the rows reads
     edge: float
+    #: the share of the memory's speed at which residuals come; 6 layers
+    residual: float
     #: the share of the speed that linear pixels reach, and how many times as long a stage takes with each of
     #: `BOX_WIDTHS`
     linear: float
@@ -371,7 +373,8 @@ class TensorWinograd(SplitGemm[PairConfig]):
                 of_stage *= speeds.multicast[one]
             launch = (of_stage, of_tile, target, problem.batch_invariant)
             time += self._launch_cycles(phase.problem, config, tiles, stages, *launch)
-        return max(time, problem.bytes / target.bytes_per_cycle) + 3 * launch_cycles(target)
+        time = max(time, problem.bytes / target.bytes_per_cycle) + residual_cycles(problem, speeds.residual, target)
+        return time + 3 * launch_cycles(target)
 
     def _launch_cycles(
         self,

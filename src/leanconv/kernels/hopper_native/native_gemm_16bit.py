@@ -20,7 +20,7 @@ from leanconv.kernels.common.tensor_core_gemm import (
     reach_of,
 )
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped
+from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped, residual_cycles
 from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -128,6 +128,8 @@ class NativeSpeeds(Speeds):
     copied_per_cycle: float
     #: the share of the shorter of computing and memory that the longer does not hide
     not_hidden: float
+    #: the share of the memory's speed at which residuals come
+    residual: float
 
 
 def _channel_blocks(channels: int, groups: int, item: int) -> list[int]:
@@ -288,6 +290,7 @@ class NativeGemm16bit(TimedAlgorithm):
             time += phase.times * (computed + (speeds.split if config.split > 1 else 0))
         packing = speeds.packing + 2 * self.prepared_bytes(problem) / target.bytes_per_cycle
         time = overlapped(time, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden)
+        time += residual_cycles(problem, speeds.residual, target)
         return time + launches * speeds.first + self._packings(problem) * packing
 
     def _packings(self, problem: ConvProblem) -> int:

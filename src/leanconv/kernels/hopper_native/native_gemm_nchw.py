@@ -12,7 +12,7 @@ from leanconv.kernels.common import input_gradient, layers
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, prepared_plan, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped, residual_cycles
 from leanconv.plan import Constants, Launch, Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
@@ -173,6 +173,8 @@ class NchwSpeeds(Speeds):
     packed_per_cycle: float
     #: the share of the shorter of computing and memory that the longer does not hide
     not_hidden: float
+    #: the share of the memory's speed at which residuals come
+    residual: float
 
 
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
@@ -381,7 +383,8 @@ class NativeGemmNchw(TimedAlgorithm):
             packing = speeds.pack + _filter_bytes(phase, config.filters) / speeds.packed_per_cycle
             time += times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
-        return overlapped(time, memory, speeds.not_hidden) + launch_cycles(target)
+        time = overlapped(time, memory, speeds.not_hidden) + residual_cycles(problem, speeds.residual, target)
+        return time + launch_cycles(target)
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []

@@ -9,7 +9,7 @@ from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_
 from leanconv.kernels.common.layers import conv_arguments
 from leanconv.kernels.common.split_gemm import DEPTH, SplitConfig, SplitGemm, stages_of
 from leanconv.kernels.contract import by_time, ceil_div
-from leanconv.kernels.cost import Speeds, launch_cycles
+from leanconv.kernels.cost import Speeds, launch_cycles, residual_cycles
 from leanconv.plan import Constants, Launch, Pointer, Target
 from leanconv.problem import ConvProblem
 
@@ -86,6 +86,8 @@ class SyncSpeeds(Speeds):
     #: predicted times are multiplied by this where `TensorGemm` runs: it is faster on the large layers measured,
     #: and what is not measured shall not be chosen before it; but for small groups in TF32, which were
     behind: float
+    #: the share of the memory's speed at which residuals come: a guess, below that of `TensorGemm`
+    residual: float
 
 
 def _channel_block(channels: int, rows: bool) -> int:
@@ -148,6 +150,7 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
             rounds = full * fit + (max(busiest, speeds.alone * fit) if rest else 0)
             time += phase.times * (rounds * of_tile + launch_cycles(target))
         time = max(time, problem.bytes / target.bytes_per_cycle) + 2 * launch_cycles(target)
+        time += residual_cycles(problem, speeds.residual, target)
         few = problem.groups > 1 and max(problem.group_c, problem.group_k) <= FEW_IN_TF32
         known = problem.precision == "tf32" and few
         return time * speeds.behind if target.warpgroup_products and not known else time
