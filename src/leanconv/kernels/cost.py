@@ -129,7 +129,7 @@ def moved_bytes(problem: ConvProblem) -> float:
 
 
 def residual_cycles(problem: ConvProblem, share: float, target: Target) -> float:
-    """Clock cycles that a residual takes besides its bytes at the memory's speed, of which it comes at this ``share``."""
+    """Clock cycles that a residual takes besides its bytes at the memory's speed: it comes at this ``share`` of it."""
     if not problem.add:
         return 0.0
     outputs = problem.pixels * problem.k * item_bytes(problem.dtype)

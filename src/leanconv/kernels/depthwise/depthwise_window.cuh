@@ -15,7 +15,7 @@
 // Registers  walking: R * S weights, (span + unrolled) * columns sums, (ahead + 1) windows, 25 for addresses.
 // Work       2 * R * S flops for 8 bytes an output: the memory copy bandwidth bounds filters up to about 7x7, FMA
 //            issue larger ones. 7 columns of a 7x7 filter: 13 loads for 343 FMAs.
-// Measured   figure: depthwise depthwise_window/pytorch mean = 1.55
+// Measured   figure: depthwise depthwise_window/pytorch mean = 1.54
 //            figure: depthwise-nchw depthwise_window/pytorch mean = 1.35
 // Explored (H200, 51895f6): with one row in flight instead of two, 7x7 filters were 8 to 10 % slower.
 #pragma once

@@ -18,9 +18,9 @@
 // Registers  width * (height + fresh) pixels, unit * at_once * filters sums, the weights where they are `held`.
 // Work       2 * R * S flops for 4 bytes written, and 4 / F read for F filters a channel: writing the outputs bounds
 //            filters up to 5x5, FMA issue larger ones.
-// Measured   figure: single-channel single_channel/pytorch mean = 3.58
-//            figure: single-channel single_channel/pytorch least = 1.22
-//            figure: single-channel single_channel tflops only=n4096-k5-f32 = 42.5
+// Measured   figure: single-channel single_channel/pytorch mean = 3.60
+//            figure: single-channel single_channel/pytorch least = 1.19
+//            figure: single-channel single_channel tflops only=n4096-k5-f32 = 42.1
 #pragma once
 
 #include <device/epilogue.cuh>

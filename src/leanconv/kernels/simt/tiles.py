@@ -29,8 +29,9 @@ class TileSpeeds(Speeds):
     #: how much the speed of the tile of 4 filters differs where a group has fewer than four channels (15 depthwise
     #: layers); in NHWC such channels are copied one by one
     few_channels: Mapping[Layout, float]
-    #: the share of a tile's speed that is left where blocks write less than 64 bytes of a pixel, the filters of a group,
-    #: to an output of so many bytes, which the L2 cache does not hold until the neighbours are written (2 layers)
+    #: the share of a tile's speed that is left where blocks write less than 64 bytes of a pixel, the filters of a
+    #: group, to an output of so many bytes or more, which the L2 cache does not hold until the neighbours are written
+    #: (2 layers)
     scattered: tuple[float, float]
     #: what 16-bit elements, which pass through registers on their way to shared memory, need otherwise than floats, by
     #: layout, tile and whether windows leave the image: as many blocks as registers allow without spills, and the depth
