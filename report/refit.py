@@ -116,7 +116,8 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
     These are layers in float32 whose predictions leave out a launch. Most are smaller than those of a table, so they
     say what a call takes apart from its work. Left out are rows of kernels that have changed since; and those whose
     operands were in the L2 cache, since predictions count them as read from memory, but of short calls in which that
-    would take little of the time.
+    would take little of the time. Of what a call picks there may be no other row: an algorithm that is predicted too
+    quick is picked, and so is corrected, one that is predicted too slow is not.
     """
     plain, found = replace(target, model=""), []
     for path in sorted(each for each in folder.glob("*.json") if "suite" in columns.read(each)):
@@ -126,7 +127,7 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
             (row.problem, row.algorithm): row.us
             for row in results.rows
             if row.engine in ("leanconv", AUTO_ENGINE) and row.algorithm not in changed
-            if row.l2 == "cold" or _in_cache(row.us, results.problems[row.problem]["bytes"], target)
+            if row.l2 == "cold" or _is_short(row.us, results.problems[row.problem]["bytes"], target)
         }
         for (name, stem), us in times.items():
             problem = parse_problem(results.problems[name]["words"])
@@ -145,8 +146,8 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
     return [point for point in found if math.isfinite(point.predicted)]
 
 
-def _in_cache(us: float, bytes_: float, target: Target) -> bool:
-    """Whether a call whose operands were in the L2 cache took about as long as one that reads them from memory."""
+def _is_short(us: float, bytes_: float, target: Target) -> bool:
+    """Whether a call is so short, and memory so little of it, that it takes about as long from the L2 cache."""
     return us <= _SHORT_US and bytes_ / (target.bytes_per_cycle * CYCLES) <= _LITTLE * us
 
 

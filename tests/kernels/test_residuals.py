@@ -10,8 +10,10 @@ import pytest
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.plan import Plan
+from leanconv.problem import ConvProblem
 from leanconv.words import parse_problem
 from tests import emulator, proof
+from tests.cases import TARGETS
 from tests.cases_16bit import NATIVE_CASES
 from tests.cases_tensor import PAIR_CASES, TENSOR_CASES, TF32_CASES
 from tests.variants import NAMED
@@ -79,3 +81,23 @@ def test_residuals_are_predicted_as_they_were_timed(words: str, us: float) -> No
     """Explored (H200, 15b88ad0): whole calls with a bias, a residual and ReLU, packing included."""
     problem = replace(parse_problem(words), bias=True, add=True, activation="relu")
     assert by_model(problem, NOMINAL).cost / 1980 == pytest.approx(us, rel=0.2)
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("stem", ["native_gemm_16bit", "native_gemm_tf32", "native_gemm_nchw"])
+def test_a_cta_of_a_cluster_whose_filters_do_not_exist_reads_nothing(stem: str, add: bool) -> None:
+    """Its share of a tile lies behind the last filter, and with it the bias and the residuals."""
+    problem = {
+        "native_gemm_16bit": ConvProblem(1, 256, 5, 6, 64, 1, 1, layout="NHWC", dtype="float16", bias=True, add=add),
+        "native_gemm_tf32": ConvProblem(1, 256, 5, 6, 64, 1, 1, layout="NHWC", precision="tf32", bias=True, add=add),
+        "native_gemm_nchw": ConvProblem(
+            1, 128, 4, 4, 160, 1, 1, dtype="float16", bias=True, add=add, d=3, t=3, padding_d=(1, 1)
+        ),
+    }[stem]
+    config = next(
+        each
+        for each in NAMED[stem].configs(problem, TARGETS[0])
+        if each.split > 1 and -problem.k % each.filters >= each.filters // each.split
+        and problem.k % (each.filters // each.split) == 0
+    )  # fmt: skip
+    proof.check(NAMED[stem], problem, config, kinds=("zero-mean",))

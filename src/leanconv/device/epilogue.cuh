@@ -183,7 +183,8 @@ __device__ __forceinline__ void load_residual(unsigned (&to)[words], const Epilo
 }
 
 // Brings the residuals of 16 pixels from `first_pixel` on, and of `filters` from filter `first_k` of the group on, to the L2
-// cache, by a warp: a line of 128 bytes a lane. `pixels` tells where an output pixel lies.
+// cache, by a warp: a lane asks for the line of 128 bytes that holds every 128th byte of a pixel's part. `pixels` tells where an
+// output pixel lies.
 template <class Problem, int filters, class T, class Pixels>
 __device__ __forceinline__ void prefetch_residuals(Bias<Problem> bias, const T* y, const Pixels& pixels,
                                                    Offset<Problem> first_pixel, int group, int first_k, int lane) {

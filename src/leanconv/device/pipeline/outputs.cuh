@@ -126,15 +126,15 @@ struct NoResiduals {
     __device__ __forceinline__ void advance(int) {}
 };
 
-// Brings to the L2 cache what `store_tile` will add to the 16 pixels of a warp, `row` being the thread's first one, while the
-// tile's products are computed.
+// Brings to the L2 cache what `store_tile` will add to the 16 pixels of a warp from `first_row` on, while the tile's products are
+// computed.
 template <class Problem, class Tuning, class Tiles>
 __device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const float* y, const Tiles& tiles, Offset<Problem> tile,
-                                              int row, int lane) {
+                                              int first_row, int lane) {
     if constexpr (Problem::add) {
         constexpr int filters = TensorFilters<Problem, Tuning>::filters;
-        prefetch_residuals<Problem, filters>(bias, y, tiles.numbers, tiles.first_pixel(tile) + row - spread_row(lane / 4),
-                                             tiles.group(tile), tiles.filters(tile) * filters, lane);
+        prefetch_residuals<Problem, filters>(bias, y, tiles.numbers, tiles.first_pixel(tile) + first_row, tiles.group(tile),
+                                             tiles.filters(tile) * filters, lane);
     }
 }
 

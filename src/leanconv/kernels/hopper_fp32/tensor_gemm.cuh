@@ -65,7 +65,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, Bias<Prob
     const float* const prepared = prepared_filters + Problem::first_prepared;
     const SplitHeader header = *reinterpret_cast<const SplitHeader*>(prepared);
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32, t = lane % 4;
-    const int row = warpgroup * 64 + warp * 16 + spread_row(lane / 4);
+    const int first_row = warpgroup * 64 + warp * 16, row = first_row + spread_row(lane / 4);
     RingPlace<Tuning::pixel_stages> pixel_place;
     RingPlace<Tuning::filter_stages> filter_place, done_place;
     const PingPongOf<Tuning> ping_pong(warpgroup);
@@ -76,7 +76,7 @@ __device__ __forceinline__ void consume(const float* prepared_filters, Bias<Prob
         const bool scaled = reinterpret_cast<const unsigned*>(prepared)[F::flags_at + group] != 0;
         const float* factors = prepared + F::factors_at + group * F::stages * split_depth;
         const TapMask<Problem, Tuning> mask(tiles, tile, row);
-        prefetch_tile<Problem, Tuning>(bias, y, tiles, tile, row, lane);
+        prefetch_tile<Problem, Tuning>(bias, y, tiles, tile, first_row, lane);
         if constexpr (F::resident) images.begin(tiles, walk, row);
         float sums[F::n_tiles][count] = {};
 

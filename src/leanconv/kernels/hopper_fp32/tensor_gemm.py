@@ -124,11 +124,13 @@ class GemmSpeeds(Speeds):
     #: adds to the longer; with ``store_share`` fitted to 485 times
     stage_share: float
     lesser: float
-    #: cycles of the four producer warps for each reduction element of 128 pixels in columns; how many times as many for
-    #: each line of memory that a warp's copy touches, where that is more: of few channels; of 32 or more; and so many
-    #: times that with strides, where fewer taps find what another one has read
+    #: cycles of the four producer warps for each reduction element of 128 pixels in columns
     copy_cycles: float
-    copied_line: tuple[float, float, float]
+    #: how many times as many for each line of memory that a warp's copy touches, where that is more: of pixels of fewer
+    #: than 32 channels, and of 32 or more. With strides a line takes longer in the latter (24 layers in groups).
+    copied_line: float
+    copied_long_line: float
+    strided_line: float
     #: the same of rows that lanes copy: a guess. Explored (H200, fbef80e): 86, when each copy waited for its place
     lane_cycles: float
     #: bytes of resident images that reach a multiprocessor in a cycle: they bound 1 x 1 filters, where each serves one
@@ -347,8 +349,8 @@ def _for_lines(problem: ConvProblem, speeds: GemmSpeeds) -> float:
     """How many times as long the lines of memory make a warp's copy of one channel of 32 neighbouring pixels."""
     if problem.layout != "NHWC":
         return 1.0
-    few, many, strided = speeds.copied_line
-    of_line = few if problem.c < 32 else many * (strided if problem.stride[1] > 1 else 1.0)
+    strided = speeds.strided_line if problem.stride[1] > 1 else 1.0
+    of_line = speeds.copied_line if problem.c < 32 else speeds.copied_long_line * strided
     return of_line * min(32, problem.c * problem.stride[1])
 
 

@@ -26,11 +26,12 @@ struct OutputNchw {
     static constexpr int pitch = 72;
     static constexpr int units = (64 + 2 * (together - 1)) / together;  // of a row
 
-    // Read-only loads pass the stores to shared memory, so that those of many filters are under way together, where a thread
-    // has registers for that.
-    static __device__ __forceinline__ Term<Problem> term_in(Bias<Problem> bias, int group, int k) {
+    // The term of filter k of the group, which exists as `first` does where filters come by whole widths. Read-only loads pass the
+    // stores to shared memory, so that those of many filters are under way together, where a thread has registers for that and
+    // no residuals hold them.
+    static __device__ __forceinline__ Term<Problem> term_in(Bias<Problem> bias, int group, int k, int first) {
         constexpr bool ahead = !Problem::add && Tuning::consumer_registers >= 224;
-        const bool exists = Problem::group_k % width == 0 || k < Problem::group_k;
+        const bool exists = (Problem::group_k % width == 0 ? first : k) < Problem::group_k;
         return term_of<Problem, ahead>(bias, group * Problem::group_k + k, exists);
     }
 
@@ -80,7 +81,8 @@ struct OutputNchw {
 #pragma unroll
             for (int vector = 0; vector < width; vector += 8) {
                 const int k = first_k + k0 + vector + pair;
-                const Term<Problem> terms[2] = {term_in(bias, group, k), term_in(bias, group, k + 1)};
+                const int of = first_k + k0;
+                const Term<Problem> terms[2] = {term_in(bias, group, k, of), term_in(bias, group, k + 1, of)};
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     float v[2];

@@ -29,10 +29,6 @@ class TileSpeeds(Speeds):
     #: how much the speed of the tile of 4 filters differs where a group has fewer than four channels (15 depthwise
     #: layers); in NHWC such channels are copied one by one
     few_channels: Mapping[Layout, float]
-    #: the share of a tile's speed that is left where blocks write less than 64 bytes of a pixel, the filters of a
-    #: group, to an output of so many bytes or more, which the L2 cache does not hold until the neighbours are written
-    #: (2 layers)
-    scattered: tuple[float, float]
     #: what 16-bit elements, which pass through registers on their way to shared memory, need otherwise than floats, by
     #: layout, tile and whether windows leave the image: as many blocks as registers allow without spills, and the depth
     #: that is quickest then. Explored (H200, 8da0039, suite im2win): a third block is worth 4 to 30 %.
@@ -152,8 +148,6 @@ def tiles(
     padded = " padded" if leaves_image(problem) else ""
     for config in TILES[layout]:
         speed = speeds.tiles[layout][config.name] * (few if config.tile_k == 4 else 1.0)
-        if _scatters(problem, config, speeds):
-            speed *= speeds.scattered[0]
         if is_narrow(problem.dtype):
             # Only one step is in flight at a time, so two stages are enough.
             config = variant(config, stages=2, **speeds.tiles_16bit.get(f"{layout} {config.name}{padded}", {}))
@@ -161,12 +155,6 @@ def tiles(
             yield config, speed
         elif config.threads < 256:
             yield variant(config, min_blocks=max(1, config.min_blocks * 3 // 4)), speed
-
-
-def _scatters(problem: ConvProblem, config: TileConfig, speeds: TileSpeeds) -> bool:
-    piece = min(problem.group_k, config.tile_k) * problem.itemsize
-    outputs = problem.pixels * problem.k * problem.itemsize
-    return problem.layout == "NHWC" and problem.groups > 1 and piece < 64 and outputs >= speeds.scattered[1]
 
 
 def cost(
