@@ -29,6 +29,8 @@ class TileSpeeds(Speeds):
     #: how much the speed of the tile of 4 filters differs where a group has fewer than four channels (15 depthwise
     #: layers); in NHWC such channels are copied one by one
     few_channels: Mapping[Layout, float]
+    #: the same in NHWC where groups have four channels or more (2 layers of ResNeXt)
+    small_groups: float
     #: what 16-bit elements, which pass through registers on their way to shared memory, need otherwise than floats, by
     #: layout, tile and whether windows leave the image: as many blocks as registers allow without spills, and the depth
     #: that is quickest then. Explored (H200, 8da0039, suite im2win): a third block is worth 4 to 30 %.
@@ -144,7 +146,11 @@ def tiles(
     heavy |= (problem.layout == "NHWC" and problem.group_c % 8 != 0) or along
     layout: Layout = "NHWC" if along else copy_layout(problem)
     speeds = TileSpeeds.of(target)
-    few = speeds.few_channels[problem.layout] if problem.group_c < 4 and problem.group_k <= 4 else 1.0
+    few = 1.0
+    if problem.group_c < 4 and problem.group_k <= 4:
+        few = speeds.few_channels[problem.layout]
+    elif problem.groups > 1 and problem.layout == "NHWC":
+        few = speeds.small_groups
     padded = " padded" if leaves_image(problem) else ""
     for config in TILES[layout]:
         speed = speeds.tiles[layout][config.name] * (few if config.tile_k == 4 else 1.0)
