@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 import pytest
 
+from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
+from leanconv.words import parse_problem
 from tests import proof
 from tests.cases import TARGETS, draw_conv
 from tests.cases_tensor import TF32_CASES
@@ -54,3 +58,25 @@ def test_filters_of_all_slices_are_rounded(op):
         1, 8, 5, 6, 16, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="tf32", op=op, d=3, t=3, padding_d=(1, 1)
     )
     proof.check(TF32, problem, kinds=("zero-mean",))
+
+
+@pytest.mark.parametrize(
+    ("words", "split", "us"),
+    [
+        ("c256,h64,k256", 4, 37.7),  # 32 clusters
+        ("c512,h64,k256", 4, 60.5),
+        ("c512,h32,k512", 8, 43.6),  # 16 clusters
+        ("c1024,h32,k512", 8, 72.7),
+        ("c128,h28,k128", 8, 14.4),  # 7 clusters
+        ("n32,c512,h7,k512", 4, 35.6),  # 26 clusters
+    ],
+)
+def test_clusters_that_find_no_place_wait(words, split, us):
+    """Explored (H200, 6f49aa5 and 15b88ad0): 3x3 layers in tiles of 128 pixels and 256 filters."""
+    problem = parse_problem(f"conv:{'' if words[0] == 'n' else 'n1,'}{words},r3,pad1,NHWC,tf32")
+    (cycles,) = (
+        cycles
+        for cycles, config in TF32.within(problem, NOMINAL, inf)
+        if (config.warpgroups, config.m_tiles, config.filters, config.split) == (2, 1, 256, split)
+    )
+    assert cycles / 1980 == pytest.approx(us, rel=0.12)
