@@ -13,6 +13,7 @@ from leanconv.bench import run as bench_run
 from leanconv.bench.ceilings import Ceilings
 from leanconv.bench.operands import Operands
 from leanconv.bench.peers import Candidate, LeanconvPeer, Unable, own
+from leanconv.bench.results import key_of
 from leanconv.bench.suites import Case, dense_filter
 from leanconv.bench.tables import legend, standings, summary
 from leanconv.call import bind
@@ -71,6 +72,7 @@ def test_auto_is_timed_as_a_call_without_an_algorithm(monkeypatch: pytest.Monkey
     auto.call()
     assert asked == [(LAYER, 0)] and (calls[0]["algorithm"], calls[0]["workspace_limit"]) == ("auto", None)
     assert (auto.engine, auto.algorithm, auto.prepared_bytes) == ("leanconv:auto", "depthwise_row", 64)
+    assert auto.config == key_of(config) != "", "a row says which configuration a call picked"
     assert auto.note.startswith("strategy of depthwise") and "leanconv:auto" in LeanconvPeer.engines
 
     def nothing(*given: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -26,6 +27,11 @@ AUTO_ENGINE, AUTO = "leanconv:auto", "auto"
 
 #: How the warning about a result of more than one run begins.
 _SEVERAL = "measured in several runs"
+
+
+def key_of(config: object) -> str:
+    """Six digits for a configuration, such as a tile: a row says which one ran, and a test whether it still would."""
+    return hashlib.sha1(repr(config).encode(), usedforsecurity=False).hexdigest()[:6]
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Row:
     us_sustained: float | None = None
     #: the precision level that leanconv was asked for
     precision: str = "fp32"
+    #: `key_of` the configuration of what a call picked; files before 2026-11-28 have none
+    config: str = ""
 
 
 @dataclass

@@ -421,6 +421,7 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
         dtype=problem.dtype,
         us_sustained=busy,
         precision=problem.precision if candidate.engine.startswith("leanconv") else "fp32",
+        config=candidate.config,
     )
 
 

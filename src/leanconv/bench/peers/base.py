@@ -24,7 +24,8 @@ class Candidate:
     same one. ``workspace_bytes`` counts memory besides inputs and output; None is unknown, ``"measure"`` lets the
     benchmark read it from PyTorch's allocator. ``frame`` pixels at an image's edges are known to be wrong and stay out
     of its error. ``scope`` wraps all calls: it sets and restores a library's switches. ``variant`` names the variant of
-    the algorithm, in an ablation. ``prepared_bytes`` is the size of its packed weights.
+    the algorithm, in an ablation. ``prepared_bytes`` is the size of its packed weights. ``config`` is a key of what was
+    configured where leanconv picked it.
     """
 
     engine: str
@@ -41,6 +42,7 @@ class Candidate:
     note: str = ""
     variant: str = ""
     prepared_bytes: int = 0
+    config: str = ""
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import leanconv
 from leanconv.bench.operands import Operands, as_nchw
 from leanconv.bench.peers.base import Candidate, Peer, Unable
-from leanconv.bench.results import AUTO, AUTO_ENGINE
+from leanconv.bench.results import AUTO, AUTO_ENGINE, key_of
 from leanconv.call import bind
 from leanconv.call.choose import Candidate as Choice
 from leanconv.call.choose import NoAlgorithmError, choose, consider
@@ -107,7 +107,8 @@ def _auto(problem: Problem, operands: Operands) -> Iterator[Candidate | Unable]:
     notes += _notes(algorithm, loaded.choice)
     layout = getattr(problem, "layout", None)
     y = operands.output(layout)
-    yield _candidate(AUTO_ENGINE, algorithm.stem, loaded, _call(problem, operands, None, y), layout, y, notes)
+    candidate = _candidate(AUTO_ENGINE, algorithm.stem, loaded, _call(problem, operands, None, y), layout, y, notes)
+    yield replace(candidate, config=key_of(loaded.choice.config))
 
 
 def _candidate(
