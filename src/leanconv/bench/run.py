@@ -390,6 +390,10 @@ def _cold(problem: Problem, run: _Run) -> bool:
     return problem.kind == "filter2d" or run.ceilings.bound(problem, direct) == "copy"
 
 
+#: What a row says as its candidate does.
+_OF_CANDIDATE = ("engine", "algorithm", "registers", "spill_bytes", "note", "variant", "prepared_bytes", "config")
+
+
 def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operands: Operands, run: _Run) -> Row:
     bound = run.ceilings.bound(problem, candidate.arithmetic)
     cold = candidate.on_gpu and _cold(problem, run)
@@ -405,23 +409,16 @@ def _row(name: str, problem: Problem, candidate: Candidate, check: Check, operan
             workspace = _extra_bytes(candidate)
     return Row(
         problem=name,
-        engine=candidate.engine,
-        algorithm=candidate.algorithm,
+        **{kept: getattr(candidate, kept) for kept in _OF_CANDIDATE},
         **_figures(problem, candidate, timing, run),
         ceiling=bound,
         l2="cold" if cold else "warm",
         workspace_bytes=workspace,
         error=significant(error) if math.isfinite(error) else None,
         checked=check.checked,
-        registers=candidate.registers,
-        spill_bytes=candidate.spill_bytes,
-        note=candidate.note,
-        variant=candidate.variant,
-        prepared_bytes=candidate.prepared_bytes,
         dtype=problem.dtype,
         us_sustained=busy,
         precision=problem.precision if candidate.engine.startswith("leanconv") else "fp32",
-        config=candidate.config,
     )
 
 
