@@ -118,7 +118,7 @@ class GemmSpeeds(Speeds):
     #: consumers do not multiply while they store: the share that counts of the time for a tile's outputs at a
     #: multiprocessor's part of the memory bandwidth
     store_share: float
-    #: the share of the memory's speed at which residuals come, channels last and first; 12 layers
+    #: the share of the memory's speed at which residuals come, channels last and first (explored on seven layers)
     residual: tuple[float, float]
     #: the share of a launch that its stages take, and how much of the shorter of the times for launches and for memory
     #: adds to the longer; with ``store_share`` fitted to 485 times

@@ -85,7 +85,7 @@ class WinogradSpeeds(Speeds):
     two_rows: tuple[float, float]
     #: the share of that time that a stage takes which one of the rows reads
     edge: float
-    #: the share of the memory's speed at which residuals come; 6 layers
+    #: the share of the memory's speed at which residuals come (explored on five layers)
     residual: float
     #: the share of the speed that linear pixels reach, and how many times as long a stage takes with each of
     #: `BOX_WIDTHS`
