@@ -109,7 +109,7 @@ def _most_age(some: Sequence[Point]) -> int:
     return next((age for age in problems if len(problems[age]) >= _ENOUGH), 2)
 
 
-def suite_points(folder: Path, target: Target) -> list[Point]:
+def suite_points(folder: Path, target: Target, groups=()) -> list[Point]:
     """Rows of the suites' results in ``folder``, each with the predicted time of the algorithm's fastest configuration:
     a row does not say which configuration ran.
 
@@ -135,13 +135,14 @@ def suite_points(folder: Path, target: Target) -> list[Point]:
                 continue
             problem = as_images(replace(problem, op=results.op or "fprop"))  # type: ignore[arg-type]
             for algorithm in (each for each in ALGORITHMS if each.stem == stem and isinstance(each, TimedAlgorithm)):
-                if algorithm.why_not(problem, target) or not cost.leaves_out_launch(algorithm, problem):
+                launch = cost.leaves_out_launch(algorithm, problem)
+                if algorithm.why_not(problem, target) or not (launch or (cost.group(algorithm, problem) in groups and problem.op == "fprop")):
                     continue
                 cycles = min((each for each, _ in algorithm.timed(problem, plain)), default=math.inf)
                 measured = us * CYCLES - cost.fitted(algorithm, problem, plain).beside
                 found.append(Point(
                     format_problem(problem), cost.group(algorithm, problem), stem, cycles, measured,
-                    cost.preparing_cycles(algorithm, problem, plain), True,
+                    cost.preparing_cycles(algorithm, problem, plain), launch,
                 ))  # fmt: skip
     return [point for point in found if math.isfinite(point.predicted)]
 
@@ -253,7 +254,7 @@ def measure(results: Path) -> list[Path]:
         target = TARGETS.get(str(table.gpu.get("name")))
         if target is None or not (some := points(table, target)):
             continue
-        more = suite_points(path.parent, target)
+        more = suite_points(path.parent, target, {p.group for p in some})
         if not more and any("suite" in columns.read(each) for each in path.parent.glob("*.json")):
             raise ValueError(
                 f"no row of the suites below {path.parent} is of today's kernels: measure them anew, or, where their "

@@ -56,6 +56,7 @@ struct Load : Transfer {
     size_t barrier = 0;  // where in shared memory
     int64_t phase = 0;   // of the barrier, in which it was issued
     bool landed = false;
+    bool drawn = false, late = false;  // in the shuffled order: whether it lands as late as allowed
     unsigned sender = 0;  // the rank of the block that has issued it, where several receive it
     bool multicast = false;
 };

@@ -183,7 +183,7 @@ def test_every_configuration_fits_and_takes_what_is_said(algorithm: GpuAlgorithm
         for config in algorithm.configs(problem, target):
             plan = algorithm.plan(problem, config, target)
             assert all(launch.shared_bytes <= target.shared_per_block for launch in plan.every_launch)
-            assert plan.prepared_bytes == algorithm.prepared_bytes(problem)
+            assert plan.prepared_bytes == algorithm.prepared_bytes(problem, config)
             assert plan.workspace_bytes == algorithm.workspace_bytes(problem, config)
             if algorithm.name in ("tensor_gemm", "tensor_winograd") and problem.op == "fprop":
                 head, every = prepared_floats(problem, config)

@@ -115,6 +115,10 @@ class Algorithm(ABC):
         the least that any takes."""
         return 0
 
+    def optional_bytes(self, problem: Any) -> int:
+        """Bytes of packed weights that some configurations take beside those that all do."""
+        return 0
+
     def reasons(self, problem: Problem, target: Target | None) -> list[str]:
         """``why_not`` and the limits that all algorithms share: the kind of problem, slices, and precision."""
         if problem.kind != self.solves:

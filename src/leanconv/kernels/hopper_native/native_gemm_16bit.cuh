@@ -105,11 +105,15 @@ struct GemmRing {
         return reinterpret_cast<Mbarrier*>(base + Tuning::barriers_at) + stage;
     }
     __device__ __forceinline__ Mbarrier* empty(int stage) const { return full(Tuning::stages) + stage; }
-    // By one thread, before a barrier of the CTA.
+    // Complete when the filters of the stage have been rounded.
+    __device__ __forceinline__ Mbarrier* rounded(int stage) const { return empty(Tuning::stages) + stage; }
+    // By one thread, before a barrier of the CTA; with `rounds` a warp rounds the filters of a stage.
+    template <bool rounds>
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::stages; ++i) {
             mbarrier_init(full(i), 1);
             mbarrier_init(empty(i), 4 * Tuning::warpgroups);
+            if constexpr (rounds) mbarrier_init(rounded(i), 1);
         }
         fence_mbarrier_init();
     }
@@ -215,6 +219,7 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][
 // One warpgroup's products of all tiles of the CTA.
 template <class Problem, class Tuning>
 struct Consumer16bit {
+    static constexpr int rounders = 0;
     static __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::result* y,
                                                    const GemmTiles<Problem, Tuning>& tiles,
                                                    const GemmRing<Problem, Tuning>& ring, int warpgroup,
@@ -259,19 +264,23 @@ struct Consumer16bit {
     }
 };
 
-// A CTA: one warpgroup copies, the others do as `Consumer` says.
+// A CTA: one warpgroup copies and, with `Consumer::rounders`, rounds filters; the others do as `Consumer` says.
 template <class Problem, class Tuning, class Consumer>
 __device__ __forceinline__ void run_roles(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
                                           typename Problem::result* y, long long batch) {
     const GemmRing<Problem, Tuning> ring;
     const GemmTiles<Problem, Tuning> tiles(batch);
-    if (threadIdx.x == 0) ring.init();
+    if (threadIdx.x == 0) ring.template init<(Consumer::rounders > 0)>();
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     const Offset<Problem> first = blockIdx.x / Tuning::split, step = gridDim.x / Tuning::split;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         if (threadIdx.x % 128 == 0) produce<Problem, Tuning>(x, w, batch, tiles, ring, first, step);
+        if constexpr (Consumer::rounders > 0) {
+            static_assert(Consumer::rounders == 3, "all warps of the producer but the one that copies");
+            if (threadIdx.x % 128 >= 32) Consumer::round(tiles, ring, first, step);
+        }
         if constexpr (Tuning::split > 1) {
             // NOTE: the warp of the thread that copied converges before the barriers that all threads take part in.
             __syncwarp();

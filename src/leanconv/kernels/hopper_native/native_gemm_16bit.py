@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, cast
@@ -114,8 +114,10 @@ class NativeSpeeds(Speeds):
 
     #: TFLOP/s of each tile's stages, 950 at most; the last was not measured and has the figure of the one before it
     tiles: tuple[float, ...]
-    #: cycles of a tile beside its stages, and of the sum over the CTAs of a cluster
+    #: cycles of a tile beside its stages, and of each output that a CTA stores
     tile: float
+    output: float
+    #: of each sum of a tile that the CTAs of a cluster add up
     split: float
     #: of a launch beside its tiles, and of one that prepares filters beside their bytes
     first: float
@@ -263,21 +265,31 @@ class NativeGemm16bit(TimedAlgorithm):
             (self._cycles(problem, phases, config, target), config)
             for whole in known
             if whole and (not (problem.accumulate or problem.add) or whole.sums <= MAX_ADDED)
-            for config in _with_splits(whole, phases, target)
+            for split in _with_splits(whole, phases, target)
+            for config in self._ways(problem, split, room)
+        )
+
+    def _ways(self, problem: ConvProblem, config: NativeConfig, room: int) -> Iterable[NativeConfig]:
+        """A configuration in each way in which filters may come to the tensor core, in ``room`` bytes."""
+        return (config,)
+
+    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds) -> float:
+        """Cycles of one stage of a tile: of computing, or of copying its rows."""
+        tile = config.warpgroups, config.m_tiles, config.filters
+        speed = speeds.tiles[self.tiles.index(tile)] * FLOPS_PER_CYCLE
+        return max(
+            2 * config.pixels * config.filters * config.depth / speed,
+            speeds.row * config.stage_blocks * (config.pixels + config.filters),
         )
 
     def _cycles(
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
     ) -> float:
         speeds = self.speeds.of(target)
-        tile = config.warpgroups, config.m_tiles, config.filters
-        speed = speeds.tiles[self.tiles.index(tile)] * FLOPS_PER_CYCLE
-        of_stage = max(
-            2 * config.pixels * config.filters * config.depth / speed,
-            speeds.row * config.stage_blocks * (config.pixels + config.filters),
-        )
+        of_stage = self._stage_cycles(config, speeds)
         is_vector = phases[0].problem.group_k * config.item % 16 == 0
-        of_tile = speeds.tile + (0 if is_vector else speeds.single * config.pixels * config.filters)
+        outputs = config.pixels * config.filters
+        of_tile = speeds.tile + speeds.output * outputs / config.split + (0 if is_vector else speeds.single * outputs)
         time, launches = 0.0, sum(phase.times for phase in phases)
         for phase in phases:
             stages, tiles = _stages(phase.problem, config), _tiles(phase, config)
@@ -288,13 +300,13 @@ class NativeGemm16bit(TimedAlgorithm):
             if config.split > (1 if phase.volume else 2) and tiles > clusters_at_once(config.split, 1, target):
                 # clusters wait for others. Explored (H200, 6f49aa5): 32 of 4 CTAs and 16 of 8 do, 66 of 2 do not
                 computed *= 2
-            time += phase.times * (computed + (speeds.split if config.split > 1 else 0))
-        packing = speeds.packing + 2 * self.prepared_bytes(problem) / target.bytes_per_cycle
+            time += phase.times * (computed + (speeds.split * outputs if config.split > 1 else 0))
+        packing = speeds.packing + 2 * self.prepared_bytes(problem, config) / target.bytes_per_cycle
         time = overlapped(time, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden)
         time += residual_cycles(problem, speeds.residual, target)
-        return time + launches * speeds.first + self._packings(problem) * packing
+        return time + launches * speeds.first + self._packings(problem, config) * packing
 
-    def _packings(self, problem: ConvProblem) -> int:
+    def _packings(self, problem: ConvProblem, config: NativeConfig) -> int:
         """Launches that prepare filters."""
         return int(problem.op == "dgrad")
 
@@ -308,14 +320,14 @@ class NativeGemm16bit(TimedAlgorithm):
         return Plan(
             (*launches, *input_gradient.zero_launches(problem)),
             prepare=(input_gradient.filter_launch(problem),) if problem.op == "dgrad" and phases else (),
-            prepared_bytes=self.prepared_bytes(problem),
+            prepared_bytes=self.prepared_bytes(problem, config),
         )
 
     def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, target: Target) -> Launch:
         x = replace(
             pixel_map(phase.problem, config.pixels, config.channel_block, phase.volume), role=problem.operands[0].role
         )
-        filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem) else "w")
+        filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem, config) else "w")
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
         tuning = (*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes))
         tiles = _tiles(phase, config)

@@ -1,10 +1,12 @@
 // native_gemm_tf32: native_gemm_16bit for float32 elements whose factors are rounded to TF32; float32 sums; NHWC.
 //
-// Requires   as native_gemm_16bit; filters rounded before (round_filters), once a call or once for all calls.
+// Requires   as native_gemm_16bit. Filters are rounded before (round_filters), once a call or once for all calls; or, with
+//            `in_place`, in shared memory by each CTA, so that no launch prepares them.
 // Numerics   The tensor core drops the digits that it does not read, which would make results smaller by some
 //            1.4 * 2^-11. So both factors are rounded to the nearest before.
 // Roles      as native_gemm_16bit, but consumers load pixels to registers: ldmatrix, four elements a thread and wgmma, each
-//            rounded by one instruction.
+//            rounded by one instruction. With `in_place` the producer's three other warps round filters, each those of every third stage.
+// Pipelines  as native_gemm_16bit; with `in_place` also rounded: a lane of the warp -> consumers
 // One stage  wgmma of the stage from registers; commit; wait for the copies of the next stage, load and round its pixels; wait for
 //            the wgmma; release the stage.
 // Work       2 C/g R S flops an output; peak 2048 flops a cycle and multiprocessor, 495 TFLOP/s at 1.83 GHz. A wgmma of 64 pixels x
@@ -18,6 +20,8 @@
 
 namespace leanconv {
 
+__device__ __forceinline__ float round_to_tf32(float value) { return __uint_as_float(cvt_rn_tf32_f32(value)); }
+
 // Filters rounded to TF32, four a thread. 8 bytes an element.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void round_filters(const float* w, float* prepared) {
@@ -25,7 +29,7 @@ __device__ __forceinline__ void round_filters(const float* w, float* prepared) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int64 at = first + i * Tuning::threads;
-        if (at < Problem::elements) prepared[at] = __uint_as_float(cvt_rn_tf32_f32(w[at]));
+        if (at < Problem::elements) prepared[at] = round_to_tf32(w[at]);
     }
 }
 
@@ -50,13 +54,47 @@ __device__ __forceinline__ void load_rounded(unsigned (&a)[steps][4], const unsi
     }
 }
 
-// One warpgroup's products of all tiles of the CTA. While those of a stage are under way, it loads the pixels of the next.
+// One warpgroup's products of all tiles of the CTA, and how filters are rounded in place. While those of a stage are under way, it loads the pixels of the next.
 template <class Problem, class Tuning>
 struct ConsumerTf32 {
     using Ring = GemmRing<Problem, Tuning>;
     static constexpr int steps = Ring::row_bytes / 32, count = Tuning::m_tiles * Tuning::stage_blocks;
     static constexpr int row_bytes = Ring::row_bytes;
     using Fragments = unsigned[count][steps][4];
+    static constexpr int rounders = Tuning::in_place ? 3 : 0;
+
+    // The filters of all stages, rounded where copies have left them: each warp takes every third stage.
+    static __device__ __forceinline__ void round(const GemmTiles<Problem, Tuning>& tiles, const Ring& ring,
+                                                 Offset<Problem> first_tile, Offset<Problem> step) {
+        constexpr int vectors = Tuning::stage_blocks * Ring::filter_bytes / 16, unrolled = vectors % 128 == 0 ? 4 : 2;
+        static_assert(vectors % 64 == 0, "a lane rounds as many vectors as the others");
+        const int lane = threadIdx.x % 32;
+        int next = threadIdx.x % 128 / 32 - 1;
+        RingPlace<Tuning::stages> place;
+        for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
+            for (int stage = ring.first; stage < ring.end; ++stage, place.advance()) {
+                // NOTE: each warp waits for all stages, since copies land in any order. Before a stage was full that others
+                // round, the parity of its next phase would pass at once.
+                mbarrier_wait_parity(ring.full(place.stage), place.parity);
+                if (next-- > 0) continue;
+                next = rounders - 1;
+                float4* const filters = reinterpret_cast<float4*>(ring.filters_of(place.stage, 0)) + lane;
+#pragma unroll 1
+                for (int first = 0; first < vectors; first += 32 * unrolled) {
+                    float4 v[unrolled];
+#pragma unroll
+                    for (int i = 0; i < unrolled; ++i) v[i] = filters[first + 32 * i];
+#pragma unroll
+                    for (int i = 0; i < unrolled; ++i)
+                        filters[first + 32 * i] = {round_to_tf32(v[i].x), round_to_tf32(v[i].y), round_to_tf32(v[i].z),
+                                                   round_to_tf32(v[i].w)};
+                }
+                fence_proxy_async();
+                __syncwarp();
+                mbarrier_arrive_warp(ring.rounded(place.stage), lane);
+            }
+        }
+    }
 
     static __device__ __forceinline__ void load(Fragments& a, const Ring& ring, const RingPlace<Tuning::stages>& place,
                                                 int first_row) {
@@ -80,6 +118,7 @@ struct ConsumerTf32 {
             int stage = ring.first;
             const auto multiply = [&](Fragments& now, Fragments& next) {
                 const int here = place.stage;
+                if constexpr (Tuning::in_place) mbarrier_wait_parity(ring.rounded(here), place.parity);
                 wgmma_fence(sums, now);
 #pragma unroll
                 for (int i = 0; i < count; ++i) {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import distinct_phases
 from leanconv.kernels.common.layers import prepared_plan
-from leanconv.kernels.contract import Arithmetic, ceil_div
+from leanconv.kernels.common.tensor_core_gemm import REGISTERS
+from leanconv.kernels.contract import Arithmetic, ceil_div, variant
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeConfig, NativeGemm16bit, NativeSpeeds, Tile
 from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
@@ -22,21 +24,32 @@ TILES: tuple[Tile, ...] = (
 
 @dataclass(frozen=True)
 class Tf32Config(NativeConfig):
-    """Elements of 4 bytes."""
+    """Elements of 4 bytes. With ``in_place`` the producer's other warps round the filters of each stage where they lie;
+    else a launch has rounded all of them before."""
 
     item: ClassVar[int] = 4
     #: threads keep the pixels of two stages in registers
     max_bytes: ClassVar[int] = 128
 
+    in_place: bool = False
+
     @property
     def max_share(self) -> int:
-        return 32 if self.m_tiles == 1 else 16
+        return 16 if self.m_tiles > 1 or (self.in_place and self.filters == 256) else 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """With a third barrier a stage where filters are rounded in it."""
+        return super().shared_bytes + 8 * self.stages * self.in_place
 
 
 @dataclass(frozen=True)
 class Tf32Speeds(NativeSpeeds):
     """Those of tiles are fitted to 17 layers (burst, H200), for each tile to those whose filters it divides; what all
     tiles share to 78 whole calls of committed results, most of which are predicted within a tenth."""
+
+    #: cycles that a stage takes longer where its filters are rounded in place: of a stage, and of each 128 bytes of them
+    rounded: tuple[float, float]
 
 
 class NativeGemmTf32(NativeGemm16bit):
@@ -54,28 +67,54 @@ class NativeGemmTf32(NativeGemm16bit):
         return "tf32"
 
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
-        return input_gradient.prepared_bytes(problem)
+        as_they_lie = problem.op == "fprop" and (config is None or _is_in_place(config))
+        return 0 if as_they_lie else input_gradient.prepared_bytes(problem)
 
-    def _packings(self, problem: ConvProblem) -> int:
-        return 1 + super()._packings(problem)
+    def optional_bytes(self, problem: ConvProblem) -> int:
+        return input_gradient.prepared_bytes(problem) - self.prepared_bytes(problem)
+
+    def counted_bytes(self, problem: ConvProblem, config: NativeConfig) -> int:
+        return self.prepared_bytes(problem, config) - self.prepared_bytes(problem)
+
+    def _ways(self, problem: ConvProblem, config: NativeConfig, room: int) -> Iterable[NativeConfig]:
+        yield config
+        if config.warpgroups == 2:  # three consumers would spill registers
+            consumer, producer = REGISTERS[2, False]
+            here = variant(config, in_place=True, consumer_registers=consumer, producer_registers=producer)
+            if here.shared_bytes <= room and (here.split == 1 or here.sums // here.split <= here.max_share):
+                yield here
+
+    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds) -> float:
+        cycles = super()._stage_cycles(config, speeds)
+        if not _is_in_place(config) or not isinstance(speeds, Tf32Speeds):
+            return cycles
+        of_stage, of_row = speeds.rounded
+        return cycles + of_stage + of_row * config.item * config.depth * config.filters / 128
+
+    def _packings(self, problem: ConvProblem, config: NativeConfig) -> int:
+        return (not _is_in_place(config)) + super()._packings(problem, config)
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         plan = super().plan(problem, config, target)
-        if not distinct_phases(problem):
+        if _is_in_place(config) or not distinct_phases(problem):
             return plan
         return prepared_plan((*plan.prepare, _rounding_launch(problem)), plan.launches, plan.prepared_bytes)
 
 
+def _is_in_place(config: object) -> bool:
+    return isinstance(config, Tf32Config) and config.in_place
+
+
 def _rounding_launch(problem: ConvProblem) -> Launch:
     """The launch that rounds the filters: those of a gradient in place."""
-    elements, in_place = problem.k * problem.group_c * problem.t * problem.r * problem.s, problem.op == "dgrad"
+    elements, rearranged = problem.k * problem.group_c * problem.t * problem.r * problem.s, problem.op == "dgrad"
     written = Pointer("prepared", "float", written=True)
     return Launch(
         header="kernels/hopper_native/native_gemm_tf32.cuh",
-        function=f"leanconv::round_{'rearranged_' if in_place else ''}filters",
+        function=f"leanconv::round_{'rearranged_' if rearranged else ''}filters",
         problem=(("elements", elements),),
         tuning=(("threads", THREADS),),
-        arguments=(written,) if in_place else (Pointer("w", "float"), written),
+        arguments=(written,) if rearranged else (Pointer("w", "float"), written),
         grid=ceil_div(elements, 4 * THREADS),
         block=THREADS,
     )
