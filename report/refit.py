@@ -12,7 +12,7 @@ import math
 import statistics
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -109,12 +109,13 @@ def _most_age(some: Sequence[Point]) -> int:
     return next((age for age in problems if len(problems[age]) >= _ENOUGH), 2)
 
 
-def suite_points(folder: Path, target: Target, groups=()) -> list[Point]:
+def suite_points(folder: Path, target: Target, groups: Collection[str] = ()) -> list[Point]:
     """Rows of the suites' results in ``folder``, each with the predicted time of the algorithm's fastest configuration:
     a row does not say which configuration ran.
 
-    These are layers in float32 whose predictions leave out a launch. Most are smaller than those of a table, so they
-    say what a call takes apart from its work. Left out are rows of kernels that have changed since; and those whose
+    These are layers in float32 whose predictions leave out a launch, and forward passes of ``groups``. Most are smaller
+    than those of a table, so they say what a call takes apart from its work, and those of ``groups`` are of younger
+    kernels than a table may be. Left out are rows of kernels that have changed since; and those whose
     operands were in the L2 cache, since predictions count them as read from memory, but of short calls in which that
     would take little of the time. Of what a call picks there may be no other row: an algorithm that is predicted too
     quick is picked, and so is corrected, one that is predicted too slow is not.
@@ -135,15 +136,14 @@ def suite_points(folder: Path, target: Target, groups=()) -> list[Point]:
                 continue
             problem = as_images(replace(problem, op=results.op or "fprop"))  # type: ignore[arg-type]
             for algorithm in (each for each in ALGORITHMS if each.stem == stem and isinstance(each, TimedAlgorithm)):
-                launch = cost.leaves_out_launch(algorithm, problem)
-                if algorithm.why_not(problem, target) or not (launch or (cost.group(algorithm, problem) in groups and problem.op == "fprop")):
+                launch, group = cost.leaves_out_launch(algorithm, problem), cost.group(algorithm, problem)
+                known = launch or (problem.op == "fprop" and group in groups)
+                if not known or algorithm.why_not(problem, target):
                     continue
                 cycles = min((each for each, _ in algorithm.timed(problem, plain)), default=math.inf)
                 measured = us * CYCLES - cost.fitted(algorithm, problem, plain).beside
-                found.append(Point(
-                    format_problem(problem), cost.group(algorithm, problem), stem, cycles, measured,
-                    cost.preparing_cycles(algorithm, problem, plain), launch,
-                ))  # fmt: skip
+                prepared = cost.preparing_cycles(algorithm, problem, plain)
+                found.append(Point(format_problem(problem), group, stem, cycles, measured, prepared, launch))
     return [point for point in found if math.isfinite(point.predicted)]
 
 
@@ -254,7 +254,7 @@ def measure(results: Path) -> list[Path]:
         target = TARGETS.get(str(table.gpu.get("name")))
         if target is None or not (some := points(table, target)):
             continue
-        more = suite_points(path.parent, target, {p.group for p in some})
+        more = suite_points(path.parent, target, {point.group for point in some})
         if not more and any("suite" in columns.read(each) for each in path.parent.glob("*.json")):
             raise ValueError(
                 f"no row of the suites below {path.parent} is of today's kernels: measure them anew, or, where their "

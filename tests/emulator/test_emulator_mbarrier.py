@@ -102,8 +102,8 @@ OVERTAKEN = f"under way|completes before thread|{STUCK}"
         (LOOKS.replace("while (!mbarrier_test_wait", "if (!mbarrier_test_wait"), UNDER_WAY),
         # the stage is free before it has been read: the next copy is under way
         (swapped(RING, "read", "say empty"), UNDER_WAY),
-        (swapped(without(APART, "gather"), "read", "say empty"), UNDER_WAY),
-        (without(APART, "gather"), UNDER_WAY),
+        (swapped(without(APART, "gather"), "read", "say empty"), OVERTAKEN),
+        (without(APART, "gather"), OVERTAKEN),
         (without(RING, "wait empty"), "arrives in phase .*, which has all its 1 arrivals and still expects"),
         (without(APART, "wait empty"), "are under way: no wait has seen the copy at unit.cu:.* land|arrives in phase"),
         (RING.replace("parity ^ 1)", "parity)"), STUCK + "phase 0, 0 of 64 arrivals"),
@@ -145,6 +145,30 @@ OVERTAKEN = f"under way|completes before thread|{STUCK}"
 def test_a_broken_ring_is_reported(body, message, producer):
     with pytest.raises(EmulatorError, match=message):
         run_ring(body, producer)
+
+
+#: Two warps read in turn. Where the copy of a stage that the other one reads is late, the parity of the next one passes
+#: before that has begun: so they wait until that stage is free.
+TURNS = RING.replace("mbarrier_init(empty + k, 64)", "mbarrier_init(empty + k, 32)").replace(
+    "/* wait full */",
+    "if (k % 2 != t / 32 - (t / 32 > at[0])) continue;\n"
+    "/* wait free */ mbarrier_wait_parity(empty + stage, parity ^ 1);\n/* wait full */",
+)
+
+
+def test_copies_land_in_another_order_than_they_began_in(producer):
+    x, y = run_ring(TURNS, producer)
+    read = x.reshape(STEPS, 128)[:, ::-1][:, :96].astype(np.int64)
+    turn = np.arange(96) // 32
+    turn -= turn > producer
+    mine = [k % 2 == turn for k in range(STEPS)]
+    sums = np.zeros(96, np.int64)
+    for k in range(STEPS):
+        sums = np.where(mine[k], 3 * sums + read[k], sums)
+    expected = np.where(np.arange(96) // 32 == producer, 0, sums.astype(np.int32))
+    np.testing.assert_array_equal(y.reshape(2, 96), np.broadcast_to(expected, (2, 96)))
+    with pytest.raises(EmulatorError, match=UNDER_WAY + "|arrives in phase"):
+        run_ring(without(TURNS, "wait free"), producer, grid=8)
 
 
 def test_a_changed_stage_is_free_behind_a_fence(producer):

@@ -104,7 +104,8 @@ def test_rows_of_suites_are_points_too(folder: Path, tmp_path: Path) -> None:
     assert "implicit_gemm NHWC fprop" not in cost.known(NOMINAL.model)
     assert "rows of suites" not in made_up.filled(tmp_path / "results", "tuning tuning")
     kernels = {"direct_tiled": "earlier", "implicit_gemm": ""} | provenance.kernels(["implicit_gemm"])
-    _write_suite(folder / "made-up.json", kernels={"direct_tiled": "earlier", "implicit_gemm": "", "im2win_fused": ""})
+    earlier = dict.fromkeys(("direct_tiled", "implicit_gemm", "im2win_fused", "tensor_gemm"), "earlier")
+    _write_suite(folder / "made-up.json", kernels=earlier)
     with pytest.raises(ValueError, match="no row of the suites below .*nvidia-h200 is of today's kernels: measure"):
         refit.measure(tmp_path / "results")
     _write_suite(folder / "made-up.json", kernels=kernels)
@@ -113,17 +114,22 @@ def test_rows_of_suites_are_points_too(folder: Path, tmp_path: Path) -> None:
         (stem, f"{stem} NHWC fprop", True) for stem in ("implicit_gemm", "im2win_fused")
     }
     assert len(some) == 19 and all(p.measured - p.predicted == pytest.approx(20000, abs=1) for p in some)
+    more = [each for each in refit.suite_points(folder, NOMINAL, {"tensor_gemm NHWC fprop"}) if each not in some]
+    assert {(each.algorithm, each.launch, round(each.measured / each.predicted, 3)) for each in more} == {
+        ("tensor_gemm", False, 1)
+    }
     written = refit.measure(tmp_path / "results")
     assert 5000 < cost.known(NOMINAL.model)["implicit_gemm NHWC fprop"].start < 20000
     record = columns.read(written[1])
-    assert record["rows of suites"] == 19 and record["layers of suites, fitted to others"]["worst"] == 1
+    assert record["rows of suites"] == 28 and record["layers of suites, fitted to others"]["worst"] == 1
     assert {row["group"]: row["of suites"] for row in record["groups"] if row["of suites"]} == {
         "implicit_gemm NHWC fprop": 10,
         "im2win_fused NHWC fprop": 9,
+        "tensor_gemm NHWC fprop": 9,
     }
     assert len(refit.validated_suites(some, [])) == 9, "of one layer there is nothing to choose"
     page = made_up.filled(tmp_path / "results", "tuning tuning")
-    assert "also to 19 rows of suites" in page and "| implicit_gemm NHWC fprop | 10 | 10 |" in page
+    assert "also to 28 rows of suites" in page and "| implicit_gemm NHWC fprop | 10 | 10 |" in page
 
 
 def test_short_calls_count_from_the_l2_cache_too(folder: Path) -> None:
@@ -205,7 +211,8 @@ def test_a_damaged_fit_is_none(folder: Path, tmp_path: Path) -> None:
 def test_the_shipped_fit_is_that_of_the_timed_candidates() -> None:
     """`python -m report refit` after every change of the table or of a cost model; what was reached is kept."""
     path = ROOT / "benchmarks/results/nvidia-h200" / refit.TIMED
-    some, more = refit.points(candidates.read(path), NOMINAL), refit.suite_points(path.parent, NOMINAL)
+    some = refit.points(candidates.read(path), NOMINAL)
+    more = refit.suite_points(path.parent, NOMINAL, {point.group for point in some})
     shipped, fitted = cost.known(NOMINAL.model), refit.fitted([*some, *more])
     both = [p for p in [*some, *more] if p.group in shipped and p.group in fitted]
     assert len(both) > 0.8 * (len(some) + len(more)) and len(more) > 300

@@ -80,7 +80,7 @@ def workspace_limit(problem: Problem, name: str, given: int | None) -> int | Non
 
 
 def room(algorithm: Algorithm, problem: Problem, name: str, limit: int | None) -> float:
-    """Bytes that a configuration may take as it counts them. A limit that the caller gives counts packed weights too."""
+    """Bytes that a configuration may take, as it counts them. A limit that a caller gives counts packed weights too."""
     if limit is None:
         return inf if workspace_limit(problem, name, limit) is None else algorithm.optional_bytes(problem)
     return limit - algorithm.prepared_bytes(problem)

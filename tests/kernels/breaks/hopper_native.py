@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.kernels.breaks.base import BARRIER, FENCE, GONE, MISALIGNED, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
 
 nhwc = breaks_of("native_gemm_16bit", "{}-nhwc")
-tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc")
+tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc", in_place=False)
+in_place = breaks_of("native_gemm_tf32", "tf32-{}-nhwc", in_place=True)
 nchw = breaks_of("native_gemm_nchw", "{}-nchw")
 weight = breaks_of("native_weight_nchw", "{}-nchw")
 split_k = breaks_of("native_weight_nchw_split_k", "{}-nchw")
@@ -70,6 +71,13 @@ BREAKS = (
     tf32("later residuals are those before", "OutputNhwc::store", "{{if (_ + ahead < rounds) load_residuals(...);}}",
          WRONG, "residuals", filters=128, split=1),
     tf32("the last filters are left out", "round_filters", "< Problem::elements {{=> - 1}}", WRONG, "copies-long"),
+    in_place("filters are rounded before they are there", "ConsumerTf32::round",
+             "{{mbarrier_wait_parity(_.full(...), ...);}}",
+             UNDER_WAY | RACE, "copies-long"),
+    in_place("products do not wait until filters are rounded", "ConsumerTf32::consume",
+             "{{mbarrier_wait_parity(_.rounded(...), ...);}}", UNDER_WAY | RACE | WRONG, "copies-long"),
+    in_place("products do not see rounded filters", "ConsumerTf32::round", "{{fence_proxy_async();}}",
+             "fence_proxy_async", "copies-long"),
     tf32("filters past the end are stored", "OutputNhwc::store", "{{|| _ >= Problem::group_k}}",
          FENCE | WRONG | RACE, "copies-long", filters=128),
     tf32("odd filters past the end are stored", "OutputNhwc::store_unit", "{{if (_ >= _) continue;}}",

@@ -68,16 +68,18 @@ struct ConsumerTf32 {
                                                  Offset<Problem> first_tile, Offset<Problem> step) {
         constexpr int vectors = Tuning::stage_blocks * Ring::filter_bytes / 16, unrolled = vectors % 128 == 0 ? 4 : 2;
         static_assert(vectors % 64 == 0, "a lane rounds as many vectors as the others");
+        static_assert(Tuning::stages >= rounders, "a warp is less than a turn of the ring ahead");
         const int lane = threadIdx.x % 32;
         int next = threadIdx.x % 128 / 32 - 1;
         RingPlace<Tuning::stages> place;
         for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
             for (int stage = ring.first; stage < ring.end; ++stage, place.advance()) {
-                // NOTE: each warp waits for all stages, since copies land in any order. Before a stage was full that others
-                // round, the parity of its next phase would pass at once.
-                mbarrier_wait_parity(ring.full(place.stage), place.parity);
                 if (next-- > 0) continue;
                 next = rounders - 1;
+                // NOTE: copies land in any order. Where those that another warp waits for are late, the parity of the stage's next
+                // turn passes before that has begun; so a warp first waits until the filters of the turn before are rounded.
+                mbarrier_wait_parity(ring.rounded(place.stage), place.parity ^ 1);
+                mbarrier_wait_parity(ring.full(place.stage), place.parity);
                 float4* const filters = reinterpret_cast<float4*>(ring.filters_of(place.stage, 0)) + lane;
 #pragma unroll 1
                 for (int first = 0; first < vectors; first += 32 * unrolled) {
