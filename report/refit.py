@@ -40,14 +40,18 @@ CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction, such as those of gradients of filters: of one of
 #: their algorithms 6 are timed, of the others 2 or 3, and a fit of that alone would decide between them.
 _LEAST = 8
+#: The same of TF32, of which there are rows of suites alone: 11 and 12 rows of `tensor_gemm` and `tensor_gemm_sync` would
+#: choose them for layers that other algorithms were measured to compute sooner.
+_LEAST_IN_TF32 = 16
 #: A call is short up to so many microseconds, and memory takes little of it up to this share.
 _SHORT_US, _LITTLE = 100.0, 0.2
 #: Folds of the cross-validation.
 _FOLDS = 6
 #: Problems that must have times of younger kernels for those of others to be left out.
 _ENOUGH = 6
-#: Terms are no less than these: a call may spare two of the launches that were counted (`launch_cycles`).
-_LEAST_TERMS = Fit(0.1, -2.0 * launch_cycles(NOMINAL), 0.0)
+#: Terms are no less than these: of the three launches that a call of tensor cores is counted with at least
+#: (`launch_cycles`) two may not show, and of the third little more than half.
+_LEAST_TERMS = Fit(0.1, -2.6 * launch_cycles(NOMINAL), 0.0)
 #: How far a fit's terms may be from the usual ones for as much as times may differ by from what a fit expects, in
 #: logarithms (small problems alone must not say what large ones take); the steps that find it.
 _DRAWN, _SPREAD, _STEPS = Fit(0.1, 9000.0, 5.0), 0.3, 20
@@ -113,9 +117,9 @@ def suite_points(folder: Path, target: Target, groups: Collection[str] = ()) -> 
     """Rows of the suites' results in ``folder``, each with the predicted time of the algorithm's fastest configuration:
     a row does not say which configuration ran.
 
-    These are layers in float32 whose predictions leave out a launch, and forward passes of ``groups``. Most are smaller
-    than those of a table, so they say what a call takes apart from its work, and those of ``groups`` are of younger
-    kernels than a table may be. Left out are rows of kernels that have changed since; and those whose
+    These are layers in float32 whose predictions leave out a launch, and forward passes of ``groups`` and in TF32. Most
+    are smaller than those of a table, so they say what a call takes apart from its work, and those of ``groups`` are of
+    younger kernels than a table may be. Left out are rows of kernels that have changed since; and those whose
     operands were in the L2 cache, since predictions count them as read from memory, but of short calls in which that
     would take little of the time. Of what a call picks there may be no other row: an algorithm that is predicted too
     quick is picked, and so is corrected, one that is predicted too slow is not.
@@ -137,7 +141,7 @@ def suite_points(folder: Path, target: Target, groups: Collection[str] = ()) -> 
             problem = as_images(replace(problem, op=results.op or "fprop"))  # type: ignore[arg-type]
             for algorithm in (each for each in ALGORITHMS if each.stem == stem and isinstance(each, TimedAlgorithm)):
                 launch, group = cost.leaves_out_launch(algorithm, problem), cost.group(algorithm, problem)
-                known = launch or (problem.op == "fprop" and group in groups)
+                known = launch or (problem.op == "fprop" and group.removesuffix(" tf32") in groups)
                 if not known or algorithm.why_not(problem, target):
                     continue
                 cycles = min((each for each, _ in algorithm.timed(problem, plain)), default=math.inf)
@@ -166,7 +170,8 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[T
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
     """A fit for each group that has enough times, and one for others: all whose predictions leave out a launch are
     drawn to the median of what such a launch takes."""
-    groups = {group: each for group, each in _by("group", some).items() if len(each) >= _LEAST}
+    least: Callable[[str], int] = lambda group: _LEAST_IN_TF32 if group.endswith(" tf32") else _LEAST  # noqa: E731
+    groups = {group: each for group, each in _by("group", some).items() if len(each) >= least(group)}
     found = {group: _fit(each, Fit()) for group, each in groups.items()}
     launches = [found[group].start for group, each in groups.items() if each[0].launch]
     if not launches:

@@ -16,6 +16,7 @@ from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, conv1d, con
 from leanconv.arrays import arrays_of
 from leanconv.call import choose
 from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.contract import variant
 from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
 from leanconv.kernels.simt.tiles import TileConfig
 from leanconv.plan import ALIGNMENT, Launch, Plan, Pointer, Target
@@ -144,6 +145,28 @@ def test_one_preparation_serves_all_calls(device: HostDevice, fake_cupy: Any, gi
     # an algorithm that prepares nothing, or one that is free to choose
     for name in ("implicit_gemm", "auto"):
         assert right(run(x, prepared, algorithm=name), *given)
+
+
+def test_filters_that_are_kept_may_have_a_configuration_of_their_own(
+    device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But under a limit, which counts what is kept."""
+    planned = list[Any]()
+
+    def plan(self: Preparing, problem: ConvProblem, config: Any, target: Target) -> Plan:
+        planned.append(config.min_blocks)
+        return _preparing_plan(self, problem, config, target)
+
+    _preparing_plan = Preparing.plan
+    monkeypatch.setattr(Preparing, "plan", plan)
+    monkeypatch.setattr(Preparing, "for_kept_filters", lambda self, config: variant(config, min_blocks=1))
+    x, w = map(fake_cupy.asarray, given)
+    assert right(run(x, w), *given)
+    (usual,) = planned
+    assert usual > 1
+    assert right(run(x, prepare_weights(w)), *given) and planned == [usual, 1]
+    assert right(run(x, prepare_weights(w), workspace_limit=PREPARED + WORKSPACE), *given)
+    assert planned == [usual, 1, usual]
 
 
 def test_other_launches_prepare_for_themselves(device: HostDevice, fake_cupy: Any, rng: np.random.Generator) -> None:

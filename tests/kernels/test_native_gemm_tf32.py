@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.call.explain import NOMINAL
+from leanconv.call.gpu_call import Loaded
 from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
 from leanconv.words import parse_problem
@@ -92,6 +94,22 @@ def test_no_memory_for_filters_is_enough():
     assert chosen.plan(problem, NOMINAL).prepared_bytes == 0
     with pytest.raises(NoAlgorithmError, match="workspace_limit is 0"):
         choose(replace(problem, op="dgrad"), NOMINAL, "native_gemm_tf32", 0)
+
+
+def test_filters_that_stay_packed_are_rounded_before():
+    """Once for all calls: then each stage takes less."""
+    problem, device = parse_problem("conv:n1,c256,h14,k1024,r1,NHWC,tf32"), SimpleNamespace(target=NOMINAL)
+    choice = choose(problem, NOMINAL, "native_gemm_tf32", None)
+    assert choice.config.in_place and not choice.plan(problem, NOMINAL).prepare
+    loaded = Loaded(problem, choice, choice.plan(problem, NOMINAL), device)
+    kept = loaded.for_kept_filters()
+    assert kept.choice.config == next(
+        each for _, each in TF32.within(problem, NOMINAL) if kept.choice.cost == _ and not each.in_place
+    )
+    assert len(kept.plan.prepare) == 1 and kept.plan.prepared_bytes == 4 * 256 * 1024
+    rounding = TF32.packing_cycles(NOMINAL) + 2 * kept.plan.prepared_bytes / NOMINAL.bytes_per_cycle
+    assert kept.choice.cost - rounding < choice.cost < kept.choice.cost
+    assert kept.for_kept_filters() is kept
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,11 @@ def test_a_short_layer_with_what_follows_it_is_taken_and_not_by_itself() -> None
 
 def test_filters_that_stay_packed_cost_nothing() -> None:
     """Of a fused model: rounding them takes the place of what a pass over the result would save."""
-    problem = parse_problem("conv:n32,c128,h8,w8,k192,r1,s3,pad0x1,NHWC,tf32")
+    problem = parse_problem("conv:n32,c128,h14,w14,k192,r1,s7,pad0x3,NHWC,tf32")
     loaded, expected = as_loaded(problem), pytorch_cycles(problem, H200, True)
-    each, kept = (compared(loaded, problem, True, expected, 5.7 * CYCLES_PER_US, packed) for packed in (False, True))
+    each, kept = (compared(loaded, problem, True, expected, 5.5 * CYCLES_PER_US, packed) for packed in (False, True))
     assert not each.name and kept.name == "native_gemm"
-    assert each.ours - kept.ours == LAUNCH and kept.why < each.why
+    assert each.ours - kept.ours == loaded.choice.algorithm.packing_cycles(H200) and kept.why < each.why
 
 
 def as_loaded(problem: ConvProblem) -> Any:

@@ -40,6 +40,8 @@ def bind(resolved: Resolved) -> Call:
     else:
         # nothing is compiled for an empty result, but what nothing could run is refused all the same
         loaded = load(resolved.problem, resolved.device, resolved.algorithm, resolved.workspace_limit)
+        if resolved.weights is not None and resolved.workspace_limit is None:
+            loaded = loaded.for_kept_filters()
         if resolved.operands.device is None:
             call = HostOnGpuCall(resolved, loaded)
         elif resolved.weights is not None and loaded.prepares(resolved):

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 from leanconv import words
 from leanconv.arrays import Arrays
 from leanconv.arrays.memory import overlaps, share_memory
-from leanconv.call.choose import Candidate
+from leanconv.call.choose import Candidate, predicted
 from leanconv.call.resolve import Resolved
 from leanconv.call.weights import preparation_of, refuse_null
 from leanconv.dtypes import item_bytes
+from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import Problem
 from leanconv.runtime.driver import CudaUnavailableError
@@ -89,6 +90,16 @@ class Loaded:
                     f"{words.format_problem(self.problem)} cannot be compiled: {error}"
                 ) from error
         return made
+
+    def for_kept_filters(self) -> Loaded:
+        """What runs where filters keep their preparation between calls."""
+        algorithm, config = self.choice.algorithm, self.choice.config
+        if not isinstance(algorithm, GpuAlgorithm) or (kept := algorithm.for_kept_filters(config)) == config:
+            return self
+        times = predicted(algorithm, self.problem, self.device.target)
+        cycles = next((time for time, each in times if each == kept), self.choice.cost)
+        choice = replace(self.choice, config=kept, cost=cycles)
+        return Loaded(self.problem, choice, choice.plan(self.problem, self.device.target), self.device)
 
     def prepares(self, resolved: Resolved) -> bool:
         """Whether filters that keep their preparation save anything."""

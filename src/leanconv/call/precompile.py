@@ -88,7 +88,9 @@ def precompile(
     different = list(dict.fromkeys(map(computed, checked_problems(problems))))
     if bundle is None:
         on = _device(index)
-        target, plans = on.target, [bind.load(each, index, algorithm, limit).plan for each in different]
+        chosen = [bind.load(each, index, algorithm, limit) for each in different]
+        chosen += [each.for_kept_filters() for each in chosen if limit is None]
+        target, plans = on.target, [each.plan for each in chosen]
     else:
         target = _target(index)
         plans = [choose(each, target, algorithm, limit).plan(each, target) for each in different]

@@ -143,6 +143,14 @@ class GpuAlgorithm(Algorithm):
     def plan(self, problem: Any, config: Any, target: Target) -> Plan:
         """The launches that compute ``problem`` with ``config``."""
 
+    def packing_cycles(self, target: Target) -> float | None:
+        """Clock cycles of a launch that prepares filters, beside their bytes; None where nobody has fitted them."""
+        return None
+
+    def for_kept_filters(self, config: Any) -> Any:
+        """The configuration to run in place of ``config`` where filters stay packed between calls."""
+        return config
+
     def order_of_sums(self, problem: Any, config: Any) -> Hashable:
         """What of ``config`` the bits of an image's result depend on, for ``batch_invariant``.
 

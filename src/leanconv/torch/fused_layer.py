@@ -331,7 +331,8 @@ class FusedConv(torch.nn.Module):
 def _loaded(problem: ConvProblem, index: int) -> Loaded | None:
     """What is chosen for a problem; None where nothing fits."""
     try:
-        return bind.load(problem, index, "auto", limit_of(None))
+        loaded = bind.load(problem, index, "auto", limit_of(None))
+        return loaded.for_kept_filters() if limit_of(None) is None else loaded
     except NoAlgorithmError:
         return None
 

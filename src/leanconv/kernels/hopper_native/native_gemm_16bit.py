@@ -110,8 +110,8 @@ TILES: tuple[Tile, ...] = (
 @dataclass(frozen=True)
 class NativeSpeeds(Speeds):
     """Speeds of tiles are fitted together to 14 layers (burst, H200), so that tiles can be compared. What all tiles
-    share is fitted to 157 whole calls of committed results, most of which are predicted within a tenth, and to 132 times
-    of 22 layers of one image, in six configurations each (within 8 %)."""
+    share is fitted to 157 whole calls of committed results, most of which are predicted within a tenth, and to 132
+    times of 22 layers of one image, in six configurations each (explored, H200, 117de5f9)."""
 
     #: TFLOP/s of each tile's stages, 950 at most; the last was not measured and has the figure of the one before it
     tiles: tuple[float, ...]
@@ -129,6 +129,8 @@ class NativeSpeeds(Speeds):
     row: float
     #: bytes that all multiprocessors together copy in a cycle: asked of volumes, whose reductions are long
     copied_per_cycle: float
+    #: how much longer stages take where channels are in groups, which lie apart in memory
+    groups: float
     #: the share of the shorter of computing and memory that the longer does not hide
     not_hidden: float
     #: the share of the memory's speed at which residuals come
@@ -287,7 +289,7 @@ class NativeGemm16bit(TimedAlgorithm):
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
     ) -> float:
         speeds = self.speeds.of(target)
-        of_stage = self._stage_cycles(config, speeds)
+        of_stage = self._stage_cycles(config, speeds) * (speeds.groups if problem.groups > 1 else 1)
         is_vector = phases[0].problem.group_k * config.item % 16 == 0
         outputs = config.pixels * config.filters
         of_tile = speeds.tile + speeds.output * outputs / config.split + (0 if is_vector else speeds.single * outputs)
