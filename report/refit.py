@@ -40,8 +40,8 @@ CYCLES = 1980.0
 #: Groups with fewer measured times than this keep their prediction, such as those of gradients of filters: of one of
 #: their algorithms 6 are timed, of the others 2 or 3, and a fit of that alone would decide between them.
 _LEAST = 8
-#: The same of TF32, of which there are rows of suites alone: 11 and 12 rows of `tensor_gemm` and `tensor_gemm_sync` would
-#: choose them for layers that other algorithms were measured to compute sooner.
+#: The same of TF32, of which there are rows of suites alone: 11 and 12 rows of `tensor_gemm` and `tensor_gemm_sync`
+#: would choose them for layers that other algorithms were measured to compute sooner.
 _LEAST_IN_TF32 = 16
 #: A call is short up to so many microseconds, and memory takes little of it up to this share.
 _SHORT_US, _LITTLE = 100.0, 0.2
