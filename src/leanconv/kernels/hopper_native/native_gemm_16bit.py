@@ -111,7 +111,7 @@ TILES: tuple[Tile, ...] = (
 class NativeSpeeds(Speeds):
     """Speeds of tiles are fitted together to 14 layers (burst, H200), so that tiles can be compared. What all tiles
     share is fitted to 157 whole calls of committed results, most of which are predicted within a tenth, and to 132
-    times of 22 layers of one image, in six configurations each (explored, H200, 117de5f9)."""
+    times of 22 layers of one image, in six configurations each (explored, H200, d3aced4d)."""
 
     #: TFLOP/s of each tile's stages, 950 at most; the last was not measured and has the figure of the one before it
     tiles: tuple[float, ...]
