@@ -219,6 +219,6 @@ def test_the_shipped_fit_is_that_of_the_timed_candidates() -> None:
     assert np.mean([refit.expected(p, shipped) / refit.expected(p, fitted) for p in both]) == pytest.approx(1, abs=0.1)
     reached, of_suites = map(refit.summary, (refit.validated(some, more), refit.validated_suites(more, some)))
     assert reached["mean"] < 1.035 and reached["most"] < 1.15, "the goals are 1.05 and 1.15"
-    assert of_suites["mean"] < 1.008, "1.0102 with fits to the table alone"
+    assert of_suites["mean"] < 1.018, "1.029 with fits to the table alone"
     published = columns.read(ROOT / "benchmarks/results/nvidia-h200/tuning.json")
     assert published["fitted to others"]["mean"] == pytest.approx(reached["mean"], abs=0.02)

@@ -1,6 +1,7 @@
 """The timed candidates of a GPU as the repository has them: a table that `leanconv tune` wrote, in columns.
 
-Every configuration is there once, with the problems that it was timed on below it.
+Every configuration is there once, with the problems that it was timed on below it. What was not timed, as its registers
+spill, is not there.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def write(path: Path, table: Table) -> None:
         if (entry := table.get(key)) is None:
             raise ValueError(f"{table.name} has nothing that can be read for {key}")
         problems.append({"problem": key, "peers": dict(entry.peers), "versions": entry.versions})
-        for each in entry.timed:
+        for each in (each for each in entry.timed if each.us is not None):
             wins = [limit for limit, won in entry.winners.items() if won.key == each.key]
             rows.append({"problem": key, **vars(each), "wins": wins})
     # a configuration's rows together, their problems in the order of the table
