@@ -46,7 +46,7 @@ class Tf32Config(NativeConfig):
 @dataclass(frozen=True)
 class Tf32Speeds(NativeSpeeds):
     """Those of tiles are fitted to 17 layers (burst, H200), for each tile to those whose filters it divides. What all
-    tiles share is fitted to 62 whole calls of committed results and to 307 times of 35 layers, most of one image, in up
+    tiles share is fitted to 76 whole calls of committed results and to 307 times of 35 layers, most of one image, in up
     to nine configurations (explored, H200, d3aced4d)."""
 
     #: cycles that a stage takes longer where its filters are rounded in place: each one, and each 128 bytes of them
