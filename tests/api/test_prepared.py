@@ -150,7 +150,7 @@ def test_one_preparation_serves_all_calls(device: HostDevice, fake_cupy: Any, gi
 def test_filters_that_are_kept_may_have_a_configuration_of_their_own(
     device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But under a limit, which counts what is kept."""
+    """But under a limit, which counts what is kept, and where arrays are the host's."""
     planned = list[Any]()
 
     def plan(self: Preparing, problem: ConvProblem, config: Any, target: Target) -> Plan:
@@ -165,8 +165,16 @@ def test_filters_that_are_kept_may_have_a_configuration_of_their_own(
     (usual,) = planned
     assert usual > 1
     assert right(run(x, prepare_weights(w)), *given) and planned == [usual, 1]
-    assert right(run(x, prepare_weights(w), workspace_limit=PREPARED + WORKSPACE), *given)
-    assert planned == [usual, 1, usual]
+    for filters, blocks in ((w, usual), (prepare_weights(w), 1)):
+        told = explain(x, filters, padding=1, algorithm="preparing")
+        assert told.config is not None and f"min_blocks={blocks}," in told.config
+    planned.clear()
+    for _ in range(2):
+        assert right(run(x, prepare_weights(w), workspace_limit=PREPARED + WORKSPACE), *given)
+    assert set(planned) == {usual}
+    # arrays of the host, whose filters are packed in each call
+    assert right(conv2d(*given[:1], prepare_weights(given[1]), padding=1, algorithm="preparing", device="cuda"), *given)
+    assert set(planned) == {usual}
 
 
 def test_other_launches_prepare_for_themselves(device: HostDevice, fake_cupy: Any, rng: np.random.Generator) -> None:

@@ -149,7 +149,7 @@ def test_filters_prepared_before_are_a_candidate_of_their_own(monkeypatch: Any) 
         found = SimpleNamespace(
             problem=problem, plan=plan, device=device, choice=SimpleNamespace(algorithm=algorithm, config=config)
         )
-        monkeypatch.setattr(bind, "load", lambda *arguments, found=found: found)
+        monkeypatch.setattr(bind, "load", lambda *arguments, found=found, **options: found)
         monkeypatch.setattr(own, "_call", lambda *arguments, prepared=False: prepared)
         candidates = list(own._on_gpu(algorithm, problem, Operands(problem, gpu=False)))
         assert [(c.engine, c.call, c.prepared_bytes) for c in candidates] == expected  # type: ignore[comparison-overlap]

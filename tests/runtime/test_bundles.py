@@ -163,6 +163,17 @@ def test_a_bundle_grows_and_is_the_same_file_for_the_same_kernels(compiles: list
     assert parse_problem(bundle.Bundle.read(path).problems[1]) == FILTER
 
 
+def test_a_bundle_has_what_runs_where_filters_stay_packed(compiles: list[str], tmp_path: Path) -> None:
+    """TF32: a launch before rounds filters that stay so, and a tile rounds others in place."""
+    problem = parse_problem("conv:n1,c256,h14,k1024,r1,NHWC,tf32")
+    both = {
+        each for kept in (False, True) for each in choose(problem, TARGET, kept=kept).plan(problem, TARGET).all_launches
+    }
+    assert len(both) == 3
+    made(tmp_path / "kernels.zip", problem)
+    assert sorted(compiles) == sorted(each.symbol for each in both)
+
+
 def test_what_a_program_has_compiled_is_bundled(
     compiles: list[str], run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -129,9 +129,9 @@ class TestKept:
     def packs(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
         choose = bind.choose
 
-        def packing(problem: Any, target: Any, algorithm: str, limit: int | None) -> Any:
+        def packing(problem: Any, target: Any, algorithm: str, limit: int | None, kept: bool) -> Any:
             named = "native_gemm_nchw" if request.param and problem.op == "fprop" else "implicit_gemm"
-            return choose(problem, target, named, limit)
+            return choose(problem, target, named, limit, kept)
 
         monkeypatch.setattr(bind, "choose", packing)
         return bool(request.param)

@@ -302,7 +302,7 @@ def test_filters_stay_packed_until_they_change(on_stand_in: HostDevice, monkeypa
 
     choose = bind.choose
     monkeypatch.setattr(
-        bind, "choose", lambda problem, target, name, limit: choose(problem, target, "winograd1d", limit)
+        bind, "choose", lambda problem, target, name, limit, kept: choose(problem, target, "winograd1d", limit, kept)
     )
     fused, x = ours.fuse(nn.Sequential(nn.Conv2d(32, 64, 3), nn.GELU()).eval()), torch.randn(1, 32, 10, 9)
     layer, counts = fused.get_submodule("0"), []

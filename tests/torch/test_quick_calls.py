@@ -51,8 +51,8 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers run on an algorithm that packs filters."""
     choose = bind.choose
 
-    def packs(problem: Any, target: Any, algorithm: str, limit: int | None) -> Any:
-        return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit)
+    def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: bool) -> Any:
+        return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit, kept)
 
     monkeypatch.setattr(bind, "choose", packs)
 

@@ -38,7 +38,7 @@ def test_short_layers_are_taken_outside_of_graphs_alone(
     if packs := kind == "packed":  # once, in a launch of its own
         choose = bind.choose
         monkeypatch.setattr(
-            bind, "choose", lambda problem, target, _, limit: choose(problem, target, "winograd1d", limit)
+            bind, "choose", lambda problem, target, _, limit, kept: choose(problem, target, "winograd1d", limit, kept)
         )
     x = torch.randn(shape, dtype=torch.float16 if autocast else torch.float32)
     with leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):

@@ -1,7 +1,7 @@
 """The timed candidates of a GPU as the repository has them: a table that `leanconv tune` wrote, in columns.
 
-Every configuration is there once, with the problems that it was timed on below it. What was not timed, as its registers
-spill, is not there.
+Every configuration is there once, with the problems that it was timed on below it. What has no time, as its
+registers spill, it failed or computed wrong values, is not there.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.volumes.images import computed
 
 #: what was chosen for a problem, with its kernels; 8 kB each besides the kernels
-_loaded: BoundedCache[tuple[Problem, int, str, int | None], Loaded] = BoundedCache(1024)
+_loaded: BoundedCache[tuple[Problem, int, str, int | None, bool], Loaded] = BoundedCache(1024)
 _lock = threading.Lock()
 #: called with problem, GPU, algorithm and limit of whatever is newly chosen for
 listeners: list[Callable[[Problem, int, str, int | None], None]] = []
@@ -39,13 +39,12 @@ def bind(resolved: Resolved) -> Call:
         call = _on_cpu(resolved)
     else:
         # nothing is compiled for an empty result, but what nothing could run is refused all the same
-        loaded = load(resolved.problem, resolved.device, resolved.algorithm, resolved.workspace_limit)
-        if resolved.weights is not None and resolved.workspace_limit is None:
-            loaded = loaded.for_kept_filters()
+        given = resolved.problem, resolved.device, resolved.algorithm, resolved.workspace_limit
+        loaded = load(*given)
         if resolved.operands.device is None:
             call = HostOnGpuCall(resolved, loaded)
-        elif resolved.weights is not None and loaded.prepares(resolved):
-            return PreparedCall(resolved, loaded)
+        elif resolved.weights is not None and (kept := load(*given, kept=True)).prepares(resolved):
+            return PreparedCall(resolved, loaded, kept)
         else:
             call = gpu_call(resolved, loaded)
     if writes_bias(resolved.problem):
@@ -53,18 +52,20 @@ def bind(resolved: Resolved) -> Call:
     return call if resolved.weights is None else UnpreparedCall(call)
 
 
-def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> Loaded:
-    """What is chosen for what computes a problem on a GPU; from the second time on, a look-up. ``limit`` is that of
-    `choose`."""
+def load(
+    problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None, kept: bool = False
+) -> Loaded:
+    """What is chosen for what computes a problem on a GPU; from the second time on, a look-up. ``limit`` and ``kept``
+    are those of `choose`."""
     given, problem = problem, computed(problem)
-    key = (problem, device_index, algorithm, limit)
+    key = (problem, device_index, algorithm, limit, kept)
     loaded = _loaded.recall(key)
     if loaded is None:
         with _lock:
             loaded = _loaded.recall(key)
             if loaded is None:
                 device = launch.open_device(device_index)
-                chosen = choose(problem, device.target, algorithm, limit)
+                chosen = choose(problem, device.target, algorithm, limit, kept)
                 loaded = Loaded(problem, chosen, chosen.plan(problem, device.target), device)
                 _loaded.keep(key, loaded)
                 for listener in listeners:
@@ -74,7 +75,7 @@ def load(problem: Problem, device_index: int, algorithm: str = "auto", limit: in
 
 def is_loaded(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> bool:
     """Whether `load` is a look-up in this process."""
-    return _loaded.recall((problem, device_index, algorithm, limit)) is not None
+    return any(_loaded.recall((problem, device_index, algorithm, limit, kept)) is not None for kept in (False, True))
 
 
 def forget() -> None:

@@ -5,7 +5,7 @@ One pass: who can run the problem, what a table of tuned problems knows, what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -53,16 +53,37 @@ class Candidate:
         return self.algorithm.plan(problem, self.config, target)
 
 
-def choose(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
+def choose(
+    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, kept: bool = False
+) -> Candidate:
     """The algorithm that a table of tuned problems names for ``target``, or the one with the lowest predicted time, the
     first among equals; of the one called ``name`` the configuration.
 
     ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `room`.
-    The user's table comes first, then a bundle's, the shipped one, and the cost model. Nothing is timed.
+    The user's table comes first, then a bundle's, the shipped one, and the cost model. Nothing is timed. ``kept``:
+    filters stay packed between calls, so what packs them does not count, without a limit and ``batch_invariant``.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
-    return tuned(problem, target, name, limit) or by_model(problem, target, name, limit)
+    kept = kept and counts_as_kept(problem, target, limit)
+    chosen = tuned(problem, target, name, limit) or by_model(problem, target, name, limit, kept)
+    return for_kept_filters(chosen, problem, target) if kept and target is not None else chosen
+
+
+def counts_as_kept(problem: Problem, target: Target | None, limit: int | None) -> bool:
+    """Whether a choice may be another one where filters stay packed: no limit counts them, and no bits must stay."""
+    return target is not None and limit is None and problem.kind == "conv2d" and not problem.batch_invariant
+
+
+def for_kept_filters(chosen: Candidate, problem: Problem, target: Target) -> Candidate:
+    """What was chosen with the configuration for filters that stay packed."""
+    assert isinstance(chosen.algorithm, GpuAlgorithm)
+    config = chosen.algorithm.for_kept_filters(chosen.config)
+    if config == chosen.config:
+        return chosen
+    times = predicted(chosen.algorithm, problem, target)
+    cycles = next((time for time, each in times if each == config), chosen.cost)
+    return replace(chosen, config=config, cost=cycles, source=MODEL, us=None)  # that one's time is of other kernels
 
 
 # Who can
@@ -243,7 +264,9 @@ def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: in
 # What the cost model says, and the least
 
 
-def by_model(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate:
+def by_model(
+    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, kept: bool = False
+) -> Candidate:
     """What `choose` chooses without any table."""
     relevant = [a for a in _relevant(problem, target, name) if a.is_called(name)]
     able: list[Candidate] = []
@@ -259,7 +282,7 @@ def by_model(problem: Problem, target: Target | None, name: str = "auto", limit:
             able.append(candidate)
             quickest = min(quickest, candidate.cost)
     able.sort(key=lambda candidate: relevant.index(candidate.algorithm))
-    chosen = pick(able, name)
+    chosen = pick(able, name, problem, target if kept else None)
     if chosen is not None:
         return settle(chosen, problem, target, name, limit)
     lines = [f"  {each.stem}: {'; '.join(_why_not(each, problem, target, name, limit))}" for each in relevant]
@@ -276,10 +299,16 @@ def predicted(
     return [(time if time == inf else fitted.cycles(time), config) for time, config in found]
 
 
-def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
-    """The one with the lowest predicted time that can, the first among equals, or the one called ``name``."""
+def pick(
+    candidates: Sequence[Candidate], name: str, problem: Problem | None = None, kept_on: Target | None = None
+) -> Candidate | None:
+    """The one with the lowest predicted time that can, the first among equals, or the one called ``name``. Filters of
+    ``problem`` stay packed on the GPU ``kept_on``."""
     able = [c for c in candidates if not c.reasons and c.algorithm.is_called(name)]
-    return min(able, key=lambda candidate: candidate.cost, default=None)
+    if problem is None or kept_on is None:
+        return min(able, key=lambda each: each.cost, default=None)
+    spared: Callable[[Candidate], float] = lambda each: cost.kept_cycles(each.algorithm, problem, each.config, kept_on)  # noqa: E731
+    return min(able, key=lambda each: each.cost - spared(each), default=None)
 
 
 def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:

@@ -8,7 +8,18 @@ from math import inf
 
 from leanconv import options
 from leanconv.call.bind import is_loaded
-from leanconv.call.choose import BY_NAME_ONLY, Candidate, from_table, pick, settle, survey, tuned, workspace_limit
+from leanconv.call.choose import (
+    BY_NAME_ONLY,
+    Candidate,
+    counts_as_kept,
+    for_kept_filters,
+    from_table,
+    pick,
+    settle,
+    survey,
+    tuned,
+    workspace_limit,
+)
 from leanconv.call.host_call import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.call.resolve import Resolved, check_problem
 from leanconv.cpu import CPU_ALGORITHMS
@@ -44,7 +55,7 @@ class Explanation:
     #: a line for each kernel, where it has been compiled: registers, spilled bytes, grid
     kernels: tuple[str, ...] = ()
     workspace_bytes: int = 0
-    #: bytes of packed weights; `prepare_weights` keeps them
+    #: bytes of packed weights of each call; of filters that `prepare_weights` made, those that are kept
     prepared_bytes: int = 0
     #: bytes of workspace that were allowed; None is no limit
     workspace_limit: int | None = None
@@ -120,7 +131,7 @@ def explain_problem(
 def explain_call(resolved: Resolved, *, compile_now: bool = False) -> Explanation:
     problem, name, limit = resolved.problem, resolved.algorithm, resolved.workspace_limit
     if resolved.device is not None:
-        return _on_gpu(problem, resolved.device, name, limit, compile_now)
+        return _on_gpu(problem, resolved.device, name, limit, compile_now, kept=resolved.weights is not None)
     if left_to_the_library(resolved):
         assert problem.kind == "conv2d"
         check_torch_algorithm(name)
@@ -189,7 +200,9 @@ def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
     )  # fmt: skip
 
 
-def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_now: bool) -> Explanation:
+def _on_gpu(
+    problem: Problem, index: int, name: str, limit: int | None, compile_now: bool, kept: bool = False
+) -> Explanation:
     try:
         device = launch.open_device(index)
         target, where = device.target, f"cuda:{index} ({device.name}, {device.target.arch})"
@@ -197,7 +210,10 @@ def _on_gpu(problem: Problem, index: int, name: str, limit: int | None, compile_
         device, target = None, NOMINAL
         where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
     candidates = survey(problem, target, name, limit)
-    chosen = tuned(problem, target, name, limit) or pick(candidates, name)
+    kept = kept and counts_as_kept(problem, target, limit)
+    chosen = tuned(problem, target, name, limit) or pick(candidates, name, problem, target if kept else None)
+    if kept and chosen is not None:
+        chosen = for_kept_filters(chosen, problem, target)
     settled = None if chosen is None else settle(chosen, problem, target, name, limit)
     why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
     times, stale = _times(problem, target)

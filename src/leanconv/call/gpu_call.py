@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Protocol
 from leanconv import words
 from leanconv.arrays import Arrays
 from leanconv.arrays.memory import overlaps, share_memory
-from leanconv.call.choose import Candidate, predicted
+from leanconv.call.choose import Candidate
 from leanconv.call.resolve import Resolved
 from leanconv.call.weights import preparation_of, refuse_null
 from leanconv.dtypes import item_bytes
-from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.plan import ALIGNMENT, Plan
 from leanconv.problem import Problem
 from leanconv.runtime.driver import CudaUnavailableError
@@ -90,16 +89,6 @@ class Loaded:
                     f"{words.format_problem(self.problem)} cannot be compiled: {error}"
                 ) from error
         return made
-
-    def for_kept_filters(self) -> Loaded:
-        """What runs where filters keep their preparation between calls."""
-        algorithm, config = self.choice.algorithm, self.choice.config
-        if not isinstance(algorithm, GpuAlgorithm) or (kept := algorithm.for_kept_filters(config)) == config:
-            return self
-        times = predicted(algorithm, self.problem, self.device.target)
-        cycles = next((time for time, each in times if each == kept), self.choice.cost)
-        choice = replace(self.choice, config=kept, cost=cycles)
-        return Loaded(self.problem, choice, choice.plan(self.problem, self.device.target), self.device)
 
     def prepares(self, resolved: Resolved) -> bool:
         """Whether filters that keep their preparation save anything."""
@@ -292,16 +281,19 @@ def gpu_call(resolved: Resolved, loaded: Loaded, *, prepares: bool = True) -> Gp
 
 
 class PreparedCall:
-    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone."""
+    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone.
 
-    def __init__(self, resolved: Resolved, loaded: Loaded) -> None:
+    ``kept`` is what was chosen for such filters; ``loaded`` runs where a CUDA graph is captured before any is kept.
+    """
+
+    def __init__(self, resolved: Resolved, loaded: Loaded, kept: Loaded) -> None:
         assert resolved.device is not None
         self._arrays = resolved.operands.arrays
         self._gradient = self._arrays.requires_gradient(resolved.operands.w)
         self.preparation = preparation_of(
-            loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
+            kept.device, resolved.device, kept.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
-        self._whole, self._rest = gpu_call(resolved, loaded), gpu_call(resolved, loaded, prepares=False)
+        self._whole, self._rest = gpu_call(resolved, loaded), gpu_call(resolved, kept, prepares=False)
         self.types = self._whole.types
         w = resolved.operands.w
         copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self.preparation.copy else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -86,14 +87,14 @@ def precompile(
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
     different = list(dict.fromkeys(map(computed, checked_problems(problems))))
+    # where filters stay packed something else may run
+    both = list(product((False, True), different))
     if bundle is None:
         on = _device(index)
-        chosen = [bind.load(each, index, algorithm, limit) for each in different]
-        chosen += [each.for_kept_filters() for each in chosen if limit is None]
-        target, plans = on.target, [each.plan for each in chosen]
+        target, plans = on.target, [bind.load(each, index, algorithm, limit, kept).plan for kept, each in both]
     else:
         target = _target(index)
-        plans = [choose(each, target, algorithm, limit).plan(each, target) for each in different]
+        plans = [choose(each, target, algorithm, limit, kept).plan(each, target) for kept, each in both]
     kernels = {cache.key(each, target.arch, ""): each for plan in plans for each in plan.all_launches if each.grid}
     before = len(cache.made)
     codes: dict[str, Compiled] = {}

@@ -116,7 +116,7 @@ class Algorithm(ABC):
         return 0
 
     def optional_bytes(self, problem: Any) -> int:
-        """Bytes of packed weights that some configurations take beside those that all do."""
+        """Bytes of packed weights that some configurations take beside those that all do; of layers."""
         return 0
 
     def reasons(self, problem: Problem, target: Target | None) -> list[str]:
@@ -142,10 +142,6 @@ class GpuAlgorithm(Algorithm):
     @abstractmethod
     def plan(self, problem: Any, config: Any, target: Target) -> Plan:
         """The launches that compute ``problem`` with ``config``."""
-
-    def packing_cycles(self, target: Target) -> float | None:
-        """Clock cycles of a launch that prepares filters, beside their bytes; None where nobody has fitted them."""
-        return None
 
     def for_kept_filters(self, config: Any) -> Any:
         """The configuration to run in place of ``config`` where filters stay packed between calls."""

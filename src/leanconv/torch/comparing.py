@@ -10,7 +10,6 @@ from leanconv.call.gpu_call import Loaded
 from leanconv.dtypes import item_bytes
 from leanconv.kernels import cost
 from leanconv.kernels.common.squeeze_excite import SqueezeExciteProblem
-from leanconv.kernels.contract import GpuAlgorithm
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
@@ -33,9 +32,7 @@ def compared(
     """Whether what was chosen for a problem is quicker than PyTorch's convolution in ``pytorch`` clock cycles, where no
     table has a time of it, and in ``passes`` clock cycles of what follows it there. ``packed``: filters stay packed."""
     algorithm, target = loaded.choice.algorithm, loaded.device.target
-    assert isinstance(algorithm, GpuAlgorithm)
-    name, of_launch = algorithm.name, algorithm.packing_cycles(target)
-    preparing = len(loaded.plan.prepare) * (LAUNCH if of_launch is None else of_launch)
+    name, preparing = algorithm.name, cost.kept_cycles(algorithm, problem, loaded.choice.config, target)
     # as PyTorch runs now; or else at its best
     searched = {bool(torch.backends.cudnn.benchmark), True}
     times = [tables.peer_us(problem, target, engine(problem, tf32, way)) for way in sorted(searched)]

@@ -371,7 +371,8 @@ class Layers:
             kept[1].release()
 
     def pack(self, layer: Layer, function: Any, x: Any, weight: Any, bias: Any, dtype: Any) -> None:
-        """Let a layer keep its filters, if its call packs them or they are cast, and if there is room."""
+        """Let a layer keep its filters, if what is chosen for kept ones packs them or they are cast, and if there is
+        room."""
         problem, layer.problem = layer.problem, None
         if problem is None:
             return

@@ -331,8 +331,7 @@ class FusedConv(torch.nn.Module):
 def _loaded(problem: ConvProblem, index: int) -> Loaded | None:
     """What is chosen for a problem; None where nothing fits."""
     try:
-        loaded = bind.load(problem, index, "auto", limit_of(None))
-        return loaded.for_kept_filters() if limit_of(None) is None else loaded
+        return bind.load(problem, index, "auto", limit_of(None), kept=True)
     except NoAlgorithmError:
         return None
 

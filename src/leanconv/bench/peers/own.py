@@ -131,7 +131,9 @@ def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iter
         for problem in problems:
             if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem, target):
                 with suppress(Exception):
-                    yield from plans_of(algorithm, problem).values()
+                    plans = list(plans_of(algorithm, problem).values())
+                    kept = bind.load(problem, 0, algorithm.stem, kept=True).plan
+                    yield from plans if kept in plans else [*plans, kept]
 
 
 def plans_of(algorithm: GpuAlgorithm, problem: Problem) -> dict[int | None, Plan]:
@@ -184,10 +186,11 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         call = _call(problem, operands, algorithm, y, limit)
         candidate = _candidate("leanconv", name, loaded, call, layout, y, _notes(algorithm, loaded.choice))
         yield candidate
-        if loaded.plan.prepare and problem.kind == "conv2d":
-            given = _call(problem, operands, algorithm, y, limit, prepared=True)
-            note = ", ".join(filter(None, (candidate.note, "filters prepared before")))
-            candidate = replace(candidate, engine="leanconv:prepared", call=given, note=note)
+        kept = bind.load(problem, 0, algorithm.stem, limit, kept=True)
+        if kept.plan.prepare and problem.kind == "conv2d":
+            call = _call(problem, operands, algorithm, y, limit, prepared=True)
+            notes = (*_notes(algorithm, kept.choice), "filters prepared before")
+            candidate = _candidate("leanconv:prepared", name, kept, call, layout, y, notes)
             yield candidate
         del candidate, call, y  # their memory is given back before the next ones are made
 

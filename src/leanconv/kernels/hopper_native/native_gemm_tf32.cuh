@@ -5,7 +5,8 @@
 // Numerics   The tensor core drops the digits that it does not read, which would make results smaller by some
 //            1.4 * 2^-11. So both factors are rounded to the nearest before.
 // Roles      as native_gemm_16bit, but consumers load pixels to registers: ldmatrix, four elements a thread and wgmma, each
-//            rounded by one instruction. With `in_place` the producer's three other warps round filters, each those of every third stage.
+//            rounded by one instruction. With `in_place` the producer's three other warps round filters, each those of every
+//            third stage.
 // Pipelines  as native_gemm_16bit; with `in_place` also rounded: a lane of the warp -> consumers
 // One stage  wgmma of the stage from registers; commit; wait for the copies of the next stage, load and round its pixels; wait for
 //            the wgmma; release the stage.
@@ -54,7 +55,8 @@ __device__ __forceinline__ void load_rounded(unsigned (&a)[steps][4], const unsi
     }
 }
 
-// One warpgroup's products of all tiles of the CTA, and how filters are rounded in place. While those of a stage are under way, it loads the pixels of the next.
+// One warpgroup's products of all tiles of the CTA. While those of a stage are under way, it loads the pixels of the next. And
+// how filters are rounded in place.
 template <class Problem, class Tuning>
 struct ConsumerTf32 {
     using Ring = GemmRing<Problem, Tuning>;

@@ -80,14 +80,12 @@ class NativeGemmTf32(NativeGemm16bit):
 
     def _ways(self, problem: ConvProblem, config: NativeConfig, room: int) -> Iterable[NativeConfig]:
         yield config
-        if config.warpgroups == 2:  # three consumers would spill registers
+        # three consumers would spill registers, and those of many sums that also add residuals
+        if config.warpgroups == 2 and not (problem.add and (config.m_tiles > 1 or config.sums > 96)):
             consumer, producer = REGISTERS[2, False]
             here = variant(config, in_place=True, consumer_registers=consumer, producer_registers=producer)
             if here.shared_bytes <= room and (here.split == 1 or here.sums // here.split <= here.max_share):
                 yield here
-
-    def packing_cycles(self, target: Target) -> float:
-        return self.speeds.of(target).packing
 
     def for_kept_filters(self, config: NativeConfig | None) -> NativeConfig | None:
         """Rounded once, filters need not be rounded in each stage."""

@@ -176,10 +176,10 @@ def cost(
     ``reduction`` indices.
 
     Tiles are computed whole, the busiest multiprocessor sets the time, few warps hide less latency, and starting and
-    storing a tile costs as much as some reduction indices (``overheads``). Clusters of four and eight are placed
-    unevenly, so that one multiprocessor may have a block more than others (1.3 to 1.6 times the time in 16 layers of
-    suite ``batch-1``). Explored (H200, cbb1363): on suite
-    ``im2win`` this orders the tiles as measured but for differences under 5 %.
+    storing a tile costs as much as some reduction indices (``overheads``). Explored (H200, cbb1363): on suite
+    ``im2win`` this orders the tiles as measured but for differences under 5 %. Clusters of four and eight are placed
+    unevenly, so that one multiprocessor may have a block more than others. Explored (H200, 20f0073): 16 layers of suite
+    ``batch-1`` took 1.3 to 1.6 times as long.
     """
     speeds = TileSpeeds.of(target)
     tiles = ceil_div(problem.group_k, config.tile_k) * problem.groups * ceil_div(pixels, config.tile_pixels)
