@@ -96,8 +96,9 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[tuple[float, Any]]:
 def _start(launches: Sequence[Launch], number: int) -> list[str]:
     """What a process does for the kernels of its first calls; those that it compiled itself."""
     files._files.clear()
+    before = len(cache.made)  # by the process that forked this one
     side_by_side([partial(cache.compiled, each, NOMINAL.arch) for each in launches])
-    return cache.made
+    return cache.made[before:]
 
 
 def _tune(problems: Sequence[ConvProblem], path: Path, number: int) -> None:

@@ -166,7 +166,7 @@ def test_filters_that_are_kept_may_have_a_configuration_of_their_own(
     assert usual > 1
     assert right(run(x, prepare_weights(w)), *given) and planned == [usual, 1]
     for filters, blocks in ((w, usual), (prepare_weights(w), 1)):
-        told = explain(x, filters, padding=1, algorithm="preparing")
+        told = explain(conv2d, x, filters, padding=1, algorithm="preparing")
         assert told.config is not None and f"min_blocks={blocks}," in told.config
     planned.clear()
     for _ in range(2):
