@@ -33,6 +33,8 @@ Layout1d = Literal["NCW", "NWC", "CWN"]
 Layout3d = Literal["NCDHW", "NDHWC"]
 #: What is applied to each result: one of `ACTIVATIONS`, or a pair of one in `ACTIVATION_NUMBERS` and its number.
 Activation = str | tuple[str, float] | None
+#: Whether filters stay packed between calls: no; yes, with results of the same bits; yes, with what is quickest then.
+Kept = Literal["", "same bits", "quickest"]
 #: Precision levels, strictest first. An algorithm may serve its own level and every looser one.
 Precision = Literal["ieee", "fp32", "relaxed", "tf32"]
 Padding = int | Sequence[int] | Literal["same", "valid"]

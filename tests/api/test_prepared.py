@@ -14,7 +14,7 @@ import pytest
 
 from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, conv1d, conv2d, explain, prepare_weights
 from leanconv.arrays import arrays_of
-from leanconv.call import choose
+from leanconv.call import bind, choose
 from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.contract import variant
 from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
@@ -168,13 +168,30 @@ def test_filters_that_are_kept_may_have_a_configuration_of_their_own(
     for filters, blocks in ((w, usual), (prepare_weights(w), 1)):
         told = explain(conv2d, x, filters, padding=1, algorithm="preparing")
         assert told.config is not None and f"min_blocks={blocks}," in told.config
-    planned.clear()
-    for _ in range(2):
-        assert right(run(x, prepare_weights(w), workspace_limit=PREPARED + WORKSPACE), *given)
-    assert set(planned) == {usual}
-    # arrays of the host, whose filters are packed in each call
-    assert right(conv2d(*given[:1], prepare_weights(given[1]), padding=1, algorithm="preparing", device="cuda"), *given)
-    assert set(planned) == {usual}
+    for filters, options in ((w, {"workspace_limit": PREPARED + WORKSPACE}), (given[1], {"device": "cuda"})):
+        bind.forget()
+        planned.clear()
+        lies = x if filters is w else given[0]
+        assert right(run(lies, prepare_weights(filters), **options), *given) and planned == [usual]
+        told = explain(conv2d, lies, prepare_weights(filters), padding=1, algorithm="preparing", **options)
+        assert told.config is not None and f"min_blocks={usual}," in told.config
+
+
+def test_filters_that_are_kept_may_have_an_algorithm_of_their_own(
+    device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a CUDA graph too that is captured before any is kept: the same bits."""
+    names = {"": "implicit_gemm", "quickest": "preparing"}
+    monkeypatch.setattr(
+        bind, "choose", lambda problem, target, name, limit, kept: choose.choose(problem, target, names[kept], limit)
+    )
+    x, w = map(fake_cupy.asarray, given)
+    assert right(run(x, w, algorithm="auto"), *given) and device.prepared == 0
+    for capturing in (True, False):
+        monkeypatch.setattr(device, "capturing", lambda stream, now=capturing: now, raising=False)
+        prepared = prepare_weights(w)
+        assert right(run(x, prepared, algorithm="auto"), *given)
+        assert prepared.nbytes == (0 if capturing else PREPARED) and device.prepared == 1 + (not capturing)
 
 
 def test_other_launches_prepare_for_themselves(device: HostDevice, fake_cupy: Any, rng: np.random.Generator) -> None:

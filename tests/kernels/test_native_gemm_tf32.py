@@ -97,7 +97,7 @@ def test_no_memory_for_filters_is_enough():
 def test_filters_that_stay_packed_are_rounded_before():
     """Once for all calls: then each stage takes less."""
     problem = parse_problem("conv:n1,c256,h14,k1024,r1,NHWC,tf32")
-    choice, kept = (choose(problem, NOMINAL, "native_gemm_tf32", None, each) for each in (False, True))
+    choice, kept = (choose(problem, NOMINAL, "native_gemm_tf32", None, each) for each in ("", "same bits"))
     plan = kept.plan(problem, NOMINAL)
     assert choice.config.in_place and not choice.plan(problem, NOMINAL).prepare
     assert kept.config == next(

@@ -167,7 +167,9 @@ def test_a_bundle_has_what_runs_where_filters_stay_packed(compiles: list[str], t
     """TF32: a launch before rounds filters that stay so, and a tile rounds others in place."""
     problem = parse_problem("conv:n1,c256,h14,k1024,r1,NHWC,tf32")
     both = {
-        each for kept in (False, True) for each in choose(problem, TARGET, kept=kept).plan(problem, TARGET).all_launches
+        each
+        for kept in ("", "same bits", "quickest")
+        for each in choose(problem, TARGET, kept=kept).plan(problem, TARGET).all_launches
     }
     assert len(both) == 3
     made(tmp_path / "kernels.zip", problem)

@@ -129,7 +129,7 @@ class TestKept:
     def packs(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
         choose = bind.choose
 
-        def packing(problem: Any, target: Any, algorithm: str, limit: int | None, kept: bool) -> Any:
+        def packing(problem: Any, target: Any, algorithm: str, limit: int | None, kept: str) -> Any:
             named = "native_gemm_nchw" if request.param and problem.op == "fprop" else "implicit_gemm"
             return choose(problem, target, named, limit, kept)
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
 from leanconv.call import bind  # noqa: E402
+from leanconv.runtime.compile import CompileError  # noqa: E402
 from leanconv.torch import decided, patch  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
@@ -31,7 +32,7 @@ class TestPacked:
         """What is small runs on kernels that pack nothing."""
         choose = bind.choose
 
-        def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: bool) -> Any:
+        def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: str) -> Any:
             return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit, kept)
 
         monkeypatch.setattr(bind, "choose", packs)
@@ -58,6 +59,40 @@ class TestPacked:
                 close(layer(x[:1]), expected[:1])
                 close(layer(x[:1]), expected[:1])
                 assert device.prepared == 2, "another batch reads the same, if its kernel is the same"
+
+    def test_packed_calls_give_the_bits_of_calls_that_pack(
+        self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So they are not asked for what is quickest where filters stay packed."""
+        choose, asked = bind.choose, list[str]()
+
+        def asks(*given: Any) -> Any:
+            asked.append(given[-1])
+            return choose(*given)
+
+        monkeypatch.setattr(bind, "choose", asks)
+        with torch.no_grad(), leanconv.torch.enable():
+            results = [layer(x) for _ in range(3)]
+        assert set(asked) == {"", "same bits"}
+        assert all(torch.equal(each, results[0]) for each in results)
+
+    def test_what_does_not_compile_for_packed_filters_packs_in_each_call(
+        self, device: HostDevice, layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        choose = bind.choose
+
+        def fails(*given: Any) -> Any:
+            if given[-1]:
+                raise CompileError("too many registers", "", "")
+            return choose(*given)
+
+        monkeypatch.setattr(bind, "choose", fails)
+        with torch.no_grad():
+            expected = layer(x)
+            with leanconv.torch.enable() as enabled, pytest.warns(RuntimeWarning, match="packs filters of .* in each"):
+                for _ in range(3):
+                    close(layer(x), expected)
+                assert device.prepared == 3 and enabled.report().packed_bytes == 0
 
     @pytest.mark.parametrize("change", ["load", "step", "data"])
     def test_changes_are_followed(self, device: HostDevice, layer: Any, x: Any, change: str) -> None:

@@ -51,7 +51,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers run on an algorithm that packs filters."""
     choose = bind.choose
 
-    def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: bool) -> Any:
+    def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: str) -> Any:
         return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit, kept)
 
     monkeypatch.setattr(bind, "choose", packs)

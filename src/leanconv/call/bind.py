@@ -16,13 +16,14 @@ from leanconv.call.host_call import (
     left_to_the_library,
 )
 from leanconv.call.resolve import Resolved
+from leanconv.options import Kept
 from leanconv.problem import Problem
 from leanconv.runtime import launch
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.volumes.images import computed
 
 #: what was chosen for a problem, with its kernels; 8 kB each besides the kernels
-_loaded: BoundedCache[tuple[Problem, int, str, int | None, bool], Loaded] = BoundedCache(1024)
+_loaded: BoundedCache[tuple[Problem, int, str, int | None, Kept], Loaded] = BoundedCache(1024)
 _lock = threading.Lock()
 #: called with problem, GPU, algorithm and limit of whatever is newly chosen for
 listeners: list[Callable[[Problem, int, str, int | None], None]] = []
@@ -40,11 +41,11 @@ def bind(resolved: Resolved) -> Call:
     else:
         # nothing is compiled for an empty result, but what nothing could run is refused all the same
         given = resolved.problem, resolved.device, resolved.algorithm, resolved.workspace_limit
-        loaded = load(*given)
+        loaded = load(*given, resolved.kept)
         if resolved.operands.device is None:
             call = HostOnGpuCall(resolved, loaded)
-        elif resolved.weights is not None and (kept := load(*given, kept=True)).prepares(resolved):
-            return PreparedCall(resolved, loaded, kept)
+        elif resolved.weights is not None and loaded.prepares(resolved):
+            return PreparedCall(resolved, loaded)
         else:
             call = gpu_call(resolved, loaded)
     if writes_bias(resolved.problem):
@@ -53,7 +54,7 @@ def bind(resolved: Resolved) -> Call:
 
 
 def load(
-    problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None, kept: bool = False
+    problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None, kept: Kept = ""
 ) -> Loaded:
     """What is chosen for what computes a problem on a GPU; from the second time on, a look-up. ``limit`` and ``kept``
     are those of `choose`."""
@@ -75,7 +76,7 @@ def load(
 
 def is_loaded(problem: Problem, device_index: int, algorithm: str = "auto", limit: int | None = None) -> bool:
     """Whether `load` is a look-up in this process."""
-    return any(_loaded.recall((problem, device_index, algorithm, limit, kept)) is not None for kept in (False, True))
+    return _loaded.recall((problem, device_index, algorithm, limit, "")) is not None
 
 
 def forget() -> None:

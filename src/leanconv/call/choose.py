@@ -5,7 +5,7 @@ One pass: who can run the problem, what a table of tuned problems knows, what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -14,6 +14,7 @@ from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.kernels import ALGORITHMS, cost
 from leanconv.kernels.common.bias_gradient import with_bias, without_bias
 from leanconv.kernels.contract import Algorithm, Config, CpuAlgorithm, GpuAlgorithm
+from leanconv.options import Kept
 from leanconv.perf import tables
 from leanconv.perf.tables import MODEL, SHIPPED_TABLE, Timed
 from leanconv.plan import Plan, Target
@@ -54,20 +55,21 @@ class Candidate:
 
 
 def choose(
-    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, kept: bool = False
+    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, kept: Kept = ""
 ) -> Candidate:
     """The algorithm that a table of tuned problems names for ``target``, or the one with the lowest predicted time, the
     first among equals; of the one called ``name`` the configuration.
 
     ``target`` is the GPU, or None for the CPU. The choice takes no more memory than ``limit`` bytes; see `room`.
-    The user's table comes first, then a bundle's, the shipped one, and the cost model. Nothing is timed. ``kept``:
-    filters stay packed between calls, so what packs them does not count, without a limit and ``batch_invariant``.
+    The user's table comes first, then a bundle's, the shipped one, and the cost model. Nothing is timed. Where filters
+    stay packed (``kept``), what packs them does not count, unless a limit or ``batch_invariant`` is given.
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
-    kept = kept and counts_as_kept(problem, target, limit)
-    chosen = tuned(problem, target, name, limit) or by_model(problem, target, name, limit, kept)
-    return for_kept_filters(chosen, problem, target) if kept and target is not None else chosen
+    stay = kept and counts_as_kept(problem, target, limit)
+    packed_once = bool(stay) and kept == "quickest"
+    chosen = tuned(problem, target, name, limit) or by_model(problem, target, name, limit, packed_once)
+    return for_kept_filters(chosen, problem, target) if stay and target is not None else chosen
 
 
 def counts_as_kept(problem: Problem, target: Target | None, limit: int | None) -> bool:
@@ -78,8 +80,8 @@ def counts_as_kept(problem: Problem, target: Target | None, limit: int | None) -
 def for_kept_filters(chosen: Candidate, problem: Problem, target: Target) -> Candidate:
     """What was chosen with the configuration for filters that stay packed."""
     assert isinstance(chosen.algorithm, GpuAlgorithm)
-    config = chosen.algorithm.for_kept_filters(chosen.config)
-    if config == chosen.config:
+    config = None if chosen.reasons else chosen.algorithm.for_kept_filters(chosen.config)
+    if config is None or config == chosen.config:
         return chosen
     times = predicted(chosen.algorithm, problem, target)
     cycles = next((time for time, each in times if each == config), chosen.cost)
@@ -265,15 +267,15 @@ def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: in
 
 
 def by_model(
-    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, kept: bool = False
+    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, packed_once: bool = False
 ) -> Candidate:
-    """What `choose` chooses without any table."""
+    """What `choose` chooses without any table. ``packed_once``: what packs filters does not count."""
     relevant = [a for a in _relevant(problem, target, name) if a.is_called(name)]
     able: list[Candidate] = []
     quickest = inf
     # Tensor cores first: where they serve a layer, most others cannot be as fast, and are skipped.
     for algorithm in sorted(relevant, key=lambda algorithm: algorithm.arithmetic(problem) == "fp32"):
-        if target is not None and name == "auto" and able:
+        if target is not None and name == "auto" and able and not packed_once:
             fitted = cost.fitted(algorithm, problem, target, runs=False)
             if fitted.cycles(batches.least_cycles(algorithm, problem, target)) > quickest > 0:
                 continue
@@ -282,7 +284,7 @@ def by_model(
             able.append(candidate)
             quickest = min(quickest, candidate.cost)
     able.sort(key=lambda candidate: relevant.index(candidate.algorithm))
-    chosen = pick(able, name, problem, target if kept else None)
+    chosen = pick_kept(able, name, problem, target) if packed_once and target is not None else pick(able, name)
     if chosen is not None:
         return settle(chosen, problem, target, name, limit)
     lines = [f"  {each.stem}: {'; '.join(_why_not(each, problem, target, name, limit))}" for each in relevant]
@@ -299,16 +301,17 @@ def predicted(
     return [(time if time == inf else fitted.cycles(time), config) for time, config in found]
 
 
-def pick(
-    candidates: Sequence[Candidate], name: str, problem: Problem | None = None, kept_on: Target | None = None
-) -> Candidate | None:
-    """The one with the lowest predicted time that can, the first among equals, or the one called ``name``. Filters of
-    ``problem`` stay packed on the GPU ``kept_on``."""
+def pick(candidates: Sequence[Candidate], name: str) -> Candidate | None:
+    """The one with the lowest predicted time that can, the first among equals, or the one called ``name``."""
     able = [c for c in candidates if not c.reasons and c.algorithm.is_called(name)]
-    if problem is None or kept_on is None:
-        return min(able, key=lambda each: each.cost, default=None)
-    spared: Callable[[Candidate], float] = lambda each: cost.kept_cycles(each.algorithm, problem, each.config, kept_on)  # noqa: E731
-    return min(able, key=lambda each: each.cost - spared(each), default=None)
+    return min(able, key=lambda candidate: candidate.cost, default=None)
+
+
+def pick_kept(candidates: Sequence[Candidate], name: str, problem: Problem, target: Target) -> Candidate | None:
+    """The same where filters stay packed, each with its configuration for that, and without what packs them."""
+    able = [for_kept_filters(c, problem, target) for c in candidates if not c.reasons and c.algorithm.is_called(name)]
+    times = [each.cost - cost.kept_cycles(each.algorithm, problem, each.config, target) for each in able]
+    return able[times.index(min(times))] if able else None
 
 
 def settle(candidate: Candidate, problem: Problem, target: Target | None, name: str, limit: int | None) -> Candidate:

@@ -15,6 +15,7 @@ from leanconv.call.choose import (
     for_kept_filters,
     from_table,
     pick,
+    pick_kept,
     settle,
     survey,
     tuned,
@@ -24,6 +25,7 @@ from leanconv.call.host_call import check_torch_algorithm, left_to_the_library, 
 from leanconv.call.resolve import Resolved, check_problem
 from leanconv.cpu import CPU_ALGORITHMS
 from leanconv.kernels import ALGORITHMS
+from leanconv.options import Kept
 from leanconv.perf import tables
 from leanconv.plan import Target
 from leanconv.problem import Problem
@@ -131,7 +133,7 @@ def explain_problem(
 def explain_call(resolved: Resolved, *, compile_now: bool = False) -> Explanation:
     problem, name, limit = resolved.problem, resolved.algorithm, resolved.workspace_limit
     if resolved.device is not None:
-        return _on_gpu(problem, resolved.device, name, limit, compile_now, kept=resolved.weights is not None)
+        return _on_gpu(problem, resolved.device, name, limit, compile_now, resolved.kept)
     if left_to_the_library(resolved):
         assert problem.kind == "conv2d"
         check_torch_algorithm(name)
@@ -201,7 +203,7 @@ def _on_cpu(problem: Problem, name: str, limit: int | None) -> Explanation:
 
 
 def _on_gpu(
-    problem: Problem, index: int, name: str, limit: int | None, compile_now: bool, kept: bool = False
+    problem: Problem, index: int, name: str, limit: int | None, compile_now: bool, kept: Kept = ""
 ) -> Explanation:
     try:
         device = launch.open_device(index)
@@ -210,9 +212,10 @@ def _on_gpu(
         device, target = None, NOMINAL
         where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
     candidates = survey(problem, target, name, limit)
-    kept = kept and counts_as_kept(problem, target, limit)
-    chosen = tuned(problem, target, name, limit) or pick(candidates, name, problem, target if kept else None)
-    if kept and chosen is not None:
+    stay = kept and counts_as_kept(problem, target, limit)
+    picked = pick_kept(candidates, name, problem, target) if stay and kept == "quickest" else pick(candidates, name)
+    chosen = tuned(problem, target, name, limit) or picked
+    if stay and chosen is not None:
         chosen = for_kept_filters(chosen, problem, target)
     settled = None if chosen is None else settle(chosen, problem, target, name, limit)
     why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")

@@ -281,19 +281,16 @@ def gpu_call(resolved: Resolved, loaded: Loaded, *, prepares: bool = True) -> Gp
 
 
 class PreparedCall:
-    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone.
+    """On arrays of a GPU with filters that keep their preparation: a plan's ``launches`` alone."""
 
-    ``kept`` is what was chosen for such filters; ``loaded`` runs where a CUDA graph is captured before any is kept.
-    """
-
-    def __init__(self, resolved: Resolved, loaded: Loaded, kept: Loaded) -> None:
+    def __init__(self, resolved: Resolved, loaded: Loaded) -> None:
         assert resolved.device is not None
         self._arrays = resolved.operands.arrays
         self._gradient = self._arrays.requires_gradient(resolved.operands.w)
         self.preparation = preparation_of(
-            kept.device, resolved.device, kept.plan, resolved.operands.copies[1], resolved.operands.w_order
+            loaded.device, resolved.device, loaded.plan, resolved.operands.copies[1], resolved.operands.w_order
         )
-        self._whole, self._rest = gpu_call(resolved, loaded), gpu_call(resolved, kept, prepares=False)
+        self._whole, self._rest = gpu_call(resolved, loaded), gpu_call(resolved, loaded, prepares=False)
         self.types = self._whole.types
         w = resolved.operands.w
         copied = item_bytes(self._arrays.dtype(w)) * math.prod(w.shape) if self.preparation.copy else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +14,7 @@ from leanconv.call import bind
 from leanconv.call.choose import choose
 from leanconv.call.explain import NOMINAL
 from leanconv.call.resolve import check_problem
+from leanconv.options import Kept
 from leanconv.perf import tables
 from leanconv.plan import Launch, Target
 from leanconv.problem import Problem
@@ -44,6 +44,10 @@ class PrecompileResult:
         where = f"in {self.bundle}" if self.bundle else "ready"
         ready = f"{self.kernels} kernels of {self.problems} problems are {where}"
         return f"{ready}: {self.compiled} compiled, {self.seconds:.2f} s on {cores()} cores"
+
+
+def _may_stay_packed(problem: Problem) -> bool:
+    return problem.kind == "conv2d" and problem.op == "fprop"
 
 
 def precompile(
@@ -88,13 +92,14 @@ def precompile(
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
     different = list(dict.fromkeys(map(computed, checked_problems(problems))))
     # where filters stay packed something else may run
-    both = list(product((False, True), different))
+    ways: tuple[Kept, ...] = ("", "same bits", "quickest")
+    each_way = [(each, kept) for each in different for kept in (ways if _may_stay_packed(each) else ways[:1])]
     if bundle is None:
         on = _device(index)
-        target, plans = on.target, [bind.load(each, index, algorithm, limit, kept).plan for kept, each in both]
+        target, plans = on.target, [bind.load(each, index, algorithm, limit, kept).plan for each, kept in each_way]
     else:
         target = _target(index)
-        plans = [choose(each, target, algorithm, limit, kept).plan(each, target) for kept, each in both]
+        plans = [choose(each, target, algorithm, limit, kept).plan(each, target) for each, kept in each_way]
     kernels = {cache.key(each, target.arch, ""): each for plan in plans for each in plan.all_launches if each.grid}
     before = len(cache.made)
     codes: dict[str, Compiled] = {}

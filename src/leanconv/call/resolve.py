@@ -16,7 +16,7 @@ from leanconv.arrays import Shape
 from leanconv.arrays.operands import Operands, as_epilogue, filter_operands, layer_operands, together
 from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DtypeName
-from leanconv.options import FUNCTIONS, FilterOptions, LayerOptions, Layout, Options
+from leanconv.options import FUNCTIONS, FilterOptions, Kept, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
 from leanconv.volumes.images import as_images
 
@@ -42,6 +42,11 @@ class Resolved:
     algorithm: str = "auto"
     #: bytes, as given by the caller or the environment; None for neither
     workspace_limit: int | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """Whether filters stay packed: those of NumPy arrays on a GPU are packed in each call."""
+        return "" if self.weights is None or self.operands.device is None else self.weights.kept
 
     @property
     def given(self) -> tuple[Any, Any, Any, Any]:

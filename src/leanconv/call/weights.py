@@ -15,6 +15,7 @@ from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carried
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.arrays.operands import check_dtypes
 from leanconv.dtypes import WEIGHTS, check_weights, filter_sum, item_bytes
+from leanconv.options import Kept
 from leanconv.plan import Plan
 from leanconv.runtime import launch
 
@@ -25,8 +26,8 @@ class PreparedWeights:
     All other attributes (``shape``, ``dtype``, ...) are those of ``array``. May be used on any stream and thread.
     """
 
-    def __init__(self, array: Any) -> None:
-        self.array = array
+    def __init__(self, array: Any, kept: Kept = "quickest") -> None:
+        self.array, self.kept = array, kept
         self._lock = threading.RLock()
         self._prepared: dict[FilterPreparation, PreparedFilters] = {}
         self._copies: dict[MemoryOrder, Any] = {}

@@ -32,7 +32,7 @@ def compared(
     """Whether what was chosen for a problem is quicker than PyTorch's convolution in ``pytorch`` clock cycles, where no
     table has a time of it, and in ``passes`` clock cycles of what follows it there. ``packed``: filters stay packed."""
     algorithm, target = loaded.choice.algorithm, loaded.device.target
-    name, preparing = algorithm.name, cost.kept_cycles(algorithm, problem, loaded.choice.config, target)
+    name, preparing = algorithm.name, cost.kept_cycles(algorithm, loaded.problem, loaded.choice.config, target)
     # as PyTorch runs now; or else at its best
     searched = {bool(torch.backends.cudnn.benchmark), True}
     times = [tables.peer_us(problem, target, engine(problem, tf32, way)) for way in sorted(searched)]

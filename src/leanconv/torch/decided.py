@@ -6,6 +6,7 @@ made once checks the rest (addresses, stream, device) and computes; it returns N
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,8 @@ from leanconv.call.gpu_call import PreparedCall
 from leanconv.call.resolve import of_problem
 from leanconv.options import limit_of
 from leanconv.runtime.bounded_cache import BoundedCache
+from leanconv.runtime.compile import CompileError
+from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import recorded
 from leanconv.torch.deciding import Choice, Deciding, active
 from leanconv.torch.layers import precision_asked
@@ -393,7 +396,11 @@ class Layers:
         weights, added = current
         x = x.detach().unsqueeze(-2) if function.axes == 1 else x.detach()
         added = None if added is None else added.detach()
-        call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
+        try:
+            call = bind.bind(replace(of_problem(problem, x, weights.array, added, limit), weights=weights))
+        except (CudaUnavailableError, CompileError) as error:  # the call that packs them runs
+            warnings.warn(f"leanconv packs filters of {problem} in each call: {error}", RuntimeWarning, stacklevel=2)
+            return
         if isinstance(call, PreparedCall):
             if call.kept_bytes > room:
                 return

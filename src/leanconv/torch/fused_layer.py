@@ -22,6 +22,7 @@ from leanconv.dtypes import DTYPES
 from leanconv.options import (
     FUNCTIONS,
     LAYOUTS_OF,
+    Kept,
     LayerOptions,
     Layout,
     Precision,
@@ -203,7 +204,7 @@ class FusedConv(torch.nn.Module):
             return lookup.run(way.requested, input, weight, beside)
         kept = self._kept
         if kept is None or kept.signature != signature(weight):
-            kept = self._kept = PackedFilters(weight, 2)
+            kept = self._kept = PackedFilters(weight, 2, "quickest")
         y = lookup.run(way.requested, input, kept.weights, beside)
         self._look(way.requested, kept.weights, input, add)
         return y
@@ -280,8 +281,8 @@ class FusedConv(torch.nn.Module):
 
     def _quickest(self, requested: LayerOptions, problem: ConvProblem, index: int) -> Way:
         """The fused kernel; PyTorch's convolution with one pass behind it; or PyTorch alone."""
-        behind = _loaded(single := comparing.one_pass(problem), index) if comparing.parts(problem) > 1 else None
-        whole = _loaded(problem, index)
+        behind = _loaded(single := comparing.one_pass(problem), index, "") if comparing.parts(problem) > 1 else None
+        whole = _loaded(problem, index, "quickest")
         if whole is None and behind is None:
             return Way("PyTorch", problem, "no algorithm can run it")
         target = (whole or behind).device.target  # type: ignore[union-attr]
@@ -328,10 +329,10 @@ class FusedConv(torch.nn.Module):
         return replace(problem, add=add is not None), shape
 
 
-def _loaded(problem: ConvProblem, index: int) -> Loaded | None:
+def _loaded(problem: ConvProblem, index: int, kept: Kept) -> Loaded | None:
     """What is chosen for a problem; None where nothing fits."""
     try:
-        return bind.load(problem, index, "auto", limit_of(None), kept=True)
+        return bind.load(problem, index, "auto", limit_of(None), kept)
     except NoAlgorithmError:
         return None
 

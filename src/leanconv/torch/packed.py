@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from leanconv.arrays import arrays_of
 from leanconv.call.weights import PreparedWeights
+from leanconv.options import Kept
 from leanconv.runtime import launch
 
 
@@ -33,9 +34,9 @@ def lowered(tensor: Any, dtype: Any) -> Any:
 class PackedFilters:
     """Filters that are packed from the second call on between two of their changes."""
 
-    def __init__(self, weight: Any, axes: int) -> None:
+    def __init__(self, weight: Any, axes: int, kept: Kept = "same bits") -> None:
         # shares memory and the count of changes with the filters
-        self._weights = _prepared(weight.detach(), axes)
+        self._weights = _prepared(weight.detach(), axes, kept)
         self.signature: tuple[Any, ...] = signature(weight)
         #: how often the parameters had changed at the call before
         self.version: Any = -1
@@ -200,5 +201,6 @@ def version_of(weight: Any, bias: Any, dtype: Any) -> Any:
     return weight._version if dtype is None or bias is None else (weight._version, bias._version)
 
 
-def _prepared(weight: Any, axes: int) -> PreparedWeights:
-    return PreparedWeights(weight.unsqueeze(-2) if axes == 1 else weight)
+def _prepared(weight: Any, axes: int, kept: Kept = "same bits") -> PreparedWeights:
+    """Filters as `prepare_weights` makes them. By default calls with them give the bits of calls without."""
+    return PreparedWeights(weight.unsqueeze(-2) if axes == 1 else weight, kept)

@@ -132,7 +132,7 @@ def _plans(algorithms: Sequence[Algorithm], problems: Sequence[Problem]) -> Iter
             if isinstance(algorithm, GpuAlgorithm) and not algorithm.reasons(problem, target):
                 with suppress(Exception):
                     plans = list(plans_of(algorithm, problem).values())
-                    kept = bind.load(problem, 0, algorithm.stem, kept=True).plan
+                    kept = bind.load(problem, 0, algorithm.stem, kept="quickest").plan
                     yield from plans if kept in plans else [*plans, kept]
 
 
@@ -186,7 +186,7 @@ def _on_gpu(algorithm: GpuAlgorithm, problem: Problem, operands: Operands) -> It
         call = _call(problem, operands, algorithm, y, limit)
         candidate = _candidate("leanconv", name, loaded, call, layout, y, _notes(algorithm, loaded.choice))
         yield candidate
-        kept = bind.load(problem, 0, algorithm.stem, limit, kept=True)
+        kept = bind.load(problem, 0, algorithm.stem, limit, kept="quickest")
         if kept.plan.prepare and problem.kind == "conv2d":
             call = _call(problem, operands, algorithm, y, limit, prepared=True)
             notes = (*_notes(algorithm, kept.choice), "filters prepared before")
