@@ -126,7 +126,8 @@ def prepare_weights(w: Any) -> PreparedWeights:
     """Filters that are prepared once, for inference with weights that do not change.
 
     Some algorithms transform or rearrange the filters before they convolve, in each call: ``winograd1d``, for example.
-    With the result of this function in place of ``w``, only the first call does so.
+    With the result of this function in place of ``w``, only the first call does so. So ``"auto"`` does not count it: it
+    may take another algorithm than for ``w``, with other roundings.
 
     Args:
         w: filters as `conv2d`, `conv2d_input` and `conv1d` take them, on a GPU. They are not copied. Changes in place
