@@ -187,6 +187,9 @@ def test_filters_that_are_kept_may_have_an_algorithm_of_their_own(
     )
     x, w = map(fake_cupy.asarray, given)
     assert right(run(x, w, algorithm="auto"), *given) and device.prepared == 0
+    # filters that are packed for calls with the bits of those that pack have ready calls of their own
+    names["same bits"] = "implicit_gemm"
+    assert right(run(x, PreparedWeights(w, "same bits"), algorithm="auto"), *given) and device.prepared == 0
     for capturing in (True, False):
         monkeypatch.setattr(device, "capturing", lambda stream, now=capturing: now, raising=False)
         prepared = prepare_weights(w)

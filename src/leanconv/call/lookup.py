@@ -39,7 +39,7 @@ def run(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = None, n
         key: Hashable = (
             (requested, type(x), kind, signature(x), signature(w))
             if kind is not PreparedWeights
-            else (requested, type(x), kind, signature(x), signature(w.array), type(w.array))
+            else (requested, type(x), kind, signature(x), signature(w.array), type(w.array), w.kept)
         )
         if bias is not None or out is not None:
             beside: Hashable = None
