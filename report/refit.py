@@ -115,7 +115,7 @@ def _most_age(some: Sequence[Point]) -> int:
 
 def suite_points(folder: Path, target: Target, groups: Collection[str] = ()) -> list[Point]:
     """Rows of the suites' results in ``folder``, each with the predicted time of the algorithm's fastest configuration:
-    a row does not say which configuration ran.
+    most rows do not say which configuration ran.
 
     These are layers in float32 whose predictions leave out a launch, and forward passes of ``groups`` and in TF32. Most
     are smaller than those of a table, so they say what a call takes apart from its work, and those of ``groups`` are of
@@ -170,8 +170,11 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[T
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
     """A fit for each group that has enough times, and one for others: all whose predictions leave out a launch are
     drawn to the median of what such a launch takes."""
-    least: Callable[[str], int] = lambda group: _LEAST_IN_TF32 if group.endswith(" tf32") else _LEAST  # noqa: E731
-    groups = {group: each for group, each in _by("group", some).items() if len(each) >= least(group)}
+    groups = {
+        group: each
+        for group, each in _by("group", some).items()
+        if len(each) >= (_LEAST_IN_TF32 if group.endswith(" tf32") else _LEAST)
+    }
     found = {group: _fit(each, Fit()) for group, each in groups.items()}
     launches = [found[group].start for group, each in groups.items() if each[0].launch]
     if not launches:

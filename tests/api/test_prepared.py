@@ -14,9 +14,8 @@ import pytest
 
 from leanconv import ConvProblem, NoAlgorithmError, PreparedWeights, conv1d, conv2d, explain, prepare_weights
 from leanconv.arrays import arrays_of
-from leanconv.call import bind, choose
+from leanconv.call import choose
 from leanconv.kernels import ALGORITHMS
-from leanconv.kernels.contract import variant
 from leanconv.kernels.simt.implicit_gemm import ImplicitGemm
 from leanconv.kernels.simt.tiles import TileConfig
 from leanconv.plan import ALIGNMENT, Launch, Plan, Pointer, Target
@@ -145,56 +144,6 @@ def test_one_preparation_serves_all_calls(device: HostDevice, fake_cupy: Any, gi
     # an algorithm that prepares nothing, or one that is free to choose
     for name in ("implicit_gemm", "auto"):
         assert right(run(x, prepared, algorithm=name), *given)
-
-
-def test_filters_that_are_kept_may_have_a_configuration_of_their_own(
-    device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But under a limit, which counts what is kept, and where arrays are the host's."""
-    planned = list[Any]()
-
-    def plan(self: Preparing, problem: ConvProblem, config: Any, target: Target) -> Plan:
-        planned.append(config.min_blocks)
-        return _preparing_plan(self, problem, config, target)
-
-    _preparing_plan = Preparing.plan
-    monkeypatch.setattr(Preparing, "plan", plan)
-    monkeypatch.setattr(Preparing, "for_kept_filters", lambda self, config: variant(config, min_blocks=1))
-    x, w = map(fake_cupy.asarray, given)
-    assert right(run(x, w), *given)
-    (usual,) = planned
-    assert usual > 1
-    assert right(run(x, prepare_weights(w)), *given) and planned == [usual, 1]
-    for filters, blocks in ((w, usual), (prepare_weights(w), 1)):
-        told = explain(conv2d, x, filters, padding=1, algorithm="preparing")
-        assert told.config is not None and f"min_blocks={blocks}," in told.config
-    for filters, options in ((w, {"workspace_limit": PREPARED + WORKSPACE}), (given[1], {"device": "cuda"})):
-        bind.forget()
-        planned.clear()
-        lies = x if filters is w else given[0]
-        assert right(run(lies, prepare_weights(filters), **options), *given) and planned == [usual]
-        told = explain(conv2d, lies, prepare_weights(filters), padding=1, algorithm="preparing", **options)
-        assert told.config is not None and f"min_blocks={usual}," in told.config
-
-
-def test_filters_that_are_kept_may_have_an_algorithm_of_their_own(
-    device: HostDevice, fake_cupy: Any, given: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a CUDA graph too that is captured before any is kept: the same bits."""
-    names = {"": "implicit_gemm", "quickest": "preparing"}
-    monkeypatch.setattr(
-        bind, "choose", lambda problem, target, name, limit, kept: choose.choose(problem, target, names[kept], limit)
-    )
-    x, w = map(fake_cupy.asarray, given)
-    assert right(run(x, w, algorithm="auto"), *given) and device.prepared == 0
-    # filters that are packed for calls with the bits of those that pack have ready calls of their own
-    names["same bits"] = "implicit_gemm"
-    assert right(run(x, PreparedWeights(w, "same bits"), algorithm="auto"), *given) and device.prepared == 0
-    for capturing in (True, False):
-        monkeypatch.setattr(device, "capturing", lambda stream, now=capturing: now, raising=False)
-        prepared = prepare_weights(w)
-        assert right(run(x, prepared, algorithm="auto"), *given)
-        assert prepared.nbytes == (0 if capturing else PREPARED) and device.prepared == 1 + (not capturing)
 
 
 def test_other_launches_prepare_for_themselves(device: HostDevice, fake_cupy: Any, rng: np.random.Generator) -> None:

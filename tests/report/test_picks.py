@@ -12,6 +12,7 @@ from leanconv.bench.results import AUTO_ENGINE, Results, key_of
 from leanconv.bench.suites import parse_problem
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
+from leanconv.options import Kept
 from leanconv.problem import Problem
 from leanconv.volumes.images import as_images
 
@@ -62,7 +63,7 @@ def test_rows_of_what_a_call_picks_are_of_what_it_picks_today() -> None:
 def test_choices_where_filters_stay_packed_do_not_count_what_packs_them() -> None:
     """Of single images: what is chosen so is nearer to the quickest with packed filters than what calls pick."""
     results = Results.read(RESULTS / "nvidia-h200" / "batch-1.json")
-    lost: dict[bool, list[float]] = {False: [], True: []}
+    lost: dict[Kept, list[float]] = {"": [], "quickest": []}
     for name, about in results.problems.items():
         problem, us = as_images(parse_problem(about["words"])), dict[str, float]()
         for row in results.rows:

@@ -66,22 +66,21 @@ def choose(
 
     Raises ValueError for an unknown name, NoAlgorithmError where nothing fits or the named one does not.
     """
-    stay = kept and counts_as_kept(problem, target, limit)
-    packed_once = bool(stay) and kept == "quickest"
-    chosen = tuned(problem, target, name, limit) or by_model(problem, target, name, limit, packed_once)
-    return for_kept_filters(chosen, problem, target) if stay and target is not None else chosen
+    kept = counted_as_kept(kept, problem, limit)
+    chosen = tuned(problem, target, name, limit) or by_model(problem, target, name, limit, kept)
+    return for_kept_filters(chosen, problem, target) if kept and target is not None else chosen
 
 
-def counts_as_kept(problem: Problem, target: Target | None, limit: int | None) -> bool:
-    """Whether a choice may be another one where filters stay packed: no limit counts them, and no bits must stay."""
-    return target is not None and limit is None and problem.kind == "conv2d" and not problem.batch_invariant
+def counted_as_kept(kept: Kept, problem: Problem, limit: int | None) -> Kept:
+    """How a choice counts that filters stay packed: not where a limit counts them, or with ``batch_invariant``."""
+    return kept if limit is None and problem.kind == "conv2d" and not problem.batch_invariant else ""
 
 
 def for_kept_filters(chosen: Candidate, problem: Problem, target: Target) -> Candidate:
     """What was chosen with the configuration for filters that stay packed."""
     assert isinstance(chosen.algorithm, GpuAlgorithm)
-    config = None if chosen.reasons else chosen.algorithm.for_kept_filters(chosen.config)
-    if config is None or config == chosen.config:
+    config = chosen.algorithm.for_kept_filters(chosen.config)
+    if config == chosen.config:
         return chosen
     times = predicted(chosen.algorithm, problem, target)
     cycles = next((time for time, each in times if each == config), chosen.cost)
@@ -267,9 +266,10 @@ def untimed(timed: Timed, problem: Problem, target: Target, name: str, limit: in
 
 
 def by_model(
-    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, packed_once: bool = False
+    problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None, kept: Kept = ""
 ) -> Candidate:
-    """What `choose` chooses without any table. ``packed_once``: what packs filters does not count."""
+    """What `choose` chooses without any table."""
+    packed_once = kept == "quickest"
     relevant = [a for a in _relevant(problem, target, name) if a.is_called(name)]
     able: list[Candidate] = []
     quickest = inf

@@ -11,7 +11,7 @@ from leanconv.call.bind import is_loaded
 from leanconv.call.choose import (
     BY_NAME_ONLY,
     Candidate,
-    counts_as_kept,
+    counted_as_kept,
     for_kept_filters,
     from_table,
     pick,
@@ -212,10 +212,10 @@ def _on_gpu(
         device, target = None, NOMINAL
         where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
     candidates = survey(problem, target, name, limit)
-    stay = kept and counts_as_kept(problem, target, limit)
-    picked = pick_kept(candidates, name, problem, target) if stay and kept == "quickest" else pick(candidates, name)
+    kept = counted_as_kept(kept, problem, limit)
+    picked = pick_kept(candidates, name, problem, target) if kept == "quickest" else pick(candidates, name)
     chosen = tuned(problem, target, name, limit) or picked
-    if stay and chosen is not None:
+    if kept and chosen is not None:
         chosen = for_kept_filters(chosen, problem, target)
     settled = None if chosen is None else settle(chosen, problem, target, name, limit)
     why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")

@@ -217,16 +217,16 @@ def leaves_out_launch(algorithm: Algorithm, problem: Problem) -> bool:
     return problem.kind == "conv2d" and problem.op != "wgrad" and algorithm.arithmetic(problem) == "fp32"
 
 
-def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target) -> float:
+def preparing_cycles(algorithm: Algorithm, problem: Problem, target: Target, config: object = None) -> float:
     """Clock cycles that memory takes for the bytes of packed weights."""
-    return algorithm.prepared_bytes(problem) / target.bytes_per_cycle
+    return algorithm.prepared_bytes(problem, config) / target.bytes_per_cycle
 
 
 def kept_cycles(algorithm: Algorithm, problem: Problem, config: object, target: Target) -> float:
     """Clock cycles that a call takes less, at least, where its filters stay packed."""
     of_call, of_bytes = GpuSpeeds.of(target).packing
-    packed = algorithm.prepared_bytes(problem, config)
-    return of_call + of_bytes * packed / target.bytes_per_cycle if packed else 0.0
+    packed = preparing_cycles(algorithm, problem, target, config)
+    return of_call + of_bytes * packed if packed else 0.0
 
 
 def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool = True) -> Fitted:

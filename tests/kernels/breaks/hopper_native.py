@@ -74,7 +74,7 @@ BREAKS = (
     in_place("filters are rounded before they are there", "ConsumerTf32::round",
              "{{mbarrier_wait_parity(_.full(...), ...);}}",
              UNDER_WAY | RACE, "copies-long"),
-    in_place("a warp does not wait until others have rounded the turn before", "ConsumerTf32::round",
+    in_place("a warp does not wait until others have rounded the phase before", "ConsumerTf32::round",
              "{{mbarrier_wait_parity(_.rounded(...), ...);}}", UNDER_WAY | RACE | WRONG, "stride", "groups", stages=4),
     in_place("products do not wait until filters are rounded", "ConsumerTf32::consume",
              "{{mbarrier_wait_parity(_.rounded(...), ...);}}", UNDER_WAY | RACE | WRONG, "copies-long"),

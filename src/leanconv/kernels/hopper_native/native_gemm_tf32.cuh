@@ -79,7 +79,7 @@ struct ConsumerTf32 {
                 if (next-- > 0) continue;
                 next = rounders - 1;
                 // NOTE: copies land in any order. Where those that another warp waits for are late, the parity of the stage's next
-                // turn passes before that has begun; so a warp first waits until the filters of the turn before are rounded.
+                // phase passes before that has begun; so a warp first waits until the filters of the phase before are rounded.
                 mbarrier_wait_parity(ring.rounded(place.stage), place.parity ^ 1);
                 mbarrier_wait_parity(ring.full(place.stage), place.parity);
                 float4* const filters = reinterpret_cast<float4*>(ring.filters_of(place.stage, 0)) + lane;
