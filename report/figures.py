@@ -19,7 +19,7 @@ _OWN = {
     "native_gemm_tf32": "#f4a582", "native_gemm_nchw": "#8c2d04", "im2win_fused": "#d55e00", "im2win": "#e69f00",
     "implicit_gemm": "#f0e442", "winograd1d": "#9e0142", "winograd2d": "#f6a5b5", "direct_tiled": "#5e4fa2",
     "direct": "#7a3b00",
-    "tensor_gemm_sync": "#b35806", "native_gemm_rows": "#fdb863",
+    "tensor_gemm_sync": "#b35806", "native_gemm_rows": "#fdb863", "native_gemm_sync": "#e08214",
 }  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}
 _CUDNN = {

@@ -205,7 +205,7 @@ struct FlatPixels {
 
     __device__ __forceinline__ Place place(Offset<Problem> pixel) const {
         constexpr int image = P::D::out * Problem::out_h * Problem::out_w;
-        if constexpr (P::whole && Problem::chwn) {
+        if constexpr (P::whole && (Problem::chwn || Problem::nhwc)) {
             return {pixel, pixel < count ? 4 : 0};
         } else if constexpr (P::whole) {
             const Offset<Problem> n = pixel / image;

@@ -32,6 +32,7 @@ from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.native_gemm_groups import NativeGemmGroups
 from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
+from leanconv.kernels.mma_sync.native_gemm_sync import NativeGemmSync
 from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
 from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
@@ -55,6 +56,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     NativeGemm16bit(),
     NativeGemmGroups(),
     NativeGemmRows(),
+    NativeGemmSync(),
     TensorGemmSync(),
     TensorGemmSyncCol2im(),
     NativeGemmTf32(),

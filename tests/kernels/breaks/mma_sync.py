@@ -12,6 +12,7 @@ weight = breaks_of("native_weight_groups", "{}-nhwc")
 col2im = breaks_of("tensor_gemm_sync_col2im", "{}")
 rows = breaks_of("native_gemm_rows", "{}-nhwc")
 weight_rows = breaks_of("native_weight_rows", "{}-nhwc")
+native_sync = breaks_of("native_gemm_sync", "{}-nhwc")
 weight_split_k = breaks_of("native_weight_groups_split_k", "{}-nhwc")
 weight_rows_split_k = breaks_of("native_weight_rows_split_k", "{}-nhwc")
 
@@ -152,6 +153,28 @@ BREAKS = (
          WRONG, "float16-odd"),
     rows("every step has the filters of the first", "multiply_rows", "filters + ({{_ * W::n16s +}} _) * 128",
          WRONG, "float16-odd"),
+    native_sync("a stage is multiplied with before it has been copied", "native_gemm_sync",
+                "cp_async_wait_group<ahead {{- 1}}>", RACE | WRONG, "float16-copies-long"),
+    native_sync("a stage is copied while others still read it", "native_gemm_sync",
+                "cp_async_wait_group<...>(); {{__syncthreads();}}", RACE | WRONG, "float16-copies-long"),
+    native_sync("a stage is stored while others still read it", "native_gemm_sync",
+                "{{__syncthreads();}} if (_ + 1 < W::steps) loader.store", RACE | WRONG, "float16-long-reduction"),
+    native_sync("windows are read before they are there", "native_gemm_sync",
+                "loader.find_windows(...); {{__syncthreads();}}", RACE | WRONG, "float16-long-reduction"),
+    native_sync("elements past the last are read", "SyncElement::SyncElement",
+                "{{W::size % W::depth == 0 || _ < W::size => true}}", WRONG, "float16-copies"),
+    native_sync("filters past the last are read", "SyncLoader::copy", "&& {{_ < filters => true}}", FENCE | WRONG,
+                "float16-copies"),
+    native_sync("pixels outside the image are those of other rows", "SyncElement::inside",
+                "&& {{window.holds(...) => true}}", WRONG, "float16-pairs", "float16-copies"),
+    native_sync("filters lie in the order of memory", "SyncLoader::place_w", "{{place_of(...) => filter % 16}}",
+                WRONG, "float16-copies"),
+    native_sync("all groups read the channels of the first", "SyncLoader::find_windows", "{{+ group * W::channels}}",
+                WRONG, "float16-copies-groups"),
+    native_sync("phases have the filters of the first", "native_gemm_sync",
+                "{{static_cast<int64>(phase.number) * Problem::k +}}", WRONG, "bfloat16-gradient-copies-stride"),
+    native_sync("the second element of a pair is that of the first", "SyncLoader::load",
+                "_ * W::depth + column {{+ _}}", WRONG, "float16-odd"),
     weight_rows("pixels are multiplied with before they are there", "native_weight_rows",
                 "{{__syncthreads();}} add_outputs", RACE | WRONG, "volume-strides-wgrad-float16"),
     weight_rows("pixels are copied where they are still read", "native_weight_rows",

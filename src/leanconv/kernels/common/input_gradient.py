@@ -252,6 +252,13 @@ def _mirrored_slices(problem: ConvProblem, group: PartialConvolution) -> Constan
     return ("layer_t", problem.t), ("last_slice", last), ("apart_d", apart)
 
 
+def convolutions_of(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions that one call computes: one, or those that make a gradient."""
+    if problem.op == "dgrad":
+        return phase_groups(problem)
+    return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
+
+
 def prepared_bytes(problem: ConvProblem) -> int:
     """Bytes of filters that are rearranged, or rounded: as many as the filters have, none of a gradient of zeros, where
     all windows read only padding."""

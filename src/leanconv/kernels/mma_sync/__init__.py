@@ -1,13 +1,14 @@
 """Tensor cores of every GPU from sm_80 on, by warps (mma.sync) and without TMA.
 
 Kernels     tensor_gemm_sync (float32's accuracy; forward, gradient of the input; strategy ``col2im``: gradients of the
-            input of few channels, in every type), native_gemm_groups and native_weight_groups (groups of few channels
-            in 16 bits and TF32, and their gradients), native_gemm_rows and native_weight_rows (few channels in 16 bits,
-            NHWC)
+            input of few channels, in every type), native_gemm_sync (16 bits, NHWC; forward, gradient of the input),
+            native_gemm_groups and native_weight_groups (groups of few channels in 16 bits and TF32, and their
+            gradients), native_gemm_rows and native_weight_rows (few channels in 16 bits, NHWC)
 Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)
 Requires    sm_80 or newer; float32 in every layout; groups in NHWC or NCHW, in TF32 from sm_90 on
 Memory      packed weights of tensor_gemm_sync, which are kept between calls; partial sums of gradients of the filters
 Precision   ``fp32``: float32 as in hopper_fp32; products of 16-bit elements are exact, their sums float32. ``tf32``:
             float32 in groups, rounded to TF32
-``auto``    the least predicted time: float32 on GPUs without wgmma, groups of few channels and first layers everywhere
+``auto``    the least predicted time: float32 and 16 bits on GPUs without wgmma; groups of few channels, first layers,
+            and channels in no eights (16 bits) everywhere
 """

@@ -21,6 +21,7 @@
 #include <device/epilogue.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/sync.cuh>
+#include <kernels/mma_sync/native_product.cuh>
 #include <kernels/mma_sync/window_rows.cuh>
 
 namespace leanconv {
@@ -116,14 +117,8 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
                 if (p >= Problem::p || q >= Problem::q || k >= Problem::k) continue;
                 const Bytes<Problem> row = (static_cast<Bytes<Problem>>(tile.n) * W::D::z + tile.z) * Problem::p + p;
                 T* const to = y + ((row * Problem::q + q) * Problem::k + k);
-                constexpr bool together = Problem::k % 4 == 0;
-                const HeldOutputs<Problem, together, 4, T> held(bias, to, true);
-                T v[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    v[j] = from_float<T>(finish<Problem>(sums[m][n16][j / 2][2 * half + j % 2], terms[j],
-                                                         held.value(j, to + j, k + j < Problem::k)));
-                store_four(to, v, 1, Problem::k - k, together);
+                store_neighbours<Problem, Problem::k % 4 == 0, Problem::k % 2 == 0>(to, sums[m][n16], half, terms, bias,
+                                                                                    Problem::k - k);
             }
     }
 }

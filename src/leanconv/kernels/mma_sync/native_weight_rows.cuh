@@ -22,6 +22,7 @@
 #include <device/ptx/memory.cuh>
 #include <device/ptx/sync.cuh>
 #include <kernels/common/split_k.cuh>
+#include <kernels/mma_sync/native_product.cuh>
 #include <kernels/mma_sync/window_rows.cuh>
 
 namespace leanconv {

@@ -68,12 +68,4 @@ struct WindowRows {
     }
 };
 
-// sums += a b, by the type of the elements.
-__device__ __forceinline__ void mma_native(float16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    mma_f16(sums, a, b);
-}
-__device__ __forceinline__ void mma_native(bfloat16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    mma_bf16(sums, a, b);
-}
-
 }  // namespace leanconv

@@ -7,7 +7,7 @@ from math import lcm
 
 from leanconv.dtypes import GPU_LAYERS
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import PartialConvolution
+from leanconv.kernels.common.input_gradient import PartialConvolution, convolutions_of
 from leanconv.kernels.common.layers import OutputView, conv_arguments, has_wide_tensors, limits, view_constants
 from leanconv.kernels.contract import TimedAlgorithm, by_time
 from leanconv.kernels.cost import fma_cycles
@@ -32,13 +32,6 @@ def shared_bytes(problem: ConvProblem, config: TileConfig, constants: Constants 
     """
     table = table_bytes(problem, config, constants or view_constants(problem))
     return config.shared_bytes(config.tile_reduction * (config.tile_pixels + 4), table)
-
-
-def _convolutions(problem: ConvProblem) -> list[PartialConvolution]:
-    """The convolutions that one call computes: one, or those that make a gradient."""
-    if problem.op == "dgrad":
-        return input_gradient.phase_groups(problem)
-    return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
 
 
 def _timed(convolutions: list[PartialConvolution], wide: bool, target: Target) -> list[tuple[float, TileConfig]]:
@@ -112,15 +105,15 @@ class ImplicitGemm(TimedAlgorithm):
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, TileConfig]]:
-        convolutions = _convolutions(problem)
+        convolutions = convolutions_of(problem)
         # A layer whose windows see nothing but padding has a gradient of zeros, and nothing to tune.
         return _timed(convolutions, has_wide_tensors(problem), target) if convolutions else [(0.0, TileConfig())]
 
     def plan(self, problem: ConvProblem, config: TileConfig, target: Target) -> Plan:
         wide = has_wide_tensors(problem)
         if problem.op == "fprop":
-            return Plan((_launch(problem, _convolutions(problem)[0], config, wide, "w"),))
-        launches = [_launch(problem, each, config, wide, "prepared") for each in _convolutions(problem)]
+            return Plan((_launch(problem, convolutions_of(problem)[0], config, wide, "w"),))
+        launches = [_launch(problem, each, config, wide, "prepared") for each in convolutions_of(problem)]
         # pixels that no output reaches get zeros, or stay as they are where the result is added to them
         return Plan(
             (*launches, *input_gradient.zero_launches(problem)),

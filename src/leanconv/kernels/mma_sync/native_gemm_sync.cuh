@@ -1,0 +1,286 @@
+// native_gemm_sync: implicit GEMM on tensor cores by mma.sync, float16 or bfloat16, channels last. From sm_80 on.
+//
+//   y[m, k] = sum over t, r, s, c of x[m * stride + (t, r, s) * dilation, c] * w[k, t, r, s, c]       m: output pixel, k: filter
+//
+// Requires   tensor cores of sm_80 or newer; NHWC; an even number of channels in a group.
+// Numerics   products and sums of the tensor core, in float32, rounded once, in the order of the filters' memory.
+// CTA tile   16 * m_tiles * warps_pixels pixels x 16 * n16s * warps_k filters x 64 reduction elements a stage; one tile a CTA.
+// Roles      all warps copy both operands, multiply and store.
+// Pipelines  both operands, `stages` steps: cp.async groups and one __syncthreads a step.
+// Shared     a row of 128 bytes for each pixel and filter, whose units of 16 bytes are permuted so that ldmatrix meets each bank
+//            once; of each pixel where its window begins, and which taps lie inside the image.
+// Copies     of 16, 8 or 4 bytes: as many neighbouring elements as divide the channels of a group. A filter is one run of memory,
+//            a tap's channels are one of x: no element of a step is wasted but in the last.
+// One stage  wait for the copies; barrier; begin those of a later step; four steps of 16 elements: m_tiles + n16s ldmatrix for
+//            2 * m_tiles * n16s products.
+// Work       2 flops of 16 bits for 2. mma.sync reached 1800 of the 4096 flops of 16 bits in a cycle and multiprocessor of an H200.
+#pragma once
+
+#include <device/element.cuh>
+#include <device/epilogue.cuh>
+#include <device/pipeline/split.cuh>
+#include <device/ptx/memory.cuh>
+#include <device/ptx/mma.cuh>
+#include <device/ptx/sync.cuh>
+#include <device/window.cuh>
+#include <kernels/mma_sync/native_product.cuh>
+
+namespace leanconv {
+
+template <class Problem, class Tuning>
+struct SyncTiling {
+    static constexpr int threads = 32 * Tuning::warps_pixels * Tuning::warps_k, m_tiles = Tuning::m_tiles, n16s = Tuning::n16s;
+    static constexpr int pixels = 16 * m_tiles * Tuning::warps_pixels, filters = 16 * n16s * Tuning::warps_k;
+    static constexpr int depth = 64, row_bytes = 2 * depth, stage_bytes = (pixels + filters) * row_bytes;
+    static constexpr int channels = Problem::group_c, size = channels * filter_taps<Problem>, steps = ceil_div(size, depth);
+    // Elements that lie aligned in every tap, those that a thread brings at once, and whether they pass registers.
+    template <int count> static constexpr bool divides = channels % count == 0 && Problem::first_weight % count == 0;
+    static constexpr int aligned = divides<8> ? 8 : divides<4> ? 4 : divides<2> ? 2 : 1, at_once = aligned > 2 ? aligned : 2;
+    static constexpr bool held = aligned < 8;
+    static_assert(held ? Tuning::stages == 2 : Tuning::stages > 2, "the host counts stages as copies need them");
+    // Threads side by side on a row, and rows that all threads bring at once.
+    static constexpr int columns = depth / at_once, rows = threads / columns;
+    static_assert(pixels % rows == 0, "all threads bring equally many pixels");
+    static constexpr int tiles_k = ceil_div(Problem::group_k, filters);
+    // Behind the stages: where the windows of the tile's pixels begin, in bytes of x, and what of them lies inside.
+    static constexpr int windows_at = Tuning::stages * stage_bytes;
+    static_assert(sizeof(Bytes<Problem>) + sizeof(Window<Problem>) <= 24, "the host counts 24 bytes for a pixel");
+
+    // Where `element` of a row of a stage lies.
+    static __device__ __forceinline__ int place(int row, int element) {
+        return row * row_bytes + ((element / 8 ^ row % 8) * 16 + element % 8 * 2);
+    }
+};
+
+// A reduction element of a thread in a step: its tap, and where it lies in a window and in a filter.
+template <class Problem, class Tuning>
+struct SyncElement {
+    using W = SyncTiling<Problem, Tuning>;
+    int number;
+    bool real;
+    FilterTap<Problem> tap;
+    unsigned bits;
+    Bytes<Problem> offset;
+
+    __device__ __forceinline__ explicit SyncElement(int number)
+        : number(number), real(W::size % W::depth == 0 || number < W::size), tap(number / W::channels),
+          bits(Window<Problem>::tap_bits(tap.t, tap.r, tap.s)),
+          offset((tap.template pixels<Bytes<Problem>>() * Problem::c + number % W::channels) * 2) {}
+    __device__ __forceinline__ bool inside(const Window<Problem>& window) const {
+        return real && window.holds(tap.t, tap.r, tap.s, bits);
+    }
+};
+
+// Both operands' way to shared memory: a thread brings the same elements of a step of every so many pixels and filters.
+template <class Problem, class Tuning>
+struct SyncLoader {
+    using W = SyncTiling<Problem, Tuning>;
+    using T = typename Problem::element;
+    using B = Bytes<Problem>;
+    // Elements that a load brings, and loads of what a thread has of a row.
+    static constexpr int alone = W::aligned < W::at_once ? 1 : W::at_once, loads = W::at_once / alone;
+    static constexpr int rows_x = W::pixels / W::rows, rows_w = ceil_div(W::filters, W::rows);
+    const T* x;
+    const T* w;  // of the tile's first filter
+    unsigned char* shared;
+    int filters;  // of the tile, that exist
+    int row, column;
+    unsigned words[W::held ? rows_x + rows_w : 1][W::held ? W::at_once / 2 : 1];
+
+    __device__ __forceinline__ SyncLoader(const T* x, const T* w, unsigned char* shared, int filters)
+        : x(x), w(w), shared(shared), filters(filters), row(threadIdx.x / W::columns),
+          column(static_cast<int>(threadIdx.x) % W::columns * W::at_once) {}
+
+    __device__ __forceinline__ B* begins() const { return reinterpret_cast<B*>(shared + W::windows_at); }
+    __device__ __forceinline__ Window<Problem>* windows() const {
+        return reinterpret_cast<Window<Problem>*>(shared + W::windows_at + 8 * W::pixels);
+    }
+
+    // Decodes the pixels of the tile; a barrier comes before what is loaded first.
+    template <class Places>
+    __device__ __forceinline__ void find_windows(const Places& places, Offset<Problem> first_pixel, int group) const {
+        for (int i = threadIdx.x; i < W::pixels; i += W::threads) {
+            const Pixel<Problem> pixel = places.pixel(first_pixel + i);
+            const Window<Problem> window(pixel, places.phase);
+            windows()[i] = window;
+            begins()[i] = ((window.row(pixel.n) * Problem::w + window.w) * Problem::c + group * W::channels) * 2;
+        }
+    }
+
+    // Row i of this thread in a stage, and whether the tile has it.
+    __device__ __forceinline__ int place_x(int i) const { return W::place(i * W::rows + row, column); }
+    __device__ __forceinline__ int place_w(int i) const {
+        const int filter = i * W::rows + row;
+        return W::place(W::pixels + filter / 16 * 16 + place_of(filter % 16), column);
+    }
+    __device__ __forceinline__ bool has_w(int i) const { return W::filters % W::rows == 0 || i * W::rows + row < W::filters; }
+
+    // By cp.async.
+    __device__ __forceinline__ void copy(int step, int stage) const {
+        const SyncElement<Problem, Tuning> at(step * W::depth + column);
+        unsigned char* const to = shared + stage * W::stage_bytes;
+#pragma unroll
+        for (int i = 0; i < rows_x; ++i) {
+            const int pixel = i * W::rows + row;
+            cp_async_16(to + place_x(i), at_byte(x, begins()[pixel] + at.offset), at.inside(windows()[pixel]));
+        }
+#pragma unroll
+        for (int i = 0; i < rows_w; ++i) {
+            const int filter = i * W::rows + row;
+            if (!has_w(i)) break;
+            cp_async_16(to + place_w(i), w + static_cast<int64>(filter) * W::size + at.number, at.real && filter < filters);
+        }
+    }
+
+    // By registers: load(), and store() in the step after.
+    __device__ __forceinline__ void hold(unsigned (&to)[W::at_once / 2], int load, const Packed<T, alone>& from) {
+        if constexpr (loads > 1) {
+            if (load == 0) to[0] = from.words[0];
+            else to[0] |= from.words[0] << 16;
+        } else {
+#pragma unroll
+            for (int j = 0; j < W::at_once / 2; ++j) to[j] = from.words[j];
+        }
+    }
+    __device__ __forceinline__ void load(int step) {
+#pragma unroll
+        for (int j = 0; j < loads; ++j) {
+            const SyncElement<Problem, Tuning> at(step * W::depth + column + j);
+#pragma unroll
+            for (int i = 0; i < rows_x; ++i) {
+                const int pixel = i * W::rows + row;
+                Packed<T, alone> one;
+                one.load(at_byte(x, begins()[pixel] + at.offset), at.inside(windows()[pixel]));
+                hold(words[i], j, one);
+            }
+#pragma unroll
+            for (int i = 0; i < rows_w; ++i) {
+                const int filter = i * W::rows + row;
+                Packed<T, alone> one;
+                one.load(w + static_cast<int64>(filter) * W::size + at.number, at.real && filter < filters && has_w(i));
+                hold(words[rows_x + i], j, one);
+            }
+        }
+    }
+    __device__ __forceinline__ void store(int stage) const {
+        unsigned char* const to = shared + stage * W::stage_bytes;
+#pragma unroll
+        for (int i = 0; i < rows_x; ++i) store_words(to + place_x(i), words[i]);
+#pragma unroll
+        for (int i = 0; i < rows_w; ++i)
+            if (has_w(i)) store_words(to + place_w(i), words[rows_x + i]);
+    }
+    static __device__ __forceinline__ void store_words(unsigned char* to, const unsigned (&from)[1]) {
+        *reinterpret_cast<unsigned*>(to) = from[0];
+    }
+    static __device__ __forceinline__ void store_words(unsigned char* to, const unsigned (&from)[2]) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(from[0], from[1]);
+    }
+};
+
+// The products of a step with the pixels and filters of a warp. Of the rows only the number within eight matters to `place`.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void multiply_step(float (&sums)[Tuning::m_tiles][Tuning::n16s][2][4], const unsigned char* pixels,
+                                              const unsigned char* filters, int lane) {
+    using W = SyncTiling<Problem, Tuning>;
+#pragma unroll
+    for (int k16 = 0; k16 < W::depth / 16; ++k16) {
+        unsigned a[W::m_tiles][4], b[W::n16s][4];
+#pragma unroll
+        for (int m = 0; m < W::m_tiles; ++m)
+            ldmatrix(a[m], pixels + m * 16 * W::row_bytes + W::place(lane % 16, k16 * 16 + lane / 16 * 8));
+#pragma unroll
+        for (int n = 0; n < W::n16s; ++n)
+            ldmatrix(b[n], filters + n * 16 * W::row_bytes + W::place(lane / 16 * 8 + lane % 8, k16 * 16 + lane / 8 % 2 * 8));
+#pragma unroll
+        for (int n = 0; n < W::n16s; ++n)
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+#pragma unroll
+                for (int m = 0; m < W::m_tiles; ++m)
+                    mma_native(typename Problem::element{}, sums[m][n][half], a[m], {b[n][2 * half], b[n][2 * half + 1]});
+    }
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_sync(ElementsIn<Problem> x, ElementsIn<Problem> w, BiasIn<Problem> bias,
+                                                 ElementsOut<Problem> y, long long batch) {
+    using W = SyncTiling<Problem, Tuning>;
+    using P = Phase<Problem>;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int tile_k = static_cast<int>(blockIdx.x) % W::tiles_k, group = blockIdx.x / W::tiles_k % Problem::groups;
+    const P phase(blockIdx.x / W::tiles_k / Problem::groups % P::count);
+    const FlatPixels<Problem> places(batch, phase);
+    const Offset<Problem> first_pixel =
+        static_cast<Offset<Problem>>(blockIdx.x / W::tiles_k / Problem::groups / P::count) * W::pixels;
+    unsigned char* const shared = shared_memory();
+    const int first_k = tile_k * W::filters;
+    const int64 first_weight = Problem::first_weight;
+    const int64 filter = static_cast<int64>(phase.number) * Problem::k + group * Problem::group_k + first_k;
+    SyncLoader<Problem, Tuning> loader(x, w + first_weight + filter * W::size, shared, Problem::group_k - first_k);
+    loader.find_windows(places, first_pixel, group);
+    __syncthreads();
+
+    const int warp_pixel = warp % Tuning::warps_pixels * (16 * W::m_tiles);
+    const int warp_filter = warp / Tuning::warps_pixels * (16 * W::n16s);
+    if constexpr (Problem::add)
+#pragma unroll
+        for (int m = 0; m < W::m_tiles; ++m)
+            prefetch_residuals<Problem, 16 * W::n16s>(bias, y, places, first_pixel + warp_pixel + 16 * m, group,
+                                                      first_k + warp_filter, lane);
+    float sums[W::m_tiles][W::n16s][2][4] = {};
+    const auto multiply = [&](int stage) {
+        const unsigned char* const rows = shared + stage * W::stage_bytes;
+        multiply_step<Problem, Tuning>(sums, rows + warp_pixel * W::row_bytes, rows + (W::pixels + warp_filter) * W::row_bytes,
+                                       lane);
+    };
+    if constexpr (W::held) {
+        loader.load(0);
+        loader.store(0);
+        if (W::steps > 1) loader.load(1);
+#pragma unroll 1
+        for (int step = 0; step < W::steps; ++step) {
+            __syncthreads();
+            if (step + 1 < W::steps) loader.store((step + 1) % 2);
+            if (step + 2 < W::steps) loader.load(step + 2);
+            multiply(step % 2);
+        }
+    } else {
+        constexpr int ahead = Tuning::stages - 1;
+#pragma unroll
+        for (int i = 0; i < ahead; ++i) {
+            if (i < W::steps) loader.copy(i, i);
+            cp_async_commit_group();
+        }
+        int stage = 0;
+#pragma unroll 1
+        for (int step = 0; step < W::steps; ++step) {
+            cp_async_wait_group<ahead - 1>();
+            __syncthreads();
+            if (step + ahead < W::steps) loader.copy(step + ahead, stage == 0 ? ahead : stage - 1);
+            cp_async_commit_group();
+            multiply(stage);
+            stage = stage == ahead ? 0 : stage + 1;
+        }
+    }
+
+    constexpr bool together = Problem::vector_store, pairs = Problem::k % 2 == 0 && Problem::group_k % 2 == 0;
+#pragma unroll
+    for (int n16 = 0; n16 < W::n16s; ++n16) {
+        const int in_group = first_k + warp_filter + 16 * n16 + lane % 4 * 4, k = group * Problem::group_k + in_group;
+        Term<Problem> terms[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) terms[j] = term_of<Problem>(bias, k + j, in_group + j < Problem::group_k);
+#pragma unroll
+        for (int m = 0; m < W::m_tiles; ++m)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const Place place = places.place(first_pixel + warp_pixel + m * 16 + half * 8 + lane / 4);
+                if (place.count > 0 && in_group < Problem::group_k)
+                    store_neighbours<Problem, together, pairs>(y + (place.offset * Problem::k + k), sums[m][n16], half, terms,
+                                                               bias, Problem::group_k - in_group);
+            }
+    }
+}
+
+}  // namespace leanconv

@@ -1,0 +1,38 @@
+// What kernels share that multiply elements of 16 bits as they are: the product of a warp, and the store of its sums.
+#pragma once
+
+#include <device/element.cuh>
+#include <device/epilogue.cuh>
+#include <device/ptx/mma.cuh>
+
+namespace leanconv {
+
+// sums += a b, by the type of the elements.
+__device__ __forceinline__ void mma_native(float16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    mma_f16(sums, a, b);
+}
+__device__ __forceinline__ void mma_native(bfloat16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    mma_bf16(sums, a, b);
+}
+
+// Stores what a thread has of an output pixel and 16 filters, permuted within 16: four neighbours, of which `count` exist. The
+// first two are of sums[0], the others of sums[1]; `half` is 1 for the lower eight pixels of the product. `together`: four
+// neighbours exist or none, and are aligned to all of them; `pairs`: two.
+template <class Problem, bool together, bool pairs, class T>
+__device__ __forceinline__ void store_neighbours(T* to, const float (&sums)[2][4], int half, const Term<Problem> (&terms)[4],
+                                                 Bias<Problem> bias, int count) {
+    const HeldOutputs<Problem, together, 4, T> held(bias, to, true);
+    T v[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        v[j] = from_float<T>(finish<Problem>(sums[j / 2][2 * half + j % 2], terms[j], held.value(j, to + j, j < count)));
+    if constexpr (pairs && !together) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2)
+            if (j < count) *reinterpret_cast<unsigned*>(to + j) = v[j].bits | static_cast<unsigned>(v[j + 1].bits) << 16;
+    } else {
+        store_four(to, v, 1, count, together);
+    }
+}
+
+}  // namespace leanconv

@@ -1,0 +1,117 @@
+"""16 bits by products of single warps, channels last: tiles, both ways to shared memory, where it is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leanconv.call.choose import by_model
+from leanconv.call.explain import NOMINAL
+from leanconv.cpu import oracle
+from leanconv.kernels.mma_sync.native_gemm_sync import COPIED_STAGES, HELD_STAGES
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem
+from leanconv.words import parse_problem
+from tests import emulator, proof, selection
+from tests.cases import KINDS, TARGETS
+from tests.variants import NAMED
+
+SYNC = NAMED["native_gemm_sync"]
+AMPERE, WORKSTATION, HOPPER = (
+    next(target for target in TARGETS if target.arch == arch) for arch in ("sm_80", "sm_120", "sm_90a")
+)
+SAME: dict[str, Any] = {"padding": (1, 1, 1, 1)}
+#: Channels that are brought by eights, fours and pairs, and one by one: more than one step of 64 elements, groups,
+#: slices, phases of a gradient.
+LAYERS = {
+    "eights": ConvProblem(2, 24, 9, 11, 40, 3, 3, stride=(2, 1), bias=True, activation="relu", **SAME),
+    "fours": ConvProblem(1, 36, 8, 9, 70, 3, 2, add=True, scale=True, bias=True),
+    "pairs": ConvProblem(2, 18, 7, 12, 21, 3, 3, dilation=(1, 2), **SAME),
+    "singles": ConvProblem(1, 45, 7, 6, 18, 3, 3, **SAME),
+    "groups": ConvProblem(2, 30, 6, 9, 24, 3, 3, groups=3, **SAME),
+    "slices": ConvProblem(1, 10, 6, 9, 24, 3, 3, stride=(2, 2), d=4, t=3, stride_d=2, padding_d=(1, 1), **SAME),
+    "gradient": ConvProblem(1, 13, 9, 11, 22, 3, 3, stride=(2, 2), op="dgrad", **SAME),
+    "gradient-slices": ConvProblem(1, 6, 5, 7, 16, 3, 3, d=4, t=2, stride_d=2, op="dgrad", **SAME),
+}
+
+
+def _every() -> list[Any]:
+    """Every tile of two GPUs; ``make test`` plays one of each layer, in turn."""
+    found, chosen = [], []
+    for turn, (name, layer) in enumerate(LAYERS.items()):
+        dtype = "bfloat16" if turn % 2 else "float16"
+        problem = replace(layer, layout="NHWC", dtype=dtype)
+        ways = [
+            (problem, target, config, f"{name}-{target.arch}-{config.pixels}x{config.filters}-{config.threads}")
+            for target in (AMPERE, WORKSTATION)
+            for config in SYNC.configs(problem, target)
+        ]
+        found += ways
+        chosen.append(ways[turn * 5 % len(ways)])
+    return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
+
+
+@pytest.mark.parametrize(("problem", "target", "config"), _every())
+def test_every_tile(problem: ConvProblem, target: Target, config: Any) -> None:
+    proof.check(SYNC, problem, config, kinds=KINDS[:1], target=target)
+
+
+def test_elements_of_16_bytes_are_copied_and_others_pass_registers() -> None:
+    for name, layer in LAYERS.items():
+        read = layer.group_k if layer.op == "dgrad" else layer.group_c
+        stages = COPIED_STAGES if read % 8 == 0 else HELD_STAGES
+        problem = replace(layer, layout="NHWC", dtype="float16")
+        assert {config.stages for config in SYNC.configs(problem, AMPERE)} == {stages}, name
+
+
+@pytest.mark.parametrize("name", ["eights", "pairs", "singles"])
+def test_what_is_not_finite_reaches_the_pixels_of_its_windows_alone(name: str) -> None:
+    """Neither padding, nor the zeros behind the last element of a filter, nor a neighbour's channels."""
+    rng = np.random.default_rng(3)
+    layer = replace(LAYERS[name], layout="NHWC", dtype="float16", bias=False, activation=None)
+    read, filters, *_, written = layer.operands
+    x, w = (rng.standard_normal(each.shape).astype("float16") for each in (read, filters))
+    x[0, 3, 5, 1], x[0, -2, -1, -1] = np.inf, np.nan
+    result = np.zeros(written.shape, "float16")
+    config = next(iter(SYNC.configs(layer, HOPPER)))
+    emulator.run_plan(SYNC.plan(layer, config, HOPPER), {read.role: x, "w": w, written.role: result, "bias": None})
+    right = oracle.conv2d(layer, np.nan_to_num(x, nan=0, posinf=0), w, None)
+    met = oracle.conv2d(layer, (~np.isfinite(x)).astype(np.float32), np.ones_like(w), None) > 0
+    assert np.array_equal(~np.isfinite(result), met)
+    assert np.allclose(result[~met], right[~met], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_16_bits_run_on_tensor_cores_of_every_gpu(op: Any) -> None:
+    """As networks have them, channels last, where nothing else does: FP32 cores computed these layers."""
+    for arch in ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120"):
+        for words in ("n32,c64,h56,k64,r3,pad1", "n32,c256,h14,k1024,r1", "n8,c512,h32,k512,r3,pad1"):
+            problem = replace(parse_problem(f"conv:{words},NHWC,bfloat16"), op=op)
+            assert by_model(problem, Target(arch, 84)).algorithm is SYNC, (arch, words)
+
+
+def test_on_hopper_it_has_the_layers_that_tensor_copies_cannot_bring() -> None:
+    """Channels that are no multiple of eight. Explored (H200, 2026-11-28): 31 µs where FP32 cores take 105."""
+    odd = parse_problem("conv:n8,c230,h28,k128,r3,pad1,NHWC,float16")
+    assert by_model(odd, NOMINAL).algorithm is SYNC
+    for words in ("n32,c64,h56,k64,r3,pad1", "n8,c512,h32,k512,r3,pad1", "n64,c256,h56,k64,r1"):
+        problem = parse_problem(f"conv:{words},NHWC,float16")
+        assert by_model(problem, NOMINAL).algorithm.stem == "native_gemm_16bit", words
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layout": "NCHW"}, "layout='NCHW' is not NHWC: the channels of a pixel are no run of memory"),
+        ({"dtype": "float32"}, "dtype='float32' is neither float16 nor bfloat16"),
+        ({"op": "wgrad"}, "op='wgrad' is neither the forward pass nor the gradient of the input"),
+    ],
+)
+def test_what_it_declines(change: dict[str, Any], reason: str) -> None:
+    problem = ConvProblem(1, 18, 9, 9, 12, 3, 3, layout="NHWC", dtype="float16")
+    assert any(reason in each for each in SYNC.why_not(replace(problem, **change), AMPERE))
+    older = Target("sm_75", 40, 64 * 1024, 64 * 1024)
+    assert any("sm_75 is older than sm_80" in each for each in SYNC.why_not(problem, older))
