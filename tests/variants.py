@@ -33,6 +33,7 @@ SPLIT_K = (
     "native_weight_nchw",
     "native_weight_groups",
     "native_weight_rows",
+    "native_weight_sync",
     "depthwise_weight",
     "depthwise_weight_large",
 )

@@ -77,8 +77,8 @@ def suited(algorithm, problem):
         n = problem.n + 6 * name.endswith("split_k")
         way = {"dtype": "float16"} if problem.w % 2 else {"dtype": "float32", "precision": "tf32"}
         problem = replace(problem, n=n, c=c, k=k, groups=groups, layout=layout, **way)
-    if name == "native_gemm_sync":
-        return replace(problem, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
+    if name in ("native_gemm_sync", "native_weight_sync", "native_weight_sync_split_k"):
+        problem = replace(problem, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
     if name == "native_gemm_tf32":
         rows = 4 if problem.groups == 1 else 8
         return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")

@@ -271,7 +271,7 @@ SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     "round_rearranged_filters": lambda p, t: (0, 4 * p["elements"]),
     "column_filters": _column_filters,
     "tensor_gemm_sync_col2im": _col2im,
-    "implicit_gemm": _phases,
+    **dict.fromkeys(("implicit_gemm", "native_gemm_sync"), _phases),
     "pack_filters": _packed_nchw,
     "native_gemm_nchw": _packed_nchw,
     **dict.fromkeys(("winograd1d", "winograd1d_filters", "winograd2d", "winograd2d_filters"), _winograd),
@@ -281,6 +281,7 @@ SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     **dict.fromkeys(("depthwise_weight", "depthwise_weight_large"), _partial_sums),
     **dict.fromkeys(("implicit_gemm_weight", "tensor_weight"), _partial_sums),
     **dict.fromkeys(("native_weight_nhwc", "native_weight_nchw", "native_weight_rows"), _partial_sums),
+    **dict.fromkeys(("native_weight_sync",), _partial_sums),
     **dict.fromkeys(("native_weight_groups", "sum_split_k"), _partial_sums),
     **dict.fromkeys(("im2win_transform", "im2win", "im2win_basic"), _windows),
 }

@@ -158,6 +158,7 @@ LAYERS |= {
     "native_weight_groups": replace(BIG, groups=BIG.c // 8, dtype="float16", **GRADIENT | {"op": "wgrad"}),
     "native_gemm_rows": replace(BIG, c=3, dtype="float16"),
     "native_gemm_sync": replace(BIG, dtype="float16"),
+    "native_weight_sync": replace(BIG, dtype="float16", **GRADIENT | {"op": "wgrad"}),
     "native_weight_rows": replace(BIG, c=3, dtype="float16", **GRADIENT | {"op": "wgrad"}),
     "tensor_gemm_sync_col2im": replace(BIG, c=3, **GRADIENT),
 }

@@ -235,6 +235,8 @@ TENSOR_SPILLS = {
     "native_gemm_rows": COLUMN_SPILLS,
     # the last tile has registers for four blocks; its prefetched elements spill
     "native_gemm_sync": COLUMN_SPILLS,
+    "native_weight_sync": COLUMN_SPILLS,
+    "native_weight_sync_split_k": COLUMN_SPILLS,
     "native_weight_rows": COLUMN_SPILLS,
     # a pair of lines of 16 numbers takes 64 registers of a thread's 128
     "fourier_lines": 40,

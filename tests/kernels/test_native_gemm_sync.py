@@ -1,4 +1,5 @@
-"""16 bits by products of single warps, channels last: tiles, both ways to shared memory, where it is chosen."""
+"""16 bits by products of single warps, channels last, and the filters' gradient: tiles, both ways to shared memory,
+where they are chosen."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests import emulator, proof, selection
 from tests.cases import KINDS, TARGETS
 from tests.variants import NAMED
 
-SYNC = NAMED["native_gemm_sync"]
+SYNC, WEIGHT = NAMED["native_gemm_sync"], NAMED["native_weight_sync"]
 AMPERE, WORKSTATION, HOPPER = (
     next(target for target in TARGETS if target.arch == arch) for arch in ("sm_80", "sm_120", "sm_90a")
 )
@@ -38,25 +39,37 @@ LAYERS = {
 }
 
 
+#: Of the gradient of the filters: both operands by eights, one of them, neither; several steps of 64 pixels.
+WEIGHTS = {
+    "eights": ConvProblem(2, 24, 9, 11, 40, 3, 3, stride=(2, 1), accumulate=True, **SAME),
+    "filters-in-pairs": ConvProblem(2, 16, 12, 13, 18, 1, 3),
+    "channels-in-fours": ConvProblem(1, 36, 9, 11, 24, 3, 2, groups=3, dilation=(1, 2), padding=(1, 0, 2, 1)),
+    "singles": ConvProblem(2, 5, 9, 11, 7, 3, 3, **SAME),
+    "slices": ConvProblem(1, 10, 6, 9, 24, 3, 3, stride=(2, 2), d=4, t=3, stride_d=2, padding_d=(1, 1), **SAME),
+}
+
+
 def _every() -> list[Any]:
-    """Every tile of two GPUs; ``make test`` plays one of each layer, in turn."""
+    """Every tile of three GPUs; ``make test`` plays one of each layer, in turn."""
     found, chosen = [], []
-    for turn, (name, layer) in enumerate(LAYERS.items()):
+    layers = [(SYNC, *each) for each in LAYERS.items()]
+    layers += [(WEIGHT, name, replace(layer, op="wgrad")) for name, layer in WEIGHTS.items()]
+    for turn, (algorithm, name, layer) in enumerate(layers):
         dtype = "bfloat16" if turn % 2 else "float16"
         problem = replace(layer, layout="NHWC", dtype=dtype)
         ways = [
-            (problem, target, config, f"{name}-{target.arch}-{config.pixels}x{config.filters}-{config.threads}")
-            for target in (AMPERE, WORKSTATION)
-            for config in SYNC.configs(problem, target)
+            (algorithm, problem, target, config, f"{algorithm.stem}-{name}-{target.arch}-{i}")
+            for target in (AMPERE, WORKSTATION, HOPPER)
+            for i, config in enumerate(algorithm.configs(problem, target))
         ]
         found += ways
         chosen.append(ways[turn * 5 % len(ways)])
-    return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
+    return selection.marked(found, chosen, lambda each: (each[:4], each[4]))
 
 
-@pytest.mark.parametrize(("problem", "target", "config"), _every())
-def test_every_tile(problem: ConvProblem, target: Target, config: Any) -> None:
-    proof.check(SYNC, problem, config, kinds=KINDS[:1], target=target)
+@pytest.mark.parametrize(("algorithm", "problem", "target", "config"), _every())
+def test_every_tile(algorithm: Any, problem: ConvProblem, target: Target, config: Any) -> None:
+    proof.check(algorithm, problem, config, kinds=KINDS[:1], target=target)
 
 
 def test_elements_of_16_bytes_are_copied_and_others_pass_registers() -> None:
@@ -84,13 +97,29 @@ def test_what_is_not_finite_reaches_the_pixels_of_its_windows_alone(name: str) -
     assert np.allclose(result[~met], right[~met], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_what_is_not_finite_in_x_reaches_its_taps_of_the_gradient_alone() -> None:
+    """Neither columns of another tap nor the pixels behind the last: those are zeros of both operands."""
+    rng = np.random.default_rng(3)
+    layer = replace(WEIGHTS["singles"], layout="NHWC", dtype="float16", op="wgrad")
+    x, dy = (rng.standard_normal(each.shape).astype("float16") for each in layer.operands[:2])
+    x[-1, -1, -1, 2] = np.inf
+    result = np.zeros(layer.operands[-1].shape, "float16")
+    config = next(iter(WEIGHT.configs(layer, AMPERE)))
+    emulator.run_plan(WEIGHT.plan(layer, config, AMPERE), {"x": x, "dy": dy, "dw": result})
+    # outputs before the last pixel reach it by later taps than the one in the middle
+    expected = np.zeros(result.shape, bool)
+    expected[:, 1:, 1:, 2] = True
+    assert np.array_equal(~np.isfinite(result), expected)
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
 def test_16_bits_run_on_tensor_cores_of_every_gpu(op: Any) -> None:
     """As networks have them, channels last, where nothing else does: FP32 cores computed these layers."""
     for arch in ("sm_80", "sm_86", "sm_89", "sm_100a", "sm_120"):
         for words in ("n32,c64,h56,k64,r3,pad1", "n32,c256,h14,k1024,r1", "n8,c512,h32,k512,r3,pad1"):
             problem = replace(parse_problem(f"conv:{words},NHWC,bfloat16"), op=op)
-            assert by_model(problem, Target(arch, 84)).algorithm is SYNC, (arch, words)
+            chosen = by_model(problem, Target(arch, 84), "auto", 1 << 25).algorithm.stem
+            assert chosen == ("native_weight_sync" if op == "wgrad" else "native_gemm_sync"), (arch, words)
 
 
 def test_on_hopper_it_has_the_layers_that_tensor_copies_cannot_bring() -> None:
@@ -100,6 +129,9 @@ def test_on_hopper_it_has_the_layers_that_tensor_copies_cannot_bring() -> None:
     for words in ("n32,c64,h56,k64,r3,pad1", "n8,c512,h32,k512,r3,pad1", "n64,c256,h56,k64,r1"):
         problem = parse_problem(f"conv:{words},NHWC,float16")
         assert by_model(problem, NOMINAL).algorithm.stem == "native_gemm_16bit", words
+        gradient = by_model(replace(problem, op="wgrad"), NOMINAL, "auto", 1 << 25).algorithm
+        assert gradient.stem == "native_weight_nhwc", words
+    assert by_model(replace(odd, op="wgrad"), NOMINAL, "auto", 1 << 25).algorithm.stem == "native_weight_sync"
 
 
 @pytest.mark.parametrize(

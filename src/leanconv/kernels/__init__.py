@@ -35,6 +35,7 @@ from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
 from leanconv.kernels.mma_sync.native_gemm_sync import NativeGemmSync
 from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
 from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
+from leanconv.kernels.mma_sync.native_weight_sync import NativeWeightSync
 from leanconv.kernels.mma_sync.tensor_gemm_sync import TensorGemmSync
 from leanconv.kernels.mma_sync.tensor_gemm_sync_col2im import TensorGemmSyncCol2im
 from leanconv.kernels.papers.direct_weight import DirectWeight
@@ -80,6 +81,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     NativeWeightNhwc(),
     NativeWeightGroups(),
     NativeWeightRows(),
+    NativeWeightSync(),
     ImplicitGemmWeight(),
     SingleChannel(),
     DirectTiled(),

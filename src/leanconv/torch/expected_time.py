@@ -26,6 +26,11 @@ _IMAGES_16BIT = {"fprop": (0.5, 0.65), "dgrad": (0.64, 0.75), "wgrad": (0.69, 0.
 _IMAGES_HALF, _IMAGES_LESSER, _IMAGES_BESIDE, _IMAGES_WEIGHT_BESIDE = 21, 0.48, 8200, (19200, 14800)
 #: channels first they are rearranged at this share of the memory's speed, in so many clock cycles beside that
 _IMAGES_REARRANGED = 0.68, 9150
+#: Channels last and with several taps, channels that are no multiple of 8 are padded before, and results cut after: so
+#: much of the memory's speed, and so many clock cycles. Explored (H200, 2026-11-28): of eight layers of 18 to 250
+#: channels, which took 1.7 to 3.7 times what was expected, it is 0.69 to 0.95 of the time now; of four gradients of
+#: filters 0.54 to 0.66.
+_IMAGES_PADDED = 0.3, 18000
 #: Of volumes in 16 bits without groups, forward: times as long as by the same formulas, of filters with one tap, with
 #: taps in rows and columns alone, along the depth alone, and in all; channels first and last; and how many times that
 #: where channels or filters are no multiples of 8. Explored (H200, 11436c63): of 184 layers of R(2+1)D, S3D and suite
@@ -61,8 +66,10 @@ _MOST_16 = {"1x1": 0.72, "up to 9 taps": 1.0, "other": 0.74}
 #: lost; of 18 shorter ones one won. Gradients of the input take as long as PyTorch's: of 33 none won.
 _MOST_16_LONG, _LONG_US = 0.98, 11
 _MOST_16_INPUT, _MOST_16_INPUT_NCHW = 0.5, {"1x1": 0.5, "other": 0.86}
-#: Of gradients of filters: where both numbers of channels are multiples of 8, channels last; channels first; others.
-_MOST_16_WEIGHT, _MOST_16_WEIGHT_NCHW, _MOST_16_WEIGHT_OTHER = {"1x1": 0.95, "other": 1.13}, 0.86, 0.5
+#: Of gradients of filters: where both numbers of channels are multiples of 8, channels last; channels first; others, of
+#: few channels, with one tap, and with several.
+_MOST_16_WEIGHT, _MOST_16_WEIGHT_NCHW = {"1x1": 0.95, "other": 1.13}, 0.86
+_MOST_16_WEIGHT_OTHER = {"few": 0.5, "1x1": 0.5, "other": 1.0}
 #: Of layers in groups of several channels, and in 16 bits channels first and last. Of the 180 measured ones of
 #: ResNeXt-50 and RegNet-Y-1.6GF, with their gradients, none that is taken so lost; with shares chosen for the other
 #: network alone one did (benchmarks/results/nvidia-h200/group-layers.json).
@@ -196,6 +203,9 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     if _is_rearranged(problem):
         share, beside = _IMAGES_REARRANGED
         cycles += 2 * problem.bytes / (share * target.bytes_per_cycle) + beside
+    if last and op != "dgrad" and problem.c > _FEW and problem.c % 8 and problem.r * problem.s > 1:
+        share, beside = _IMAGES_PADDED
+        cycles += moved / (share * target.bytes_per_cycle) + beside
     if problem.bias and op == "fprop":  # a pass over the result
         cycles += 2 * prod(problem.y_shape) * item_bytes(problem.dtype) / target.bytes_per_cycle + LAUNCH / 2
     return cycles
@@ -238,7 +248,8 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
     kind = "other" if several else "1x1"
     if is_16bit and op == "wgrad":
         if last:
-            return _MOST_16_WEIGHT[kind] if problem.c % 8 == problem.k % 8 == 0 else _MOST_16_WEIGHT_OTHER
+            aligned = problem.c % 8 == problem.k % 8 == 0
+            return _MOST_16_WEIGHT[kind] if aligned else _MOST_16_WEIGHT_OTHER["few" if problem.c <= _FEW else kind]
         return _MOST_16_WEIGHT_NCHW
     if is_16bit and op == "dgrad":
         return _MOST_16_INPUT if last else _MOST_16_INPUT_NCHW[kind]

@@ -13,6 +13,8 @@ col2im = breaks_of("tensor_gemm_sync_col2im", "{}")
 rows = breaks_of("native_gemm_rows", "{}-nhwc")
 weight_rows = breaks_of("native_weight_rows", "{}-nhwc")
 native_sync = breaks_of("native_gemm_sync", "{}-nhwc")
+weight_sync = breaks_of("native_weight_sync", "{}-nhwc")
+weight_sync_split_k = breaks_of("native_weight_sync_split_k", "{}-nhwc")
 weight_split_k = breaks_of("native_weight_groups_split_k", "{}-nhwc")
 weight_rows_split_k = breaks_of("native_weight_rows_split_k", "{}-nhwc")
 
@@ -175,6 +177,25 @@ BREAKS = (
                 "{{static_cast<int64>(phase.number) * Problem::k +}}", WRONG, "bfloat16-gradient-copies-stride"),
     native_sync("the second element of a pair is that of the first", "SyncLoader::load",
                 "_ * W::depth + column {{+ _}}", WRONG, "float16-odd"),
+    weight_sync("a stage is stored while others still read it", "native_weight_sync",
+                "{{__syncthreads();}} if (_ + 1 < steps) loader.store", RACE | WRONG, "bfloat16-weight-groups"),
+    weight_sync("a stage is multiplied with before it has been copied", "native_weight_sync",
+                "cp_async_wait_group<{{1 => 2}}>", RACE | WRONG, "float16-weight-copies"),
+    weight_sync("windows are those of the step before", "native_weight_sync",
+                "loader.find_windows(first_of(step + {{3 => 2}}), table)", RACE | WRONG,
+                "float16-weight-copies", split=1, times=2),
+    weight_sync("pixels past the last are those of the last", "WeightSyncLoader::of_dy",
+                "{{_ + _ < places.count => true}} &&", FENCE | WRONG, "float16-weight-copies"),
+    weight_sync("filters past the last are read", "WeightSyncLoader::of_dy", "&& {{_ < filters => true}}",
+                FENCE | WRONG, "bfloat16-weight-groups"),
+    weight_sync("columns past the last are read", "Column::Column", "{{_ < W::size => true}}", FENCE | WRONG,
+                "bfloat16-weight-copies-one-by-one"),
+    weight_sync("pixels outside the image are those of other rows", "WeightSyncLoader::of_x",
+                "&& {{windows(_)[_].holds(...) => true}}", WRONG, "float16-weight-copies"),
+    weight_sync("a block leaves while others read its sums", "native_weight_sync",
+                "if constexpr (_ > 1) {{cluster_barrier() =>}}; }", GONE, "float16-weight-copies", split=2),
+    weight_sync_split_k("all partial sums in one place", "native_weight_sync", "{{dw += _ * (...);}}", RACE | WRONG,
+                        "float16-weight-copies"),
     weight_rows("pixels are multiplied with before they are there", "native_weight_rows",
                 "{{__syncthreads();}} add_outputs", RACE | WRONG, "volume-strides-wgrad-float16"),
     weight_rows("pixels are copied where they are still read", "native_weight_rows",

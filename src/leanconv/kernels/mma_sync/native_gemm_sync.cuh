@@ -77,15 +77,14 @@ struct SyncLoader {
     using W = SyncTiling<Problem, Tuning>;
     using T = typename Problem::element;
     using B = Bytes<Problem>;
-    // Elements that a load brings, and loads of what a thread has of a row.
-    static constexpr int alone = W::aligned < W::at_once ? 1 : W::at_once, loads = W::at_once / alone;
+    using Held = HeldElements<T, W::held ? W::aligned : 1>;
     static constexpr int rows_x = W::pixels / W::rows, rows_w = ceil_div(W::filters, W::rows);
     const T* x;
     const T* w;  // of the tile's first filter
     unsigned char* shared;
     int filters;  // of the tile, that exist
     int row, column;
-    unsigned words[W::held ? rows_x + rows_w : 1][W::held ? W::at_once / 2 : 1];
+    Held held[W::held ? rows_x + rows_w : 1];
 
     __device__ __forceinline__ SyncLoader(const T* x, const T* w, unsigned char* shared, int filters)
         : x(x), w(w), shared(shared), filters(filters), row(threadIdx.x / W::columns),
@@ -133,48 +132,30 @@ struct SyncLoader {
     }
 
     // By registers: load(), and store() in the step after.
-    __device__ __forceinline__ void hold(unsigned (&to)[W::at_once / 2], int load, const Packed<T, alone>& from) {
-        if constexpr (loads > 1) {
-            if (load == 0) to[0] = from.words[0];
-            else to[0] |= from.words[0] << 16;
-        } else {
-#pragma unroll
-            for (int j = 0; j < W::at_once / 2; ++j) to[j] = from.words[j];
-        }
-    }
     __device__ __forceinline__ void load(int step) {
 #pragma unroll
-        for (int j = 0; j < loads; ++j) {
+        for (int j = 0; j < Held::loads; ++j) {
             const SyncElement<Problem, Tuning> at(step * W::depth + column + j);
 #pragma unroll
             for (int i = 0; i < rows_x; ++i) {
                 const int pixel = i * W::rows + row;
-                Packed<T, alone> one;
-                one.load(at_byte(x, begins()[pixel] + at.offset), at.inside(windows()[pixel]));
-                hold(words[i], j, one);
+                held[i].load(j, at_byte(x, begins()[pixel] + at.offset), at.inside(windows()[pixel]));
             }
 #pragma unroll
             for (int i = 0; i < rows_w; ++i) {
                 const int filter = i * W::rows + row;
-                Packed<T, alone> one;
-                one.load(w + static_cast<int64>(filter) * W::size + at.number, at.real && filter < filters && has_w(i));
-                hold(words[rows_x + i], j, one);
+                const bool exists = at.real && filter < filters && has_w(i);
+                held[rows_x + i].load(j, w + static_cast<int64>(filter) * W::size + at.number, exists);
             }
         }
     }
     __device__ __forceinline__ void store(int stage) const {
         unsigned char* const to = shared + stage * W::stage_bytes;
 #pragma unroll
-        for (int i = 0; i < rows_x; ++i) store_words(to + place_x(i), words[i]);
+        for (int i = 0; i < rows_x; ++i) held[i].store(to + place_x(i));
 #pragma unroll
         for (int i = 0; i < rows_w; ++i)
-            if (has_w(i)) store_words(to + place_w(i), words[rows_x + i]);
-    }
-    static __device__ __forceinline__ void store_words(unsigned char* to, const unsigned (&from)[1]) {
-        *reinterpret_cast<unsigned*>(to) = from[0];
-    }
-    static __device__ __forceinline__ void store_words(unsigned char* to, const unsigned (&from)[2]) {
-        *reinterpret_cast<uint2*>(to) = make_uint2(from[0], from[1]);
+            if (has_w(i)) held[rows_x + i].store(to + place_w(i));
     }
 };
 

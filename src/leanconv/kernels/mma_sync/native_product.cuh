@@ -1,4 +1,5 @@
-// What kernels share that multiply elements of 16 bits as they are: the product of a warp, and the store of its sums.
+// What kernels share that multiply elements of 16 bits as they are: elements on their way to shared memory, the product of a
+// warp, and the store of its sums.
 #pragma once
 
 #include <device/element.cuh>
@@ -6,6 +7,29 @@
 #include <device/ptx/mma.cuh>
 
 namespace leanconv {
+
+// Neighbouring elements that a thread holds on their way to shared memory: as many as lie `aligned` by one load, or two that are
+// loaded one by one, for which `j` counts.
+template <class T, int aligned>
+struct HeldElements {
+    static constexpr int loads = aligned == 1 ? 2 : 1, words = aligned == 4 ? 2 : 1;
+    unsigned word[words];
+
+    __device__ __forceinline__ void load(int j, const T* from, bool valid) {
+        Packed<T, aligned> elements;
+        elements.load(from, valid);
+        if (j == 0) {
+#pragma unroll
+            for (int i = 0; i < words; ++i) word[i] = elements.words[i];
+        } else {
+            word[0] |= elements.words[0] << 16;
+        }
+    }
+    __device__ __forceinline__ void store(unsigned char* to) const {
+        if constexpr (words == 2) *reinterpret_cast<uint2*>(to) = make_uint2(word[0], word[1]);
+        else *reinterpret_cast<unsigned*>(to) = word[0];
+    }
+};
 
 // sums += a b, by the type of the elements.
 __device__ __forceinline__ void mma_native(float16, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

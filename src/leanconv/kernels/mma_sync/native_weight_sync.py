@@ -1,0 +1,178 @@
+"""The filters' gradient of float16 and bfloat16 on tensor cores by mma.sync, channels last, from sm_80 on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from leanconv.kernels.common import split_k
+from leanconv.kernels.common.layers import FLOATS_16BIT, gradient_arguments, limits, view_constants
+from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
+from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
+from leanconv.kernels.mma_sync.native_gemm_sync import COPIED_STAGES, HELD_STAGES, WINDOW_BYTES, NativeGemmSync
+from leanconv.plan import Plan, Target, in_chain
+from leanconv.problem import ConvProblem
+
+#: Output pixels of a stage, and stages whose windows are in shared memory.
+DEPTH, TABLES = 64, 3
+#: Blocks of a cluster.
+SPLITS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class WeightSyncConfig(Config):
+    """A tile has 16 x ``m_tiles`` filters for each of ``warps_k``, and 16 x ``n16s`` columns, elements of a filter, for
+    each of ``warps_n``; ``stages`` of both operands are in shared memory at once. A cluster of ``split`` blocks shares
+    all output pixels, and so do ``split_k`` of them whose sums a second launch adds."""
+
+    warps_k: int
+    warps_n: int
+    m_tiles: int
+    n16s: int
+    stages: int
+    min_blocks: int
+    split: int = 1
+    split_k: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_k * self.warps_n
+
+    @property
+    def filters(self) -> int:
+        return 16 * self.m_tiles * self.warps_k
+
+    @property
+    def columns(self) -> int:
+        return 16 * self.n16s * self.warps_n
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (self.filters + self.columns) * 2 * DEPTH + TABLES * WINDOW_BYTES * DEPTH
+
+
+#: A tile: warps along filters and columns, 16 filters and 16 columns of a warp, blocks of a multiprocessor.
+Tile = tuple[int, int, int, int, int]
+TILES: tuple[Tile, ...] = ((2, 4, 4, 2, 1), (2, 4, 2, 2, 2), (4, 2, 2, 2, 2), (2, 2, 2, 2, 3))
+
+
+@dataclass(frozen=True)
+class WeightSyncSpeeds(Speeds):
+    """Cycles of a multiprocessor. Fitted to 96 times of 12 layers (H200, at 1.98 GHz), which they miss by 17 %
+    (standard deviation)."""
+
+    #: the most flops of a product in a cycle, and the share of slower tensor cores that is assumed elsewhere
+    max_flops: float
+    share: float
+    #: a warp's loads of 16, 8, 4 and 2 bytes
+    loaded: tuple[float, float, float, float]
+    #: a step of a tile beside all that, a block, and a sum of it
+    step: float
+    block: float
+    sum: float
+    #: how much longer a tile takes without other blocks, and adding partial sums than memory takes for them
+    alone: float
+    adding: float
+    #: the share of the lesser of computing and memory that the greater does not hide
+    not_hidden: float
+    #: predicted times are multiplied by this where wgmma computes the same: it was quicker on all layers measured
+    behind: float
+
+
+def _at_once(run: int) -> int:
+    return next(count for count in (8, 4, 2, 1) if run % count == 0)
+
+
+class NativeWeightSync(split_k.SplitK):
+    """dy times windows of x, both read where they lie; float16 or bfloat16 summed in float32; NHWC."""
+
+    name = "native_weight"
+    strategy = "sync"
+    paper = NativeGemmSync.paper
+    precision = "fp32"
+    volumes = True
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = limits(problem, "wgrad", dtypes=FLOATS_16BIT)
+        if not target.warp_products:
+            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not NHWC: the channels of a pixel are no run of memory")
+        return reasons
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16"
+
+    def within(
+        self, problem: ConvProblem, target: Target, workspace: float = inf
+    ) -> list[tuple[float, WeightSyncConfig]]:
+        room = split_k.most_partial_sums(problem, workspace)
+        return by_time(
+            (_cycles(problem, config, target), config)
+            for whole in _configs(problem, target)
+            for config in _shared_by(problem, whole, target, room)
+        )
+
+    def plan(self, problem: ConvProblem, config: WeightSyncConfig, target: Target) -> Plan:
+        x, dy, _, batch = gradient_arguments(problem)
+        arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
+        grid = _tiles(problem, config) * config.split * config.split_k
+        first = self.launch(config, view_constants(problem), arguments, grid, config.shared_bytes)
+        plan = split_k.with_sums(first, problem, config.split_k)
+        return replace(plan, launches=in_chain(plan.launches)) if target.clusters else plan
+
+
+def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightSyncConfig]:
+    """A configuration of each tile, computed by one block."""
+    held = problem.group_c % 8 > 0 or problem.group_k % 8 > 0
+    for *sizes, blocks in TILES:
+        warps_k, warps_n, m_tiles, n16s = sizes
+        config = WeightSyncConfig(warps_k, warps_n, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks)
+        if config.shared_bytes <= target.shared_per_block:
+            yield config
+
+
+def _tiles(problem: ConvProblem, config: WeightSyncConfig) -> int:
+    columns = ceil_div(problem.group_c * problem.taps, config.columns)
+    return problem.groups * ceil_div(problem.group_k, config.filters) * columns
+
+
+def _steps(problem: ConvProblem) -> int:
+    return ceil_div(problem.pixels, DEPTH)
+
+
+def _fit(config: WeightSyncConfig, target: Target) -> int:
+    """Blocks that a multiprocessor holds."""
+    return max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
+
+
+def _shared_by(
+    problem: ConvProblem, whole: WeightSyncConfig, target: Target, room: float
+) -> Iterator[WeightSyncConfig]:
+    steps, tiles = _steps(problem), _tiles(problem, whole)
+    for split in SPLITS:
+        if split <= min(max(1, steps), target.most_in_cluster):
+            yield variant(whole, split=split)
+    if room >= 2:
+        busy = min(_fit(whole, target) * target.multiprocessors // tiles, steps)
+        yield variant(whole, split_k=int(min(max(2, busy), room)))
+
+
+def _cycles(problem: ConvProblem, config: WeightSyncConfig, target: Target) -> float:
+    speeds, sums, shares = WeightSyncSpeeds.of(target), config.filters * config.columns, config.split * config.split_k
+    flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
+    step = 2 * sums * DEPTH / flops + speeds.step
+    for width, run in ((config.filters, problem.group_k), (config.columns, problem.group_c)):
+        at_once = _at_once(run)
+        step += width * DEPTH / at_once / 32 * speeds.loaded[(8, 4, 2, 1).index(at_once)]
+    blocks, at_once = _tiles(problem, config) * shares, _fit(config, target) * target.multiprocessors
+    # blocks of a multiprocessor take turns with its tensor cores
+    crowd = max(1.0, min(blocks, at_once) / target.multiprocessors)
+    step *= 1 + speeds.alone * max(0.0, 1 - crowd * config.threads / 512)
+    each = ceil_div(_steps(problem), shares) * step * crowd + speeds.block + sums * speeds.sum * crowd
+    memory = problem.bytes / target.bytes_per_cycle
+    time = overlapped(ceil_div(blocks, at_once) * each, memory, speeds.not_hidden) + launch_cycles(target)
+    time += speeds.adding * split_k.sum_cycles(problem, config.split_k, target)
+    aligned = problem.group_c % 8 == problem.group_k % 8 == 0
+    return time * speeds.behind if target.warpgroup_products and aligned else time
