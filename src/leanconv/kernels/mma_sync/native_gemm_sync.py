@@ -13,6 +13,8 @@ from leanconv.kernels.cost import Speeds, launch_cycles, moved_bytes, overlapped
 from leanconv.plan import Launch, Plan, Target
 from leanconv.problem import ConvProblem
 
+#: Channels of a group, or filters, that are few.
+FEW = 32
 #: Reduction elements of a stage, and bytes of shared memory for each pixel of a tile.
 DEPTH, WINDOW_BYTES = 64, 24
 
@@ -74,8 +76,8 @@ def _config(tile: Tile, held: bool) -> SyncConfig:
 
 @dataclass(frozen=True)
 class SyncSpeeds(Speeds):
-    """Cycles of a multiprocessor. Fitted to 184 times of 30 layers, seven tiles each (H200, at 1.98 GHz), which they
-    miss by 13 % (standard deviation)."""
+    """Cycles of a multiprocessor. Fitted to 184 times of 30 layers, seven tiles each. Explored (H200, 2026-11-28,
+    revision 81bb595): predictions miss these by 13 % (standard deviation)."""
 
     #: the most flops of a product in a cycle, and the share of slower tensor cores that is assumed elsewhere
     max_flops: float
@@ -95,6 +97,9 @@ class SyncSpeeds(Speeds):
     alone: float
     #: the share of the memory's speed at which residuals come
     residual: float
+    #: predicted times of groups of few channels are multiplied by this: what is made for them was quicker on both
+    #: layers measured. Explored (H200, 2026-11-28, revision 81bb595): by 21 and 33 %.
+    few: float
 
 
 def _at_once(problem: ConvProblem) -> int:
@@ -153,7 +158,8 @@ class NativeGemmSync(TimedAlgorithm):
         time = overlapped(time, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden) + speeds.start
         if problem.op == "dgrad":
             time += speeds.packing + 2 * self.prepared_bytes(problem) / target.bytes_per_cycle
-        return time + residual_cycles(problem, speeds.residual, target)
+        few = problem.groups > 1 and max(problem.group_c, problem.group_k) <= FEW
+        return time * (speeds.few if few else 1) + residual_cycles(problem, speeds.residual, target)
 
     def plan(self, problem: ConvProblem, config: SyncConfig, target: Target) -> Plan:
         launches = [self._launch(problem, part, config) for part in convolutions_of(problem)]

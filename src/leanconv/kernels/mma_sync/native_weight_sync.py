@@ -59,8 +59,8 @@ TILES: tuple[Tile, ...] = ((2, 4, 4, 2, 1), (2, 4, 2, 2, 2), (4, 2, 2, 2, 2), (2
 
 @dataclass(frozen=True)
 class WeightSyncSpeeds(Speeds):
-    """Cycles of a multiprocessor. Fitted to 96 times of 12 layers (H200, at 1.98 GHz), which they miss by 17 %
-    (standard deviation)."""
+    """Cycles of a multiprocessor. Fitted to 96 times of 12 layers. Explored (H200, 2026-11-28, revision 81bb595):
+    predictions miss these by 17 % (standard deviation)."""
 
     #: the most flops of a product in a cycle, and the share of slower tensor cores that is assumed elsewhere
     max_flops: float
