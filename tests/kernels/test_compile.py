@@ -233,10 +233,10 @@ TENSOR_SPILLS = {
     "tensor_gemm_sync": WARP_SPILLS,
     "tensor_gemm_sync_col2im": COLUMN_SPILLS,
     "native_gemm_rows": COLUMN_SPILLS,
-    # the last tile has registers for four blocks; its prefetched elements spill
-    "native_gemm_sync": COLUMN_SPILLS,
-    "native_weight_sync": COLUMN_SPILLS,
-    "native_weight_sync_split_k": COLUMN_SPILLS,
+    # elements that were loaded a step ahead, one by one
+    "native_gemm_sync": 48,
+    "native_weight_sync": 48,
+    "native_weight_sync_split_k": 48,
     "native_weight_rows": COLUMN_SPILLS,
     # a pair of lines of 16 numbers takes 64 registers of a thread's 128
     "fourier_lines": 40,

@@ -13,6 +13,7 @@ from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.kernels.mma_sync.native_gemm_sync import COPIED_STAGES, HELD_STAGES
+from leanconv.kernels.mma_sync.native_weight_sync import MOST_PIXELS, NativeWeightSync
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.words import parse_problem
@@ -32,6 +33,7 @@ LAYERS = {
     "fours": ConvProblem(1, 36, 8, 9, 70, 3, 2, add=True, scale=True, bias=True),
     "pairs": ConvProblem(2, 18, 7, 12, 21, 3, 3, dilation=(1, 2), **SAME),
     "singles": ConvProblem(1, 45, 7, 6, 18, 3, 3, **SAME),
+    "one": ConvProblem(2, 1, 9, 8, 3, 1, 1),
     "groups": ConvProblem(2, 30, 6, 9, 24, 3, 3, groups=3, **SAME),
     "slices": ConvProblem(1, 10, 6, 9, 24, 3, 3, stride=(2, 2), d=4, t=3, stride_d=2, padding_d=(1, 1), **SAME),
     "gradient": ConvProblem(1, 13, 9, 11, 22, 3, 3, stride=(2, 2), op="dgrad", **SAME),
@@ -45,6 +47,7 @@ WEIGHTS = {
     "filters-in-pairs": ConvProblem(2, 16, 12, 13, 18, 1, 3),
     "channels-in-fours": ConvProblem(1, 36, 9, 11, 24, 3, 2, groups=3, dilation=(1, 2), padding=(1, 0, 2, 1)),
     "singles": ConvProblem(2, 5, 9, 11, 7, 3, 3, **SAME),
+    "one": ConvProblem(2, 1, 9, 11, 7, 3, 1),
     "slices": ConvProblem(1, 10, 6, 9, 24, 3, 3, stride=(2, 2), d=4, t=3, stride_d=2, padding_d=(1, 1), **SAME),
 }
 
@@ -110,6 +113,22 @@ def test_what_is_not_finite_in_x_reaches_its_taps_of_the_gradient_alone() -> Non
     expected = np.zeros(result.shape, bool)
     expected[:, 1:, 1:, 2] = True
     assert np.array_equal(~np.isfinite(result), expected)
+
+
+def test_no_block_sums_more_pixels_than_the_tensor_core_adds_well() -> None:
+    """With room for partial sums or without; where no cluster is large enough, other kernels compute the layer."""
+    for words, arch, limit in (
+        ("n64,c64,h224,k64,r3,pad1", "sm_80", 1 << 25),
+        ("n64,c36,h224,k36,r3,pad1", "sm_90a", 1 << 25),
+        ("n4,c36,h112,k36,r3,pad1", "sm_90a", 0),
+        ("n64,c36,h224,k36,r3,pad1", "sm_90a", 0),
+        ("n64,c64,h224,k64,r3,pad1", "sm_80", 0),
+    ):
+        problem = replace(parse_problem(f"conv:{words},NHWC,float16"), op="wgrad")
+        found = NativeWeightSync().within(problem, next(target for target in TARGETS if target.arch == arch), limit)
+        assert bool(found) == (limit > 0 or words.startswith("n4")), words
+        for _, config in found:
+            assert config.split * config.split_k * MOST_PIXELS >= problem.pixels, words
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])

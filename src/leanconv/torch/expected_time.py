@@ -203,7 +203,8 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     if _is_rearranged(problem):
         share, beside = _IMAGES_REARRANGED
         cycles += 2 * problem.bytes / (share * target.bytes_per_cycle) + beside
-    if last and op != "dgrad" and problem.c > _FEW and problem.c % 8 and problem.r * problem.s > 1:
+    padded = problem.c > _FEW and problem.c % 8 > 0 and problem.r * problem.s > 1 and not problem.is_volume
+    if last and op != "dgrad" and padded:
         share, beside = _IMAGES_PADDED
         cycles += moved / (share * target.bytes_per_cycle) + beside
     if problem.bias and op == "fprop":  # a pass over the result

@@ -10,5 +10,5 @@ Memory      packed weights of tensor_gemm_sync, which are kept between calls; pa
 Precision   ``fp32``: float32 as in hopper_fp32; products of 16-bit elements are exact, their sums float32. ``tf32``:
             float32 in groups, rounded to TF32
 ``auto``    the least predicted time: float32 and 16 bits on GPUs without wgmma; groups of few channels, first layers,
-            and channels in no eights (16 bits) everywhere
+            and channels that are no multiple of 8 (16 bits) everywhere
 """

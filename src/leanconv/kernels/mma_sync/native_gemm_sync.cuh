@@ -2,18 +2,19 @@
 //
 //   y[m, k] = sum over t, r, s, c of x[m * stride + (t, r, s) * dilation, c] * w[k, t, r, s, c]       m: output pixel, k: filter
 //
-// Requires   tensor cores of sm_80 or newer; NHWC; an even number of channels in a group.
+// Requires   tensor cores of sm_80 or newer; NHWC.
 // Numerics   products and sums of the tensor core, in float32, rounded once, in the order of the filters' memory.
 // CTA tile   16 * m_tiles * warps_pixels pixels x 16 * n16s * warps_k filters x 64 reduction elements a stage; one tile a CTA.
-// Roles      all warps copy both operands, multiply and store.
-// Pipelines  both operands, `stages` steps: cp.async groups and one __syncthreads a step.
+// Roles      all warps load both operands, multiply and store.
+// Pipelines  both operands, `stages` steps: cp.async groups, or registers that hold the step after the next; one __syncthreads a
+//            step.
 // Shared     a row of 128 bytes for each pixel and filter, whose units of 16 bytes are permuted so that ldmatrix meets each bank
 //            once; of each pixel where its window begins, and which taps lie inside the image.
-// Copies     of 16, 8 or 4 bytes: as many neighbouring elements as divide the channels of a group. A filter is one run of memory,
-//            a tap's channels are one of x: no element of a step is wasted but in the last.
-// One stage  wait for the copies; barrier; begin those of a later step; four steps of 16 elements: m_tiles + n16s ldmatrix for
+// Loads      of as many neighbouring elements as divide the channels of a group: eight by cp.async, four, two or one through
+//            registers. A filter is one run of memory, a tap's channels are one of x: no element of a step is wasted but in the last.
+// One stage  wait for the copies; barrier; begin those of a later step; four times 16 elements: m_tiles + n16s ldmatrix for
 //            2 * m_tiles * n16s products.
-// Work       2 flops of 16 bits for 2. mma.sync reached 1800 of the 4096 flops of 16 bits in a cycle and multiprocessor of an H200.
+// Explored (H200, 81bb595): 512 channels and filters, 3x3: 1390 of the 4096 flops of 16 bits in a cycle and multiprocessor.
 #pragma once
 
 #include <device/element.cuh>
@@ -34,8 +35,7 @@ struct SyncTiling {
     static constexpr int depth = 64, row_bytes = 2 * depth, stage_bytes = (pixels + filters) * row_bytes;
     static constexpr int channels = Problem::group_c, size = channels * filter_taps<Problem>, steps = ceil_div(size, depth);
     // Elements that lie aligned in every tap, those that a thread brings at once, and whether they pass registers.
-    template <int count> static constexpr bool divides = channels % count == 0 && Problem::first_weight % count == 0;
-    static constexpr int aligned = divides<8> ? 8 : divides<4> ? 4 : divides<2> ? 2 : 1, at_once = aligned > 2 ? aligned : 2;
+    static constexpr int aligned = aligned_in(gcd(channels, Problem::first_weight)), at_once = aligned > 2 ? aligned : 2;
     static constexpr bool held = aligned < 8;
     static_assert(held ? Tuning::stages == 2 : Tuning::stages > 2, "the host counts stages as copies need them");
     // Threads side by side on a row, and rows that all threads bring at once.
@@ -56,14 +56,15 @@ struct SyncTiling {
 template <class Problem, class Tuning>
 struct SyncElement {
     using W = SyncTiling<Problem, Tuning>;
-    int number;
     bool real;
+    int number;
     FilterTap<Problem> tap;
     unsigned bits;
     Bytes<Problem> offset;
 
-    __device__ __forceinline__ explicit SyncElement(int number)
-        : number(number), real(W::size % W::depth == 0 || number < W::size), tap(number / W::channels),
+    // NOTE: one past the last stands for the first, whose tap has bits.
+    __device__ __forceinline__ explicit SyncElement(int at)
+        : real(W::size % W::depth == 0 || at < W::size), number(real ? at : 0), tap(number / W::channels),
           bits(Window<Problem>::tap_bits(tap.t, tap.r, tap.s)),
           offset((tap.template pixels<Bytes<Problem>>() * Problem::c + number % W::channels) * 2) {}
     __device__ __forceinline__ bool inside(const Window<Problem>& window) const {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import gcd
 
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import PartialConvolution, convolutions_of
@@ -102,9 +103,9 @@ class SyncSpeeds(Speeds):
     few: float
 
 
-def _at_once(problem: ConvProblem) -> int:
-    """Elements that lie aligned in every tap, which a load brings."""
-    return next(count for count in (8, 4, 2, 1) if problem.group_c % count == 0)
+def aligned_in(run: int) -> int:
+    """How many neighbours, eight at most, lie aligned in runs of ``run`` elements: a load brings them at once."""
+    return gcd(run, 8)
 
 
 class NativeGemmSync(TimedAlgorithm):
@@ -133,7 +134,7 @@ class NativeGemmSync(TimedAlgorithm):
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, SyncConfig]]:
         parts = convolutions_of(problem)
-        configs = (_config(tile, bool(parts) and _at_once(parts[0].problem) < 8) for tile in TILES)
+        configs = (_config(tile, bool(parts) and aligned_in(parts[0].problem.group_c) < 8) for tile in TILES)
         fitting = (config for config in configs if config.shared_bytes <= target.shared_per_block)
         return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
 
@@ -146,7 +147,7 @@ class NativeGemmSync(TimedAlgorithm):
         fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
         outputs, time = config.pixels * config.filters, 0.0
         for part in parts:
-            layer, at_once = part.problem, _at_once(part.problem)
+            layer, at_once = part.problem, aligned_in(part.problem.group_c)
             loads = (config.pixels + config.filters) * DEPTH / at_once / 32
             step = 2 * outputs * DEPTH / flops + loads * speeds.loaded[(8, 4, 2, 1).index(at_once)] + speeds.step
             apart = (layer.group_k % 4 > 0) + layer.group_k % 2

@@ -8,6 +8,9 @@
 
 namespace leanconv {
 
+// How many neighbours, eight at most, lie aligned in runs of `run` elements of 16 bits.
+__host__ __device__ constexpr int aligned_in(int run) { return gcd(run, 8); }
+
 // Neighbouring elements that a thread holds on their way to shared memory: as many as lie `aligned` by one load, or two that are
 // loaded one by one, for which `j` counts.
 template <class T, int aligned>

@@ -3,14 +3,16 @@
 //   dw[k, e] = sum over m of dy[m, k] * x[m * stride + (t, r, s) * dilation, c]       e = (t, r, s, c), m: output pixel
 //
 // Requires   tensor cores of sm_80 or newer; NHWC.
-// Numerics   products and sums of the tensor core, in float32; then sums of a cluster, of split-K, in fixed order.
+// Numerics   products and sums of the tensor core, in float32, of 2^15 pixels at most; then sums of a cluster, of split-K, in fixed
+//            order.
 // CTA tile   16 * m_tiles * warps_k filters x 16 * n16s * warps_n columns e x 64 output pixels a stage. `split` CTAs of a cluster,
 //            and `split_k` of them, share the pixels.
-// Roles      all warps copy both operands, multiply and store.
+// Roles      all warps load both operands, multiply and store.
 // Pipelines  both operands, `stages` steps, as in native_gemm_sync; where the windows of a step's pixels begin, three steps.
 // Shared     a row for each pixel of each operand, filters or columns, whose units of 16 bytes are permuted by the pixel; both
 //            operands come by ldmatrix.trans as they lie. At the end the sums.
-// Copies     of 16 bytes where channels and filters of a group are multiples of eight; else by registers, of as many as divide each.
+// Loads      of 16 bytes by cp.async where channels and filters of a group are multiples of 8; else through registers, of as many
+//            elements as divide each.
 // Work       2 flops of 16 bits for 2.
 #pragma once
 
@@ -24,9 +26,6 @@
 #include <kernels/mma_sync/native_product.cuh>
 
 namespace leanconv {
-
-// How many of 8, 4, 2, 1 neighbours lie aligned in runs of `run` elements.
-__host__ __device__ constexpr int aligned_in(int run) { return run % 8 == 0 ? 8 : run % 4 == 0 ? 4 : run % 2 == 0 ? 2 : 1; }
 
 // One operand in shared memory: a row of `width` elements for each pixel of a step, of which a thread brings `at_once` neighbours.
 template <int width, int aligned, int threads, int depth>
@@ -109,8 +108,10 @@ struct WeightSyncLoader {
         bool real;
         FilterTap<Problem> tap;
         B offset;
-        __device__ __forceinline__ explicit Column(int e)
-            : real(e < W::size), tap(e / Problem::group_c),
+        // NOTE: one past the last stands for the first, whose tap has bits.
+        __device__ __forceinline__ explicit Column(int at) : Column(at < W::size, at < W::size ? at : 0) {}
+        __device__ __forceinline__ Column(bool real, int e)
+            : real(real), tap(e / Problem::group_c),
               offset((tap.template pixels<B>() * Problem::c + e % Problem::group_c) * 2) {}
     };
     __device__ __forceinline__ Source of_x(Offset<Problem> first, int pixel, const Column& column, int table) const {

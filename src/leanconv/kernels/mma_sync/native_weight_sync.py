@@ -10,12 +10,21 @@ from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import FLOATS_16BIT, gradient_arguments, limits, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
-from leanconv.kernels.mma_sync.native_gemm_sync import COPIED_STAGES, HELD_STAGES, WINDOW_BYTES, NativeGemmSync
+from leanconv.kernels.mma_sync.native_gemm_sync import (
+    COPIED_STAGES,
+    HELD_STAGES,
+    WINDOW_BYTES,
+    NativeGemmSync,
+    aligned_in,
+)
 from leanconv.plan import Plan, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: Output pixels of a stage, and stages whose windows are in shared memory.
 DEPTH, TABLES = 64, 3
+#: Output pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of a sum is
+#: lost, where it cuts as often as the emulator, twice for 16 products.
+MOST_PIXELS = 2**15
 #: Blocks of a cluster.
 SPLITS = (1, 2, 4, 8)
 
@@ -80,10 +89,6 @@ class WeightSyncSpeeds(Speeds):
     behind: float
 
 
-def _at_once(run: int) -> int:
-    return next(count for count in (8, 4, 2, 1) if run % count == 0)
-
-
 class NativeWeightSync(split_k.SplitK):
     """dy times windows of x, both read where they lie; float16 or bfloat16 summed in float32; NHWC."""
 
@@ -125,7 +130,7 @@ class NativeWeightSync(split_k.SplitK):
 
 def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightSyncConfig]:
     """A configuration of each tile, computed by one block."""
-    held = problem.group_c % 8 > 0 or problem.group_k % 8 > 0
+    held = min(aligned_in(problem.group_c), aligned_in(problem.group_k)) < 8
     for *sizes, blocks in TILES:
         warps_k, warps_n, m_tiles, n16s = sizes
         config = WeightSyncConfig(warps_k, warps_n, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks)
@@ -150,13 +155,14 @@ def _fit(config: WeightSyncConfig, target: Target) -> int:
 def _shared_by(
     problem: ConvProblem, whole: WeightSyncConfig, target: Target, room: float
 ) -> Iterator[WeightSyncConfig]:
-    steps, tiles = _steps(problem), _tiles(problem, whole)
+    """As many blocks as keep a GPU busy, or clusters, and no more partial sums than there is ``room`` for."""
+    steps, tiles, least = _steps(problem), _tiles(problem, whole), ceil_div(problem.pixels, MOST_PIXELS)
     for split in SPLITS:
-        if split <= min(max(1, steps), target.most_in_cluster):
+        if least <= split <= min(max(1, steps), target.most_in_cluster):
             yield variant(whole, split=split)
-    if room >= 2:
+    if room >= max(2, least):
         busy = min(_fit(whole, target) * target.multiprocessors // tiles, steps)
-        yield variant(whole, split_k=int(min(max(2, busy), room)))
+        yield variant(whole, split_k=int(min(max(2, busy, least), room)))
 
 
 def _cycles(problem: ConvProblem, config: WeightSyncConfig, target: Target) -> float:
@@ -164,7 +170,7 @@ def _cycles(problem: ConvProblem, config: WeightSyncConfig, target: Target) -> f
     flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
     step = 2 * sums * DEPTH / flops + speeds.step
     for width, run in ((config.filters, problem.group_k), (config.columns, problem.group_c)):
-        at_once = _at_once(run)
+        at_once = aligned_in(run)
         step += width * DEPTH / at_once / 32 * speeds.loaded[(8, 4, 2, 1).index(at_once)]
     blocks, at_once = _tiles(problem, config) * shares, _fit(config, target) * target.multiprocessors
     # blocks of a multiprocessor take turns with its tensor cores
