@@ -37,7 +37,14 @@ SUITE_ALGORITHMS = {
     "depthwise-wide": ("depthwise*",),
     "single-channel": ("single_channel", "depthwise", "direct"),
     "general-direct": ("direct_tiled", "im2win_fused", "implicit_gemm", "winograd*"),
-    "first-layers": ("direct_tiled", "im2win_fused", "implicit_gemm", "tensor_gemm_sync_col2im", "native_*_rows"),
+    "first-layers": (
+        "direct_tiled",
+        "im2win_fused",
+        "implicit_gemm",
+        "tensor_gemm_sync_col2im",
+        "native_*_rows",
+        "native_*_sync",
+    ),
     "grouped": ("implicit_gemm*", "direct_tiled", "tensor_gemm*", "native_*"),
 }
 #: What a suite's own layout, precision, element type and operation may be replaced by.
