@@ -11,7 +11,8 @@
 // Shared     a row of 128 bytes for each pixel and filter, whose units of 16 bytes are permuted so that ldmatrix meets each bank
 //            once; of each pixel where its window begins, and which taps lie inside the image.
 // Loads      of as many neighbouring elements as divide the channels of a group: eight by cp.async, four, two or one through
-//            registers. A filter is one run of memory, a tap's channels are one of x: no element of a step is wasted but in the last.
+//            registers. A filter is one run of memory, a tap's channels are one of x: only the last step has elements past
+//            the end.
 // One stage  wait for the copies; barrier; begin those of a later step; four times 16 elements: m_tiles + n16s ldmatrix for
 //            2 * m_tiles * n16s products.
 // Explored (H200, 81bb595): 512 channels and filters, 3x3: 1390 of the 4096 flops of 16 bits in a cycle and multiprocessor.
@@ -25,6 +26,7 @@
 #include <device/ptx/sync.cuh>
 #include <device/window.cuh>
 #include <kernels/mma_sync/native_product.cuh>
+#include <kernels/mma_sync/shared_windows.cuh>
 
 namespace leanconv {
 
@@ -42,9 +44,9 @@ struct SyncTiling {
     static constexpr int columns = depth / at_once, rows = threads / columns;
     static_assert(pixels % rows == 0, "all threads bring equally many pixels");
     static constexpr int tiles_k = ceil_div(Problem::group_k, filters);
-    // Behind the stages: where the windows of the tile's pixels begin, in bytes of x, and what of them lies inside.
+    // Behind the stages the windows of the tile's pixels.
     static constexpr int windows_at = Tuning::stages * stage_bytes;
-    static_assert(sizeof(Bytes<Problem>) + sizeof(Window<Problem>) <= 24, "the host counts 24 bytes for a pixel");
+    using Windows = SharedWindows<Problem, pixels>;
 
     // Where `element` of a row of a stage lies.
     static __device__ __forceinline__ int place(int row, int element) {
@@ -77,7 +79,6 @@ template <class Problem, class Tuning>
 struct SyncLoader {
     using W = SyncTiling<Problem, Tuning>;
     using T = typename Problem::element;
-    using B = Bytes<Problem>;
     using Held = HeldElements<T, W::held ? W::aligned : 1>;
     static constexpr int rows_x = W::pixels / W::rows, rows_w = ceil_div(W::filters, W::rows);
     const T* x;
@@ -91,21 +92,7 @@ struct SyncLoader {
         : x(x), w(w), shared(shared), filters(filters), row(threadIdx.x / W::columns),
           column(static_cast<int>(threadIdx.x) % W::columns * W::at_once) {}
 
-    __device__ __forceinline__ B* begins() const { return reinterpret_cast<B*>(shared + W::windows_at); }
-    __device__ __forceinline__ Window<Problem>* windows() const {
-        return reinterpret_cast<Window<Problem>*>(shared + W::windows_at + 8 * W::pixels);
-    }
-
-    // Decodes the pixels of the tile; a barrier comes before what is loaded first.
-    template <class Places>
-    __device__ __forceinline__ void find_windows(const Places& places, Offset<Problem> first_pixel, int group) const {
-        for (int i = threadIdx.x; i < W::pixels; i += W::threads) {
-            const Pixel<Problem> pixel = places.pixel(first_pixel + i);
-            const Window<Problem> window(pixel, places.phase);
-            windows()[i] = window;
-            begins()[i] = ((window.row(pixel.n) * Problem::w + window.w) * Problem::c + group * W::channels) * 2;
-        }
-    }
+    __device__ __forceinline__ typename W::Windows windows() const { return {shared + W::windows_at}; }
 
     // Row i of this thread in a stage, and whether the tile has it.
     __device__ __forceinline__ int place_x(int i) const { return W::place(i * W::rows + row, column); }
@@ -122,7 +109,7 @@ struct SyncLoader {
 #pragma unroll
         for (int i = 0; i < rows_x; ++i) {
             const int pixel = i * W::rows + row;
-            cp_async_16(to + place_x(i), at_byte(x, begins()[pixel] + at.offset), at.inside(windows()[pixel]));
+            cp_async_16(to + place_x(i), at_byte(x, windows().begin(pixel) + at.offset), at.inside(windows().window(pixel)));
         }
 #pragma unroll
         for (int i = 0; i < rows_w; ++i) {
@@ -140,7 +127,7 @@ struct SyncLoader {
 #pragma unroll
             for (int i = 0; i < rows_x; ++i) {
                 const int pixel = i * W::rows + row;
-                held[i].load(j, at_byte(x, begins()[pixel] + at.offset), at.inside(windows()[pixel]));
+                held[i].load(j, at_byte(x, windows().begin(pixel) + at.offset), at.inside(windows().window(pixel)));
             }
 #pragma unroll
             for (int i = 0; i < rows_w; ++i) {
@@ -174,13 +161,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tuning::m_tiles][Tun
 #pragma unroll
         for (int n = 0; n < W::n16s; ++n)
             ldmatrix(b[n], filters + n * 16 * W::row_bytes + W::place(lane / 16 * 8 + lane % 8, k16 * 16 + lane / 8 % 2 * 8));
-#pragma unroll
-        for (int n = 0; n < W::n16s; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int m = 0; m < W::m_tiles; ++m)
-                    mma_native(typename Problem::element{}, sums[m][n][half], a[m], {b[n][2 * half], b[n][2 * half + 1]});
+        multiply_fragments<typename Problem::element>(sums, a, b);
     }
 }
 
@@ -200,7 +181,7 @@ __device__ __forceinline__ void native_gemm_sync(ElementsIn<Problem> x, Elements
     const int64 first_weight = Problem::first_weight;
     const int64 filter = static_cast<int64>(phase.number) * Problem::k + group * Problem::group_k + first_k;
     SyncLoader<Problem, Tuning> loader(x, w + first_weight + filter * W::size, shared, Problem::group_k - first_k);
-    loader.find_windows(places, first_pixel, group);
+    loader.windows().template find<W::threads>(places, first_pixel, group * W::channels);
     __syncthreads();
 
     const int warp_pixel = warp % Tuning::warps_pixels * (16 * W::m_tiles);

@@ -42,6 +42,18 @@ __device__ __forceinline__ void mma_native(bfloat16, float (&sums)[4], const uns
     mma_bf16(sums, a, b);
 }
 
+// The products of a warp's fragments, as ldmatrix brings them: 16 x `m_tiles` rows, 16 x `n16s` columns, 16 reduction elements.
+template <class T, int m_tiles, int n16s>
+__device__ __forceinline__ void multiply_fragments(float (&sums)[m_tiles][n16s][2][4], const unsigned (&a)[m_tiles][4],
+                                                   const unsigned (&b)[n16s][4]) {
+#pragma unroll
+    for (int n = 0; n < n16s; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m) mma_native(T{}, sums[m][n][half], a[m], {b[n][2 * half], b[n][2 * half + 1]});
+}
+
 // Stores what a thread has of an output pixel and 16 filters, permuted within 16: four neighbours, of which `count` exist. The
 // first two are of sums[0], the others of sums[1]; `half` is 1 for the lower eight pixels of the product. `together`: four
 // neighbours exist or none, and are aligned to all of them; `pairs`: two.

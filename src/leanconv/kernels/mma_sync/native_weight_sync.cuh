@@ -24,6 +24,7 @@
 #include <device/window.cuh>
 #include <kernels/common/split_k.cuh>
 #include <kernels/mma_sync/native_product.cuh>
+#include <kernels/mma_sync/shared_windows.cuh>
 
 namespace leanconv {
 
@@ -52,9 +53,9 @@ struct WeightSync {
     using Dy = PixelRun<filters, aligned_dy, threads, depth>;
     using X = PixelRun<columns, aligned_x, threads, depth>;
     static constexpr int stage_bytes = Dy::bytes + X::bytes;
-    // Behind the stages: of three steps where the windows of the pixels begin, in bytes of x, and what of them lies inside.
+    // Behind the stages the windows of the pixels of three steps.
     static constexpr int tables = 3, windows_at = Tuning::stages * stage_bytes;
-    static_assert(sizeof(Bytes<Problem>) + sizeof(Window<Problem>) <= 24, "the host counts 24 bytes for a pixel");
+    using Windows = SharedWindows<Problem, depth>;
     static_assert(filters * columns * 4 <= windows_at, "the stages take the sums of a tile");
 };
 
@@ -78,21 +79,12 @@ struct WeightSyncLoader {
         : x(x), dy(dy), shared(shared), places(places), filters(filters), first_column(first_column),
           first_channel(first_channel) {}
 
-    __device__ __forceinline__ B* begins(int table) const {
-        return reinterpret_cast<B*>(shared + W::windows_at) + table * W::depth;
+    __device__ __forceinline__ typename W::Windows windows(int table) const {
+        return {shared + W::windows_at + table * W::Windows::bytes};
     }
-    __device__ __forceinline__ Window<Problem>* windows(int table) const {
-        return reinterpret_cast<Window<Problem>*>(shared + W::windows_at + 8 * W::tables * W::depth) + table * W::depth;
-    }
-
     // Decodes the pixels of a step, those from `first` on.
     __device__ __forceinline__ void find_windows(Offset<Problem> first, int table) const {
-        for (int i = threadIdx.x; i < W::depth; i += W::threads) {
-            const Pixel<Problem> pixel = places.pixel(first + i);
-            const Window<Problem> window(pixel, places.phase);
-            windows(table)[i] = window;
-            begins(table)[i] = ((window.row(pixel.n) * Problem::w + window.w) * Problem::c + first_channel) * 2;
-        }
+        windows(table).template find<W::threads>(places, first, first_channel);
     }
 
     // Where a pixel's elements from `column` on lie, and whether they exist.
@@ -117,8 +109,9 @@ struct WeightSyncLoader {
     __device__ __forceinline__ Source of_x(Offset<Problem> first, int pixel, const Column& column, int table) const {
         const FilterTap<Problem>& tap = column.tap;
         const unsigned bits = Window<Problem>::tap_bits(tap.t, tap.r, tap.s);
-        const bool inside = column.real && first + pixel < places.count && windows(table)[pixel].holds(tap.t, tap.r, tap.s, bits);
-        return {at_byte(x, begins(table)[pixel] + column.offset), inside};
+        const bool exists = column.real && first + pixel < places.count;
+        const bool inside = exists && windows(table).window(pixel).holds(tap.t, tap.r, tap.s, bits);
+        return {at_byte(x, windows(table).begin(pixel) + column.offset), inside};
     }
 
     // By cp.async.
@@ -193,13 +186,7 @@ __device__ __forceinline__ void multiply_pixels(float (&sums)[Tuning::m_tiles][T
         for (int n = 0; n < W::n16s; ++n)
             ldmatrix_trans(b[n], stage + W::Dy::bytes +
                                      W::X::place(k16 * 16 + lane / 8 % 2 * 8 + lane % 8, column + n * 16 + lane / 16 * 8));
-#pragma unroll
-        for (int n = 0; n < W::n16s; ++n)
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-#pragma unroll
-                for (int m = 0; m < W::m_tiles; ++m)
-                    mma_native(typename Problem::element{}, sums[m][n][half], a[m], {b[n][2 * half], b[n][2 * half + 1]});
+        multiply_fragments<typename Problem::element>(sums, a, b);
     }
 }
 
