@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leanconv.bench import default_path
+from leanconv.bench import columns, default_path
 from leanconv.bench.results import Results
 from report import pages, records
 from report.__main__ import main
@@ -46,6 +46,13 @@ def test_files_of_whole_suites_in_their_order(tmp_path: Path) -> None:
     replace(results, op="wgrad").write(gradient)
     assert gradient.stem == "im2win-nhwc-wgrad" and gradient in pages.suites(tmp_path)
     assert Results.read(further).precision == "relaxed"
+
+
+def test_no_committed_suite_is_left_out_of_the_tables() -> None:
+    """But a suite that no peer computes, and the few layers that the cost model alone needs."""
+    folder = ROOT / "benchmarks/results"
+    every = {path.stem for path in folder.glob("*/*.json") if "suite" in columns.read(path)}
+    assert every - {path.stem for path in pages.suites(folder)} == {"resnet-50-nhwc-int8", "batch-1-depthwise-tf32"}
 
 
 def test_a_block_without_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
