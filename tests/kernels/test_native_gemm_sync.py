@@ -3,6 +3,7 @@ where they are chosen."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.kernels.mma_sync.native_gemm_sync import COPIED_STAGES, HELD_STAGES
-from leanconv.kernels.mma_sync.native_weight_sync import MOST_PIXELS, NativeWeightSync
+from leanconv.kernels.mma_sync.native_weight_sync import STEPS_AT_ONCE, NativeWeightSync
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.words import parse_problem
@@ -115,20 +116,33 @@ def test_what_is_not_finite_in_x_reaches_its_taps_of_the_gradient_alone() -> Non
     assert np.array_equal(~np.isfinite(result), expected)
 
 
-def test_no_block_sums_more_pixels_than_the_tensor_core_adds_well() -> None:
-    """With room for partial sums or without; where no cluster is large enough, other kernels compute the layer."""
+def test_a_block_adds_sums_of_many_pixels_outside_of_the_tensor_core() -> None:
+    """With room for partial sums or without; of few pixels it needs no shared memory for them."""
     for words, arch, limit in (
         ("n64,c64,h224,k64,r3,pad1", "sm_80", 1 << 25),
-        ("n64,c36,h224,k36,r3,pad1", "sm_90a", 1 << 25),
-        ("n4,c36,h112,k36,r3,pad1", "sm_90a", 0),
         ("n64,c36,h224,k36,r3,pad1", "sm_90a", 0),
-        ("n64,c64,h224,k64,r3,pad1", "sm_80", 0),
+        ("n64,c64,h224,k64,r3,pad1", "sm_120", 0),
+        ("n4,c36,h56,k36,r3,pad1", "sm_80", 0),
     ):
         problem = replace(parse_problem(f"conv:{words},NHWC,float16"), op="wgrad")
-        found = NativeWeightSync().within(problem, next(target for target in TARGETS if target.arch == arch), limit)
-        assert bool(found) == (limit > 0 or words.startswith("n4")), words
+        target = next(target for target in TARGETS if target.arch == arch)
+        found = NativeWeightSync().within(problem, target, limit)
+        assert found, words
         for _, config in found:
-            assert config.split * config.split_k * MOST_PIXELS >= problem.pixels, words
+            steps = -(-problem.pixels // (64 * config.split * config.split_k))
+            assert config.totals == (steps > STEPS_AT_ONCE), words
+            assert config.shared_bytes <= target.shared_per_block
+
+
+@pytest.mark.parametrize("name", ["eights", "singles"])
+def test_totals_are_right(name: str) -> None:
+    """Sums of one step at a time, of two, and of more than there are."""
+    problem = replace(WEIGHTS[name], layout="NHWC", dtype="float16", op="wgrad")
+    for config in itertools.islice(WEIGHT.configs(problem, HOPPER), 6):
+        for steps in (1, 2, 9):
+            proof.check(
+                WEIGHT, problem, replace(config, totals=True, steps_at_once=steps), kinds=KINDS[:1], target=HOPPER
+            )
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])

@@ -34,8 +34,8 @@ OF_STEP = 4
 BESIDE = {"16 bits": {"NHWC": 64, "NCHW": 108}, "TF32": {"NHWC": 64, "NCHW": 72}}
 #: Filters of a tile, about.
 FILTERS = (16, 64)
-#: Outputs whose products a warp sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost; in
-#: TF32, of which it adds half as many products at once, half as many.
+#: Outputs whose products a warp sums in the tensor core, which rounds toward zero: about 2^-11 of an even sum of one
+#: sign is lost, if it cuts once for 16 products; in TF32, of which it adds half as many products at once, half as many.
 MOST_PIXELS = 2**17
 #: CTAs of a cluster that share a tile's outputs.
 SPLITS = (1, 2, 4, 8, 16)

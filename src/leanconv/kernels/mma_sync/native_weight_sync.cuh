@@ -3,8 +3,8 @@
 //   dw[k, e] = sum over m of dy[m, k] * x[m * stride + (t, r, s) * dilation, c]       e = (t, r, s, c), m: output pixel
 //
 // Requires   tensor cores of sm_80 or newer; NHWC.
-// Numerics   products and sums of the tensor core, in float32, of 2^15 pixels at most; then sums of a cluster, of split-K, in fixed
-//            order.
+// Numerics   products and sums of the tensor core, in float32, of 64 * steps_at_once pixels; these are added in shared memory where
+//            a CTA has more, then over a cluster and split-K, all in fixed order.
 // CTA tile   16 * m_tiles * warps_k filters x 16 * n16s * warps_n columns e x 64 output pixels a stage. `split` CTAs of a cluster,
 //            and `split_k` of them, share the pixels.
 // Roles      all warps load both operands, multiply and store.
@@ -57,6 +57,8 @@ struct WeightSync {
     static constexpr int tables = 3, windows_at = Tuning::stages * stage_bytes;
     using Windows = SharedWindows<Problem, depth>;
     static_assert(filters * columns * 4 <= windows_at, "the stages take the sums of a tile");
+    // Behind them, where a CTA has many pixels, what it has summed before.
+    static constexpr int totals_at = windows_at + tables * Windows::bytes;
 };
 
 template <class Problem, class Tuning>
@@ -190,6 +192,36 @@ __device__ __forceinline__ void multiply_pixels(float (&sums)[Tuning::m_tiles][T
     }
 }
 
+// What a thread has summed before, each number `threads` apart: sums that went through the tensor core for long lose digits.
+template <class Problem, class Tuning>
+struct SyncTotals {
+    using W = WeightSync<Problem, Tuning>;
+    static constexpr int count = W::m_tiles * W::n16s * 8;
+    float* mine;
+
+    __device__ __forceinline__ explicit SyncTotals(unsigned char* shared)
+        : mine(reinterpret_cast<float*>(shared + W::totals_at) + threadIdx.x) {
+        if constexpr (Tuning::totals)
+            for (int i = 0; i < count; ++i) mine[i * W::threads] = 0.0f;
+    }
+    // Adds the sums, which begin anew; or, at the end, adds to them.
+    template <bool last>
+    __device__ __forceinline__ void add(float (&sums)[Tuning::m_tiles][Tuning::n16s][2][4]) const {
+        if constexpr (Tuning::totals) {
+#pragma unroll
+            for (int i = 0; i < count; ++i) {
+                float& sum = sums[i / 8 / W::n16s][i / 8 % W::n16s][i / 4 % 2][i % 4];
+                const float total = mine[i * W::threads] + sum;
+                if constexpr (!last) mine[i * W::threads] = total;
+                sum = last ? total : 0.0f;
+            }
+        }
+    }
+    __device__ __forceinline__ void after(int step, float (&sums)[Tuning::m_tiles][Tuning::n16s][2][4]) const {
+        if (Tuning::totals && step % Tuning::steps_at_once == Tuning::steps_at_once - 1) add<false>(sums);
+    }
+};
+
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
 template <class Problem, class Tuning, class Result>
 __device__ __forceinline__ void native_weight_sync(ElementsIn<Problem> x, ElementsIn<Problem> dy, Result* __restrict__ dw,
@@ -216,8 +248,10 @@ __device__ __forceinline__ void native_weight_sync(ElementsIn<Problem> x, Elemen
         if (i < steps) loader.find_windows(first_of(i), i);
     __syncthreads();
     float sums[W::m_tiles][W::n16s][2][4] = {};
-    const auto multiply = [&](int stage) {
+    const SyncTotals<Problem, Tuning> totals(shared);
+    const auto multiply = [&](int step, int stage) {
         multiply_pixels<Problem, Tuning>(sums, shared + stage * W::stage_bytes, warp_filter, warp_column, lane);
+        totals.after(step, sums);
     };
     int table = 0;  // of this step, in which the windows of the third step from here are written
     if constexpr (W::held) {
@@ -229,7 +263,7 @@ __device__ __forceinline__ void native_weight_sync(ElementsIn<Problem> x, Elemen
             if (step + 1 < steps) loader.store((step + 1) % 2);
             if (step + 2 < steps) loader.load(first_of(step + 2), table == 0 ? 2 : table - 1);
             if (step + 3 < steps) loader.find_windows(first_of(step + 3), table);
-            multiply(step % 2);
+            multiply(step, step % 2);
             table = table == 2 ? 0 : table + 1;
         }
     } else {
@@ -247,12 +281,13 @@ __device__ __forceinline__ void native_weight_sync(ElementsIn<Problem> x, Elemen
             if (step + 2 < steps) loader.copy(first_of(step + 2), ahead, ahead);
             cp_async_commit_group();
             if (step + 3 < steps) loader.find_windows(first_of(step + 3), table);
-            multiply(table);
+            multiply(step, table);
             table = table == 2 ? 0 : table + 1;
         }
     }
 
     // The sums of all warps, then of the cluster.
+    totals.template add<true>(sums);
     float* const all_sums = reinterpret_cast<float*>(shared);
     cp_async_wait_group<0>();
     __syncthreads();  // the last stage has been read

@@ -22,9 +22,9 @@ from leanconv.problem import ConvProblem
 
 #: Output pixels of a stage, and stages whose windows are in shared memory.
 DEPTH, TABLES = 64, 3
-#: Output pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of a sum is
-#: lost, where it cuts as often as the emulator, twice for 16 products.
-MOST_PIXELS = 2**15
+#: Steps of a block whose products are summed in the tensor core, which rounds toward zero: of 2^15 pixels at most 2^-11
+#: of a sum is lost, where it cuts as often as the emulator, twice for 16 products. More are added in shared memory.
+STEPS_AT_ONCE = 512
 #: Blocks of a cluster.
 SPLITS = (1, 2, 4, 8)
 
@@ -33,7 +33,8 @@ SPLITS = (1, 2, 4, 8)
 class WeightSyncConfig(Config):
     """A tile has 16 x ``m_tiles`` filters for each of ``warps_k``, and 16 x ``n16s`` columns, elements of a filter, for
     each of ``warps_n``; ``stages`` of both operands are in shared memory at once. A cluster of ``split`` blocks shares
-    all output pixels, and so do ``split_k`` of them whose sums a second launch adds."""
+    all output pixels, and so do ``split_k`` of them whose sums a second launch adds. ``totals``: a block adds the sums
+    of each ``steps_at_once`` steps."""
 
     warps_k: int
     warps_n: int
@@ -43,6 +44,8 @@ class WeightSyncConfig(Config):
     min_blocks: int
     split: int = 1
     split_k: int = 1
+    totals: bool = False
+    steps_at_once: int = STEPS_AT_ONCE
 
     @property
     def threads(self) -> int:
@@ -58,7 +61,8 @@ class WeightSyncConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (self.filters + self.columns) * 2 * DEPTH + TABLES * WINDOW_BYTES * DEPTH
+        totals = 4 * self.filters * self.columns if self.totals else 0
+        return self.stages * (self.filters + self.columns) * 2 * DEPTH + TABLES * WINDOW_BYTES * DEPTH + totals
 
 
 #: A tile: warps along filters and columns, 16 filters and 16 columns of a warp, blocks of a multiprocessor.
@@ -133,9 +137,7 @@ def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightSyncConfig]
     held = min(aligned_in(problem.group_c), aligned_in(problem.group_k)) < 8
     for *sizes, blocks in TILES:
         warps_k, warps_n, m_tiles, n16s = sizes
-        config = WeightSyncConfig(warps_k, warps_n, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks)
-        if config.shared_bytes <= target.shared_per_block:
-            yield config
+        yield WeightSyncConfig(warps_k, warps_n, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks)
 
 
 def _tiles(problem: ConvProblem, config: WeightSyncConfig) -> int:
@@ -156,13 +158,16 @@ def _shared_by(
     problem: ConvProblem, whole: WeightSyncConfig, target: Target, room: float
 ) -> Iterator[WeightSyncConfig]:
     """As many blocks as keep a GPU busy, or clusters, and no more partial sums than there is ``room`` for."""
-    steps, tiles, least = _steps(problem), _tiles(problem, whole), ceil_div(problem.pixels, MOST_PIXELS)
-    for split in SPLITS:
-        if least <= split <= min(max(1, steps), target.most_in_cluster):
-            yield variant(whole, split=split)
-    if room >= max(2, least):
+    steps, tiles = _steps(problem), _tiles(problem, whole)
+    shares = [(split, 1) for split in SPLITS if split <= min(max(1, steps), target.most_in_cluster)]
+    if room >= 2:
         busy = min(_fit(whole, target) * target.multiprocessors // tiles, steps)
-        yield variant(whole, split_k=int(min(max(2, busy, least), room)))
+        shares.append((1, int(min(max(2, busy), room))))
+    for split, slices in shares:
+        totals = ceil_div(steps, split * slices) > STEPS_AT_ONCE
+        config = variant(whole, split=split, split_k=slices, totals=totals)
+        if config.shared_bytes <= target.shared_per_block:
+            yield config
 
 
 def _cycles(problem: ConvProblem, config: WeightSyncConfig, target: Target) -> float:

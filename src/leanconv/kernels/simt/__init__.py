@@ -8,6 +8,6 @@ Papers      im2win_fused: S. Lu et al., im2win (2023); winograd1d: Z. Zhang et a
 Requires    sm_80 or newer; dp4a: int8 or uint8
 Memory      no workspace; the gradient of the filters may split the reduction (split-K) and then keeps partial sums
 Precision   ``ieee``, where a transform does not round more: winograd2d and alpha up to 8 keep ``fp32``, 16 ``relaxed``
-``auto``    the least predicted time: for ``ieee``, on GPUs whose tensor cores are slow in float32's accuracy (GeForce),
-            for few channels, or groups that leave tensor cores idle
+``auto``    the least predicted time: for ``ieee``, on GPUs whose tensor cores are slow in float32's accuracy (8.6,
+            8.9, GeForce most), for few channels, small layers, or groups that leave tensor cores idle
 """
