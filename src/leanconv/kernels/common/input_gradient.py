@@ -162,11 +162,16 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
     return convolutions
 
 
+def convolutions_of(problem: ConvProblem) -> list[PartialConvolution]:
+    """The convolutions that one call computes: one, or those that make a gradient."""
+    if problem.op == "dgrad":
+        return phase_groups(problem)
+    return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
+
+
 def single_phases(problem: ConvProblem) -> list[PartialConvolution]:
     """The convolutions that one call computes, each with a launch of its own: one, or those that make a gradient."""
-    if problem.op != "dgrad":
-        return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
-    return list(_all_phases(problem))
+    return list(_all_phases(problem)) if problem.op == "dgrad" else convolutions_of(problem)
 
 
 def distinct_phases(problem: ConvProblem) -> list[PartialConvolution]:
@@ -250,13 +255,6 @@ def _mirrored_slices(problem: ConvProblem, group: PartialConvolution) -> Constan
     apart = problem.stride_d // gcd(problem.stride_d, problem.dilation_d)
     last = group.first_slice + (group.problem.t - 1) * apart
     return ("layer_t", problem.t), ("last_slice", last), ("apart_d", apart)
-
-
-def convolutions_of(problem: ConvProblem) -> list[PartialConvolution]:
-    """The convolutions that one call computes: one, or those that make a gradient."""
-    if problem.op == "dgrad":
-        return phase_groups(problem)
-    return [PartialConvolution(problem, OutputView(problem.p, problem.q, out_d=problem.z))]
 
 
 def prepared_bytes(problem: ConvProblem) -> int:

@@ -81,6 +81,13 @@ def few_channels(problem: ConvProblem, least: int) -> list[str]:
     return [f"groups={problem.groups} leaves {few} channels in a group, fewer than {least}"]
 
 
+def mma_sync_limits(target: Target) -> list[str]:
+    """Why kernels that multiply by mma.sync cannot run on ``target``."""
+    if target.warp_products:
+        return []
+    return [f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16"]
+
+
 def wgmma_limits(target: Target) -> list[str]:
     """Why kernels that multiply by wgmma cannot run on ``target``."""
     if target.warpgroup_products:

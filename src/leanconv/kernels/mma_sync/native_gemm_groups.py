@@ -17,6 +17,7 @@ from leanconv.kernels.common.layers import (
     conv_constants,
     images_outermost,
     limits,
+    mma_sync_limits,
 )
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, blocks_that_fit, overlapped
@@ -273,8 +274,7 @@ def group_limits(
     """Why kernels of groups on tensor cores that compute ``ops`` cannot run ``problem`` on ``target``, where a step of
     eight filters takes so many ``registers``, and tiles have about the ``wanted`` numbers of filters."""
     reasons = [*limits(problem, *ops, dtypes=(*FLOAT32, *FLOATS_16BIT)), *images_outermost(problem)]
-    if not target.warp_products:
-        reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+    reasons += mma_sync_limits(target)
     unit = UNIT_BYTES // item_bytes(problem.dtype)
     if problem.dtype == "float32":
         if problem.precision != "tf32":

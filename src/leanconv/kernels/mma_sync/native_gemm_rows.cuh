@@ -117,8 +117,7 @@ __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][
                 if (p >= Problem::p || q >= Problem::q || k >= Problem::k) continue;
                 const Bytes<Problem> row = (static_cast<Bytes<Problem>>(tile.n) * W::D::z + tile.z) * Problem::p + p;
                 T* const to = y + ((row * Problem::q + q) * Problem::k + k);
-                store_neighbours<Problem, Problem::k % 4 == 0, Problem::k % 2 == 0>(to, sums[m][n16], half, terms, bias,
-                                                                                    Problem::k - k);
+                store_neighbours<Problem>(to, sums[m][n16], half, terms, bias, Problem::k - k);
             }
     }
 }

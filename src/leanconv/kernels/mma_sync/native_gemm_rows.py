@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
-from leanconv.kernels.common.layers import FLOATS_16BIT, conv_arguments, conv_constants, limits
+from leanconv.kernels.common.layers import FLOATS_16BIT, conv_arguments, conv_constants, limits, mma_sync_limits
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.plan import Plan, Target
@@ -80,8 +80,7 @@ class Windows:
 def runs_why_not(problem: ConvProblem, target: Target, op: str) -> list[str]:
     """Why kernels that read rows of windows where they lie cannot compute ``op`` of ``problem``."""
     reasons = limits(problem, op, dtypes=FLOATS_16BIT)
-    if not target.warp_products:
-        reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+    reasons += mma_sync_limits(target)
     if problem.layout != "NHWC":
         reasons.append(f"layout={problem.layout!r} is not NHWC: a window's row is no run of memory")
     if problem.groups > 1:

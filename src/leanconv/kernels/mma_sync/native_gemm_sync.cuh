@@ -39,7 +39,7 @@ struct SyncTiling {
     // Elements that lie aligned in every tap, those that a thread brings at once, and whether they pass registers.
     static constexpr int aligned = aligned_in(gcd(channels, Problem::first_weight)), at_once = aligned > 2 ? aligned : 2;
     static constexpr bool held = aligned < 8;
-    static_assert(held ? Tuning::stages == 2 : Tuning::stages > 2, "the host counts stages as copies need them");
+    static_assert(Tuning::stages == (held ? 2 : 3), "the host counts stages as loads need them");
     // Threads side by side on a row, and rows that all threads bring at once.
     static constexpr int columns = depth / at_once, rows = threads / columns;
     static_assert(pixels % rows == 0, "all threads bring equally many pixels");
@@ -47,11 +47,6 @@ struct SyncTiling {
     // Behind the stages the windows of the tile's pixels.
     static constexpr int windows_at = Tuning::stages * stage_bytes;
     using Windows = SharedWindows<Problem, pixels>;
-
-    // Where `element` of a row of a stage lies.
-    static __device__ __forceinline__ int place(int row, int element) {
-        return row * row_bytes + ((element / 8 ^ row % 8) * 16 + element % 8 * 2);
-    }
 };
 
 // A reduction element of a thread in a step: its tap, and where it lies in a window and in a filter.
@@ -95,10 +90,10 @@ struct SyncLoader {
     __device__ __forceinline__ typename W::Windows windows() const { return {shared + W::windows_at}; }
 
     // Row i of this thread in a stage, and whether the tile has it.
-    __device__ __forceinline__ int place_x(int i) const { return W::place(i * W::rows + row, column); }
+    __device__ __forceinline__ int place_x(int i) const { return swizzled<W::depth>(i * W::rows + row, column); }
     __device__ __forceinline__ int place_w(int i) const {
         const int filter = i * W::rows + row;
-        return W::place(W::pixels + filter / 16 * 16 + place_of(filter % 16), column);
+        return swizzled<W::depth>(W::pixels + filter / 16 * 16 + place_of(filter % 16), column);
     }
     __device__ __forceinline__ bool has_w(int i) const { return W::filters % W::rows == 0 || i * W::rows + row < W::filters; }
 
@@ -147,7 +142,7 @@ struct SyncLoader {
     }
 };
 
-// The products of a step with the pixels and filters of a warp. Of the rows only the number within eight matters to `place`.
+// The products of a step with the pixels and filters of a warp. Rows are numbered within eight, as `swizzled` asks.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void multiply_step(float (&sums)[Tuning::m_tiles][Tuning::n16s][2][4], const unsigned char* pixels,
                                               const unsigned char* filters, int lane) {
@@ -157,10 +152,11 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Tuning::m_tiles][Tun
         unsigned a[W::m_tiles][4], b[W::n16s][4];
 #pragma unroll
         for (int m = 0; m < W::m_tiles; ++m)
-            ldmatrix(a[m], pixels + m * 16 * W::row_bytes + W::place(lane % 16, k16 * 16 + lane / 16 * 8));
+            ldmatrix(a[m], pixels + m * 16 * W::row_bytes + swizzled<W::depth>(lane % 16, k16 * 16 + lane / 16 * 8));
 #pragma unroll
         for (int n = 0; n < W::n16s; ++n)
-            ldmatrix(b[n], filters + n * 16 * W::row_bytes + W::place(lane / 16 * 8 + lane % 8, k16 * 16 + lane / 8 % 2 * 8));
+            ldmatrix(b[n], filters + n * 16 * W::row_bytes +
+                               swizzled<W::depth>(lane / 16 * 8 + lane % 8, k16 * 16 + lane / 8 % 2 * 8));
         multiply_fragments<typename Problem::element>(sums, a, b);
     }
 }
@@ -227,7 +223,6 @@ __device__ __forceinline__ void native_gemm_sync(ElementsIn<Problem> x, Elements
         }
     }
 
-    constexpr bool together = Problem::vector_store, pairs = Problem::k % 2 == 0 && Problem::group_k % 2 == 0;
 #pragma unroll
     for (int n16 = 0; n16 < W::n16s; ++n16) {
         const int in_group = first_k + warp_filter + 16 * n16 + lane % 4 * 4, k = group * Problem::group_k + in_group;
@@ -240,8 +235,8 @@ __device__ __forceinline__ void native_gemm_sync(ElementsIn<Problem> x, Elements
             for (int half = 0; half < 2; ++half) {
                 const Place place = places.place(first_pixel + warp_pixel + m * 16 + half * 8 + lane / 4);
                 if (place.count > 0 && in_group < Problem::group_k)
-                    store_neighbours<Problem, together, pairs>(y + (place.offset * Problem::k + k), sums[m][n16], half, terms,
-                                                               bias, Problem::group_k - in_group);
+                    store_neighbours<Problem>(y + (place.offset * Problem::k + k), sums[m][n16], half, terms, bias,
+                                              Problem::group_k - in_group);
             }
     }
 }

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import gcd
 
 from leanconv.kernels.common import input_gradient
 from leanconv.kernels.common.input_gradient import PartialConvolution, convolutions_of
-from leanconv.kernels.common.layers import FLOATS_16BIT, conv_arguments, has_wide_tensors, limits, view_constants
+from leanconv.kernels.common.layers import (
+    FLOATS_16BIT,
+    conv_arguments,
+    has_wide_tensors,
+    limits,
+    mma_sync_limits,
+    view_constants,
+)
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, launch_cycles, moved_bytes, overlapped, residual_cycles
 from leanconv.plan import Launch, Plan, Target
@@ -21,7 +28,7 @@ DEPTH, WINDOW_BYTES = 64, 24
 
 
 @dataclass(frozen=True)
-class SyncConfig(Config):
+class GemmSyncConfig(Config):
     """A tile has 16 x ``m_tiles`` pixels for each of ``warps_pixels`` rows of warps, and 16 x ``n16s`` filters for each
     of ``warps_k`` columns; ``stages`` of both operands are in shared memory at once."""
 
@@ -70,13 +77,13 @@ TILES: tuple[Tile, ...] = (
 COPIED_STAGES, HELD_STAGES = 3, 2
 
 
-def _config(tile: Tile, held: bool) -> SyncConfig:
+def _config(tile: Tile, held: bool) -> GemmSyncConfig:
     warps_pixels, warps_k, m_tiles, n16s, *blocks = tile
-    return SyncConfig(warps_pixels, warps_k, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks[held])
+    return GemmSyncConfig(warps_pixels, warps_k, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks[held])
 
 
 @dataclass(frozen=True)
-class SyncSpeeds(Speeds):
+class GemmSyncSpeeds(Speeds):
     """Cycles of a multiprocessor. Fitted to 184 times of 30 layers, seven tiles each. Explored (H200, 2026-11-28,
     revision 81bb595): predictions miss these by 13 % (standard deviation)."""
 
@@ -108,6 +115,21 @@ def aligned_in(run: int) -> int:
     return gcd(run, 8)
 
 
+def load_cycles(rows: int, run: int, loaded: Sequence[float]) -> float:
+    """Clock cycles in which a step's elements of ``rows`` pixels or filters are loaded, which come in runs of ``run``;
+    ``loaded``: a warp's loads of 16, 8, 4 and 2 bytes."""
+    at_once = aligned_in(run)
+    return rows * DEPTH / at_once / 32 * loaded[(8, 4, 2, 1).index(at_once)]
+
+
+def sync_why_not(problem: ConvProblem, target: Target, *ops: str) -> list[str]:
+    """Why kernels that load 16 bits in NHWC and multiply by mma.sync cannot compute ``ops``."""
+    reasons = [*limits(problem, *ops, dtypes=FLOATS_16BIT), *mma_sync_limits(target)]
+    if problem.layout != "NHWC":
+        reasons.append(f"layout={problem.layout!r} is not NHWC: the channels of a pixel are no run of memory")
+    return reasons
+
+
 class NativeGemmSync(TimedAlgorithm):
     """Direct convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NHWC."""
 
@@ -119,12 +141,7 @@ class NativeGemmSync(TimedAlgorithm):
     writes_phases = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits(problem, "fprop", "dgrad", dtypes=FLOATS_16BIT)
-        if not target.warp_products:
-            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not NHWC: the channels of a pixel are no run of memory")
-        return reasons
+        return sync_why_not(problem, target, "fprop", "dgrad")
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
@@ -132,24 +149,24 @@ class NativeGemmSync(TimedAlgorithm):
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
 
-    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, SyncConfig]]:
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, GemmSyncConfig]]:
         parts = convolutions_of(problem)
         configs = (_config(tile, bool(parts) and aligned_in(parts[0].problem.group_c) < 8) for tile in TILES)
         fitting = (config for config in configs if config.shared_bytes <= target.shared_per_block)
         return by_time((self._cycles(problem, parts, config, target), config) for config in fitting)
 
     def _cycles(
-        self, problem: ConvProblem, parts: list[PartialConvolution], config: SyncConfig, target: Target
+        self, problem: ConvProblem, parts: list[PartialConvolution], config: GemmSyncConfig, target: Target
     ) -> float:
-        speeds = SyncSpeeds.of(target)
+        speeds = GemmSyncSpeeds.of(target)
         flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
         # each CTA takes a KiB more than it asks for
         fit = max(1, min(config.min_blocks, target.shared_per_multiprocessor // (config.shared_bytes + 1024)))
         outputs, time = config.pixels * config.filters, 0.0
         for part in parts:
-            layer, at_once = part.problem, aligned_in(part.problem.group_c)
-            loads = (config.pixels + config.filters) * DEPTH / at_once / 32
-            step = 2 * outputs * DEPTH / flops + loads * speeds.loaded[(8, 4, 2, 1).index(at_once)] + speeds.step
+            layer = part.problem
+            loads = load_cycles(config.pixels + config.filters, layer.group_c, speeds.loaded)
+            step = 2 * outputs * DEPTH / flops + loads + speeds.step
             apart = (layer.group_k % 4 > 0) + layer.group_k % 2
             tile = ceil_div(part.reduction, DEPTH) * step + outputs * speeds.stored[apart]
             full, rest = divmod(_tiles(part, config), target.multiprocessors * fit)
@@ -162,7 +179,7 @@ class NativeGemmSync(TimedAlgorithm):
         few = problem.groups > 1 and max(problem.group_c, problem.group_k) <= FEW
         return time * (speeds.few if few else 1) + residual_cycles(problem, speeds.residual, target)
 
-    def plan(self, problem: ConvProblem, config: SyncConfig, target: Target) -> Plan:
+    def plan(self, problem: ConvProblem, config: GemmSyncConfig, target: Target) -> Plan:
         launches = [self._launch(problem, part, config) for part in convolutions_of(problem)]
         if problem.op == "fprop":
             return Plan(tuple(launches))
@@ -172,13 +189,13 @@ class NativeGemmSync(TimedAlgorithm):
             prepared_bytes=self.prepared_bytes(problem),
         )
 
-    def _launch(self, problem: ConvProblem, part: PartialConvolution, config: SyncConfig) -> Launch:
+    def _launch(self, problem: ConvProblem, part: PartialConvolution, config: GemmSyncConfig) -> Launch:
         constants = view_constants(part.problem, part.view, has_wide_tensors(problem))
         arguments = conv_arguments(problem, filters="prepared" if problem.op == "dgrad" else "w")
         return self.launch(config, constants, arguments, _tiles(part, config), config.shared_bytes)
 
 
-def _tiles(part: PartialConvolution, config: SyncConfig) -> int:
+def _tiles(part: PartialConvolution, config: GemmSyncConfig) -> int:
     layer = part.problem
     filters = ceil_div(layer.group_k, config.filters) * layer.groups * part.phases
     return ceil_div(part.pixels, config.pixels) * filters

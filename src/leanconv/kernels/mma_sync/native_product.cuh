@@ -11,6 +11,14 @@ namespace leanconv {
 // How many neighbours, eight at most, lie aligned in runs of `run` elements of 16 bits.
 __host__ __device__ constexpr int aligned_in(int run) { return gcd(run, 8); }
 
+// Where `element` of a row of `width` elements lies in shared memory: units of 16 bytes are permuted by the row, so that ldmatrix
+// meets each bank once.
+template <int width>
+__device__ __forceinline__ int swizzled(int row, int element) {
+    static_assert(width % 64 == 0, "a row has whole patterns of eight units");
+    return row * (width * 2) + ((element / 8 ^ row % 8) * 16 + element % 8 * 2);
+}
+
 // Neighbouring elements that a thread holds on their way to shared memory: as many as lie `aligned` by one load, or two that are
 // loaded one by one, for which `j` counts.
 template <class T, int aligned>
@@ -55,11 +63,13 @@ __device__ __forceinline__ void multiply_fragments(float (&sums)[m_tiles][n16s][
 }
 
 // Stores what a thread has of an output pixel and 16 filters, permuted within 16: four neighbours, of which `count` exist. The
-// first two are of sums[0], the others of sums[1]; `half` is 1 for the lower eight pixels of the product. `together`: four
-// neighbours exist or none, and are aligned to all of them; `pairs`: two.
-template <class Problem, bool together, bool pairs, class T>
+// first two are of sums[0], the others of sums[1]; `half` is 1 for the lower eight pixels of the product. By one store where four
+// neighbours exist or none, and are aligned to all of them, or by pairs where two are.
+template <class Problem, class T>
 __device__ __forceinline__ void store_neighbours(T* to, const float (&sums)[2][4], int half, const Term<Problem> (&terms)[4],
                                                  Bias<Problem> bias, int count) {
+    constexpr bool together = Problem::vector_store, pairs = gcd(Problem::k, Problem::group_k) % 2 == 0;
+    static_assert(Problem::nhwc, "neighbouring filters of a pixel lie side by side");
     const HeldOutputs<Problem, together, 4, T> held(bias, to, true);
     T v[4];
 #pragma unroll

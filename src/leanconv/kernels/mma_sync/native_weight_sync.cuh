@@ -28,17 +28,17 @@
 
 namespace leanconv {
 
-// One operand in shared memory: a row of `width` elements for each pixel of a step, of which a thread brings `at_once` neighbours.
-template <int width, int aligned, int threads, int depth>
-struct PixelRun {
+// One operand in shared memory: a row of `width` elements for each pixel of a step, of which a thread brings `at_once` neighbours;
+// through registers by loads of `Held`, `parts` of them.
+template <class T, int width, int aligned, int threads, int depth>
+struct StepRows {
     static constexpr int at_once = aligned > 2 ? aligned : 2, across = width / at_once, rows = threads / across;
-    static constexpr int bytes = depth * width * 2, count = depth / rows;
-    static_assert(width % 64 == 0 && depth % rows == 0, "a row has whole patterns, and all threads bring equally much");
+    static constexpr int bytes = depth * width * 2, count = depth / rows, parts = aligned == 8 ? 2 : 1;
+    using Held = HeldElements<T, gcd(aligned, 4)>;
+    static_assert(depth % rows == 0, "all threads bring equally much");
     static __device__ __forceinline__ int row() { return static_cast<int>(threadIdx.x) / across; }
     static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) % across * at_once; }
-    static __device__ __forceinline__ int place(int pixel, int element) {
-        return pixel * (width * 2) + ((element / 8 ^ pixel % 8) * 16 + element % 8 * 2);
-    }
+    static __device__ __forceinline__ int place(int pixel, int element) { return swizzled<width>(pixel, element); }
 };
 
 template <class Problem, class Tuning>
@@ -49,9 +49,9 @@ struct WeightSync {
     static constexpr int tiles_k = ceil_div(Problem::group_k, filters), tiles_n = ceil_div(size, columns);
     static constexpr int aligned_x = aligned_in(Problem::group_c), aligned_dy = aligned_in(Problem::group_k);
     static constexpr bool held = aligned_x < 8 || aligned_dy < 8;
-    static_assert(held ? Tuning::stages == 2 : Tuning::stages > 2, "the host counts stages as copies need them");
-    using Dy = PixelRun<filters, aligned_dy, threads, depth>;
-    using X = PixelRun<columns, aligned_x, threads, depth>;
+    static_assert(Tuning::stages == (held ? 2 : 3), "the host counts stages as loads need them");
+    using Dy = StepRows<typename Problem::element, filters, aligned_dy, threads, depth>;
+    using X = StepRows<typename Problem::element, columns, aligned_x, threads, depth>;
     static constexpr int stage_bytes = Dy::bytes + X::bytes;
     // Behind the stages the windows of the pixels of three steps.
     static constexpr int tables = 3, windows_at = Tuning::stages * stage_bytes;
@@ -66,15 +66,13 @@ struct WeightSyncLoader {
     using W = WeightSync<Problem, Tuning>;
     using T = typename Problem::element;
     using B = Bytes<Problem>;
-    using HeldX = HeldElements<T, W::held && W::aligned_x < 8 ? W::aligned_x : 4>;
-    using HeldDy = HeldElements<T, W::held && W::aligned_dy < 8 ? W::aligned_dy : 4>;
     const T* x;
     const T* dy;  // of the tile's first filter
     unsigned char* shared;
     const FlatPixels<Problem>& places;
     int filters, first_column, first_channel;
-    HeldX held_x[W::held ? W::X::count : 1][W::aligned_x == 8 ? 2 : 1];
-    HeldDy held_dy[W::held ? W::Dy::count : 1][W::aligned_dy == 8 ? 2 : 1];
+    typename W::X::Held held_x[W::held ? W::X::count : 1][W::X::parts];
+    typename W::Dy::Held held_dy[W::held ? W::Dy::count : 1][W::Dy::parts];
 
     __device__ __forceinline__ WeightSyncLoader(const T* x, const T* dy, unsigned char* shared, const FlatPixels<Problem>& places,
                                                 int filters, int first_column, int first_channel)
@@ -139,16 +137,16 @@ struct WeightSyncLoader {
 #pragma unroll
         for (int i = 0; i < W::Dy::count; ++i)
 #pragma unroll
-            for (int part = 0; part < (W::aligned_dy == 8 ? 2 : 1); ++part)
+            for (int part = 0; part < W::Dy::parts; ++part)
 #pragma unroll
-                for (int j = 0; j < HeldDy::loads; ++j) {
+                for (int j = 0; j < W::Dy::Held::loads; ++j) {
                     const Source source = of_dy(first, i * W::Dy::rows + W::Dy::row(), W::Dy::column() + 4 * part + j);
                     held_dy[i][part].load(j, source.from, source.exists);
                 }
 #pragma unroll
-        for (int part = 0; part < (W::aligned_x == 8 ? 2 : 1); ++part)
+        for (int part = 0; part < W::X::parts; ++part)
 #pragma unroll
-            for (int j = 0; j < HeldX::loads; ++j) {
+            for (int j = 0; j < W::X::Held::loads; ++j) {
                 const Column column(first_column + W::X::column() + 4 * part + j);
 #pragma unroll
                 for (int i = 0; i < W::X::count; ++i) {
@@ -162,12 +160,12 @@ struct WeightSyncLoader {
 #pragma unroll
         for (int i = 0; i < W::Dy::count; ++i)
 #pragma unroll
-            for (int part = 0; part < (W::aligned_dy == 8 ? 2 : 1); ++part)
+            for (int part = 0; part < W::Dy::parts; ++part)
                 held_dy[i][part].store(to + W::Dy::place(i * W::Dy::rows + W::Dy::row(), W::Dy::column() + 4 * part));
 #pragma unroll
         for (int i = 0; i < W::X::count; ++i)
 #pragma unroll
-            for (int part = 0; part < (W::aligned_x == 8 ? 2 : 1); ++part)
+            for (int part = 0; part < W::X::parts; ++part)
                 held_x[i][part].store(to + W::Dy::bytes +
                                       W::X::place(i * W::X::rows + W::X::row(), W::X::column() + 4 * part));
     }
@@ -267,7 +265,7 @@ __device__ __forceinline__ void native_weight_sync(ElementsIn<Problem> x, Elemen
             table = table == 2 ? 0 : table + 1;
         }
     } else {
-        static_assert(W::held || Tuning::stages == 3, "stages and tables are as many");
+        static_assert(Tuning::stages == W::tables, "stages and tables are as many");
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (i < steps) loader.copy(first_of(i), i, i);

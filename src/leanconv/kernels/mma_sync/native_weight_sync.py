@@ -7,21 +7,24 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from leanconv.kernels.common import split_k
-from leanconv.kernels.common.layers import FLOATS_16BIT, gradient_arguments, limits, view_constants
+from leanconv.kernels.common.layers import gradient_arguments, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.kernels.mma_sync.native_gemm_sync import (
     COPIED_STAGES,
+    DEPTH,
     HELD_STAGES,
     WINDOW_BYTES,
     NativeGemmSync,
     aligned_in,
+    load_cycles,
+    sync_why_not,
 )
 from leanconv.plan import Plan, Target, in_chain
 from leanconv.problem import ConvProblem
 
-#: Output pixels of a stage, and stages whose windows are in shared memory.
-DEPTH, TABLES = 64, 3
+#: Steps whose windows are in shared memory; a step has `DEPTH` output pixels.
+TABLES = 3
 #: Steps of a block whose products are summed in the tensor core, which rounds toward zero: of 2^15 pixels at most 2^-11
 #: of a sum is lost, where it cuts as often as the emulator, twice for 16 products. More are added in shared memory.
 STEPS_AT_ONCE = 512
@@ -103,12 +106,7 @@ class NativeWeightSync(split_k.SplitK):
     volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits(problem, "wgrad", dtypes=FLOATS_16BIT)
-        if not target.warp_products:
-            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
-        if problem.layout != "NHWC":
-            reasons.append(f"layout={problem.layout!r} is not NHWC: the channels of a pixel are no run of memory")
-        return reasons
+        return sync_why_not(problem, target, "wgrad")
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
@@ -135,8 +133,7 @@ class NativeWeightSync(split_k.SplitK):
 def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightSyncConfig]:
     """A configuration of each tile, computed by one block."""
     held = min(aligned_in(problem.group_c), aligned_in(problem.group_k)) < 8
-    for *sizes, blocks in TILES:
-        warps_k, warps_n, m_tiles, n16s = sizes
+    for warps_k, warps_n, m_tiles, n16s, blocks in TILES:
         yield WeightSyncConfig(warps_k, warps_n, m_tiles, n16s, HELD_STAGES if held else COPIED_STAGES, blocks)
 
 
@@ -174,9 +171,8 @@ def _cycles(problem: ConvProblem, config: WeightSyncConfig, target: Target) -> f
     speeds, sums, shares = WeightSyncSpeeds.of(target), config.filters * config.columns, config.split * config.split_k
     flops = min(speeds.max_flops, speeds.share * target.tensor_flops)
     step = 2 * sums * DEPTH / flops + speeds.step
-    for width, run in ((config.filters, problem.group_k), (config.columns, problem.group_c)):
-        at_once = aligned_in(run)
-        step += width * DEPTH / at_once / 32 * speeds.loaded[(8, 4, 2, 1).index(at_once)]
+    step += load_cycles(config.filters, problem.group_k, speeds.loaded)
+    step += load_cycles(config.columns, problem.group_c, speeds.loaded)
     blocks, at_once = _tiles(problem, config) * shares, _fit(config, target) * target.multiprocessors
     # blocks of a multiprocessor take turns with its tensor cores
     crowd = max(1.0, min(blocks, at_once) / target.multiprocessors)

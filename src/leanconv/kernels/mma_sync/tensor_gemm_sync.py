@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases
-from leanconv.kernels.common.layers import conv_arguments
+from leanconv.kernels.common.layers import conv_arguments, mma_sync_limits
 from leanconv.kernels.common.split_gemm import DEPTH, SplitConfig, SplitGemm, stages_of
 from leanconv.kernels.contract import by_time, ceil_div
 from leanconv.kernels.cost import Speeds, launch_cycles, residual_cycles
@@ -110,9 +110,7 @@ class TensorGemmSync(SplitGemm[WarpConfig]):
     preparing_blocks = (1, 2)
 
     def target_limits(self, target: Target) -> list[str]:
-        if target.warp_products:
-            return []
-        return [f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16"]
+        return mma_sync_limits(target)
 
     def candidates(self, problem: ConvProblem) -> list[WarpConfig]:
         phases = distinct_phases(problem)

@@ -11,6 +11,7 @@ from leanconv.kernels.common.layers import (
     conv_constants,
     images_outermost,
     limits,
+    mma_sync_limits,
     prepared_plan,
 )
 from leanconv.kernels.common.split_gemm import DEPTH, MOST_CHANNELS, SplitConfig, filter_launches, prepared_floats
@@ -155,8 +156,7 @@ class TensorGemmSyncCol2im(TimedAlgorithm):
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = limits(problem, "dgrad", dtypes=GPU_LAYERS) + images_outermost(problem)
-        if not target.warp_products:
-            reasons.append(f"{target.arch} is older than sm_80, whose tensor cores multiply 16 x 8 x 16 float16")
+        reasons += mma_sync_limits(target)
         if problem.groups > 1:
             reasons.append(f"groups={problem.groups}: it computes layers of one group")
         if _phase_columns(problem) > MOST_COLUMNS:
