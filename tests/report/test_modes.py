@@ -72,7 +72,7 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(
         modes,
         "measure_step",
-        lambda *_: {"torch_eager_us": 9000.0, "torch_nchw_eager_us": 9100.0, "leanconv_eager_us": 10000.0},
+        lambda *_, graph: {"torch_eager_us": 9000.0, "torch_nchw_eager_us": 9100.0, "leanconv_eager_us": 10000.0},
     )
     allowed = torch.backends.cudnn.allow_tf32
     names, passes = ("resnet18", "resnet50"), tuple(modes.PASSES)
@@ -185,6 +185,39 @@ def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypat
             row = modes.measure_forward(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=graph)
             assert (row["taken"], row["left"]) == (taken, 2 - taken) and modes.is_right(row)
     assert torch_on_device.launches
+
+
+def test_a_step_is_timed_as_a_graph_too_and_pytorchs_once_more(
+    torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes longer to record these gradients than leanconv saves: only the graph takes them."""
+    decision = Decision("it", "", 9.0 * CYCLES_PER_US, 99.0 * CYCLES_PER_US)
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
+    launches: dict[bool, int] = {False: 0, True: 0}
+
+    def launched(call: Any, capturing: bool) -> tuple[Any, Any]:
+        before = len(torch_on_device.launches)
+        with monkeypatch.context() as capture:
+            set_capturing(capture, capturing)
+            result = call()
+        launches[capturing] += len(torch_on_device.launches) - before
+        return SimpleNamespace(replay=lambda: None), result
+
+    monkeypatch.setattr(modes, "captured", lambda call: launched(call, False) and launched(call, True))
+    monkeypatch.setattr(modes, "_peak", lambda call: launched(call, False) and 1)
+    monkeypatch.setattr(modes, "in_turn", lambda calls: {who: 2.0 + i for i, who in enumerate(calls)})
+    monkeypatch.setattr(
+        modes, "eager", lambda calls, patches, least: {who: 5.0 + i + 0.1 * least for i, who in enumerate(calls)}
+    )
+    net = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3))
+    with patched_cpu(monkeypatch):
+        row = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"])
+        assert launches == {False: 0, True: 10}, "in each layout both layers, their filters' gradients, and one input's"
+        assert row | {"taken": 5, "left": 0, "torch_graph_us": 2.0, "leanconv_graph_us": 4.0, "torch_eager_us": 7.1,
+                      "again_eager_us": 11.1} == row  # fmt: skip
+        bare = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=False)
+        assert (bare["taken"], bare["left"]) == (0, 5) and "leanconv_graph_us" not in bare
+    assert launches == {False: 0, True: 10}
 
 
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,9 @@ class Layer:
         self.packed: tuple[PackedFilters, Callable[..., Any], Any] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
         self.problem, self.version = choice.problem, -1
-        #: by the gradients that are wanted, of images and of filters: the lines of all that is left to PyTorch, forward
-        #: and backward, if all is; else None
-        self.backward: dict[tuple[bool, bool], tuple[Line, ...] | None] = {}
+        #: by the gradients that are wanted, of images and of filters, and by whether a CUDA graph captures the call:
+        #: the lines of all that is left to PyTorch, forward and backward, if all is; else None
+        self.backward: dict[tuple[bool, bool, bool], tuple[Line, ...] | None] = {}
         #: whether tensors, and the modes and transforms that the dispatcher goes by, are as at the call before: of
         #: images, and where the layer is taken of filters and a bias; None where it cannot be said
         self.alike: Callable[..., bool] | None = None
@@ -256,22 +256,16 @@ class Layers:
         if saved_hooks(True) is not None:
             # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
             return layer.function.original(input, weight, bias, *layer.given)
-        dtype, patch = layer.dtype, self._patch()
-        mask = input.requires_grad, weight.requires_grad
-        if mask in layer.backward:
-            left = layer.backward[mask]
-        elif patch is None:
-            left = None
-        else:
-            given = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype), layer.options, mask, weight
-            left = layer.backward[mask] = patch.left_recorded(*given)
-        if layer.recorded is None and layer.alike is not None:
+        dtype, patch, captured = layer.dtype, self._patch(), capturing()
+        left = self._left_recorded(layer, input, weight, bias, captured)
+        if layer.recorded is None and layer.alike is not None and not captured:
             if left is None:
                 layer.recorded = through_layers(layer, _record, self)
             else:
                 ticks = self._together(left).ticks
+                in_graphs = self._left_recorded(layer, input, weight, bias, True) is not None
                 layer.recorded = quick_recorded(
-                    layer.known(), ticks, self._packed, self.refresh, layer.tf32, layer.options
+                    layer.known(), ticks, self._packed, self.refresh, in_graphs, layer.tf32, layer.options
                 )
         if left is not None:
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
@@ -291,6 +285,16 @@ class Layers:
         else:
             call = partial(_anew, patch, layer.options)
         return recorded.record(x, w, added, call, layer.options, active)
+
+    def _left_recorded(
+        self, layer: Layer, input: Any, weight: Any, bias: Any, captured: bool
+    ) -> tuple[Line, ...] | None:
+        """What `Patch.left_recorded` says of a call, which is asked once."""
+        at, patch, dtype = (input.requires_grad, weight.requires_grad, captured), self._patch(), layer.dtype
+        if at not in layer.backward and patch is not None:
+            tensors = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
+            layer.backward[at] = patch.left_recorded(*tensors, layer.options, at[:2], weight, captured)
+        return layer.backward.get(at)
 
     def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""

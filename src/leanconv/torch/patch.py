@@ -148,20 +148,25 @@ class Patch:
                 self._choices.keep(key, choices)
         return choices[0]
 
-    def left_recorded(self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None:
+    def left_recorded(
+        self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any, captured: bool = False
+    ) -> tuple[Line, ...] | None:
         """The lines of a layer and of the gradients that ``mask`` wants, if PyTorch computes all of them; else None.
 
-        It does where leanconv takes none, or saves less than it takes to record a gradient in Python.
+        It does where leanconv takes none, or saves less than it takes to record a gradient in Python, which a CUDA
+        graph that has ``captured`` the step does not do.
         """
-        key = self._key(x, w, bias, (given, mask), weight)
+        key = self._key(x, w, bias, (given, mask, captured), weight)
         lines = None if key is None else self._recorded.get(key) or self._recorded.recall(key)
         if lines is None:
-            lines = self._left_recorded(x, w, bias, given, mask, weight) or ()
+            lines = self._left_recorded(x, w, bias, given, mask, weight, captured) or ()
             if key is not None:
                 self._recorded.keep(key, lines)
         return lines or None
 
-    def _left_recorded(self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any) -> tuple[Line, ...] | None:
+    def _left_recorded(
+        self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any, captured: bool
+    ) -> tuple[Line, ...] | None:
         options, arrays = options_of(given, x.dim() - 2), arrays_of(x)
         never = why_never(x, w, options)
         index = None if arrays is None else arrays.device(x)
@@ -180,7 +185,8 @@ class Patch:
                 decided.append((op.when, what, decision))
         taken = [decision for *_, decision in decided if decision.name]
         saved = sum(each.pytorch - each.ours for each in taken)
-        if taken and (self._batch_invariant or worth_recording(saved, sum(each.pytorch for *_, each in decided))):
+        always = self._batch_invariant or captured
+        if taken and (always or worth_recording(saved, sum(each.pytorch for *_, each in decided))):
             return None
         little = f"leanconv saves {saved / CYCLES_PER_US:.0f} µs, less than recording the gradient in Python takes"
         return tuple(

@@ -105,13 +105,19 @@ def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer:
 
 
 def quick_recorded(
-    known: tuple[Any, ...], ticks: Any, packed: Any, refresh: Callable[[Any], None], tf32: bool, given: Any
-) -> tuple[Any, ...]:
-    """One for a layer whose gradient is recorded, and which is left forward and backward.
+    known: tuple[Any, ...], ticks: Any, packed: Any, refresh: Callable[[Any], None], in_graphs: bool, tf32: bool,
+    given: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    """One for a layer whose gradient is recorded, and which is left forward and backward; ``in_graphs``: in CUDA graphs
+    too.
 
     Where filters are ``packed``, ``refresh`` drops those of the layer, for passes without a gradient.
     """
-    return _left_recorded, *known, ticks, packed, refresh, tf32, *given
+    return _left_recorded if in_graphs else _left_outside_graphs, *known, ticks, packed, refresh, tf32, *given
+
+
+def _left_outside_graphs(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
+    return None if capturing() else _left_recorded(quick, x, w, bias, layer)
 
 
 def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
