@@ -24,7 +24,7 @@ from leanconv.volumes.images import as_images
 pytest.importorskip("torch")
 
 from leanconv.torch.comparing import compared, expected_cycles, passes_cycles
-from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share, pytorch_cycles
+from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_share, pytorch_cycles, worth_recording
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvidia-h200"
 H200 = NOMINAL
@@ -221,3 +221,20 @@ def test_groups_in_tf32_are_taken_where_they_were_measured_to_win(layer: str, ou
     assert choice.cost / CYCLES_PER_US == pytest.approx(ours, rel=0.3)
     expected = pytorch_cycles(problem, H200, True)
     assert (choice.cost / expected < most_share(problem, True, expected)) == (ours < 0.95 * theirs)
+
+
+@pytest.mark.parametrize(("dtype", "taken"), [("float32", [True, True, True, False]), ("float16", [False] * 4)])
+def test_a_recorded_step_takes_the_depthwise_layers_of_convnext_that_pay(dtype: str, taken: list[bool]) -> None:
+    """PyTorch takes 0.3 to 4.3 ms for the filters' gradient in float32, channels last (layers.json)."""
+    found = []
+    for channels, size in ((96, 56), (192, 28), (384, 14), (768, 7)):
+        layer = parse_problem(
+            f"conv:n32,c{channels},h{size},w{size},k{channels},r7,s7,pad3,groups{channels},NHWC,{dtype}"
+        )
+        saved = theirs = 0.0
+        for op in ("fprop", "dgrad", "wgrad"):
+            problem = replace(layer, op=op)
+            pytorch = pytorch_cycles(problem, H200, True)
+            theirs, saved = theirs + pytorch, saved + pytorch - chosen(problem).cost
+        found.append(worth_recording(saved, theirs))
+    assert found == taken
