@@ -10,6 +10,8 @@ import pytest
 
 from leanconv.call.choose import choose
 from leanconv.cpu import oracle
+from leanconv.kernels.common.split_k import MOST_PIXELS
+from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
 from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from tests import emulator, proof, selection
@@ -100,6 +102,17 @@ def test_what_rows_decline(change: dict[str, Any], reason: str) -> None:
     assert any(reason in each for each in ROWS.why_not(problem, HOPPER))
     old = Target("sm_75", 40, 64 * 1024, 64 * 1024)
     assert any("sm_75 is older than sm_80" in each for each in WEIGHT_ROWS.why_not(replace(problem, op="wgrad"), old))
+
+
+@pytest.mark.parametrize(("images", "limit", "fits"), [(8, 0, True), (400, 0, False), (400, 2**25, True)])
+def test_no_warp_sums_more_pixels_than_a_tensor_core_may(images: int, limit: int, fits: bool) -> None:
+    """It rounds toward zero. More blocks share the pixels, if their sums have room; else another kernel does."""
+    given = {"stride": (2, 2), "padding": (3, 3, 3, 3), "layout": "NHWC", "dtype": "float16", "op": "wgrad"}
+    problem = ConvProblem(images, 3, 224, 224, 64, 7, 7, **given)  # type: ignore[arg-type]
+    configs = [config for _, config in NativeWeightRows().within(problem, HOPPER, limit)]
+    assert bool(configs) is fits
+    assert all(problem.pixels <= MOST_PIXELS * each.warps_p * each.split * each.split_k for each in configs)
+    assert choose(problem, HOPPER, "auto", limit).cost > 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.kernels import cost
+from leanconv.kernels.common.split_k import MOST_PIXELS
 from leanconv.kernels.mma_sync.native_gemm_groups import sectors, windows_of
 from leanconv.problem import ConvProblem
 from tests import emulator, proof
@@ -188,6 +189,16 @@ def test_what_is_not_refused_has_a_configuration():
                 assert next(iter(algorithm.configs(each, target)), None), (each, target)
                 met.add((op, each.dtype, target.arch))
     assert len(met) == 3 * (2 * len(TARGETS) - 1), "TF32 not on sm_80"
+
+
+@pytest.mark.parametrize(("problem", "most"), [(LAYER, MOST_PIXELS), (TF32, MOST_PIXELS // 2)])
+def test_no_warp_sums_more_pixels_than_a_tensor_core_may(problem, most):
+    problem, fewest = replace(problem, op="wgrad", n=400), set()
+    for each in (*WEIGHT.configs(problem, TARGETS[0]), *SPLIT_K.configs(problem, TARGETS[0])):
+        together = each.warps // (each.filters // 8 // each.blocks) * each.split * each.split_k
+        assert problem.pixels <= most * together, each
+        fewest.add(each.split * each.split_k)
+    assert min(fewest) > 1 < len(fewest)
 
 
 def test_older_gpus_run_both_and_have_no_clusters():

@@ -11,9 +11,10 @@ import pytest
 
 from leanconv.call.choose import consider
 from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.common.split_k import MOST_PIXELS
 from leanconv.kernels.contract import variant
 from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order
-from leanconv.kernels.hopper_native.native_weight_nchw import MOST_PIXELS, TILES
+from leanconv.kernels.hopper_native.native_weight_nchw import TILES
 from leanconv.problem import ConvProblem
 from tests import proof, selection
 from tests.cases import TARGETS

@@ -12,9 +12,10 @@ import pytest
 
 from leanconv.call.choose import consider
 from leanconv.kernels import ALGORITHMS
+from leanconv.kernels.common.split_k import MOST_PIXELS
 from leanconv.kernels.contract import variant
 from leanconv.kernels.hopper_native import native_weight_nhwc
-from leanconv.kernels.hopper_native.native_weight_nhwc import MOST_PIXELS, SHARING_TILES, TILES, pixels_of, row_pitch
+from leanconv.kernels.hopper_native.native_weight_nhwc import SHARING_TILES, TILES, pixels_of, row_pitch
 from leanconv.problem import ConvProblem
 from tests import proof, selection
 from tests.cases import TARGETS

@@ -4,8 +4,8 @@
 //
 // Requires   sm_90a; NHWC; rows of channels of whole 16 bytes; with groups, whole channel blocks of 32, 64 or 128 bytes a group.
 // Volumes    an im2col map of five axes; slices of a filter are rows behind one another.
-// Numerics   Products are exact. Sums stay in the tensor core over the whole reduction; it rounds toward zero, each k16 step by
-//            less than 2^-23 of the sum: under 2^-11, half a unit of float16, for fewer than 2^16 reduction elements.
+// Numerics   Products are exact. Sums stay in the tensor core over the whole reduction; it rounds toward zero: of a sum of one sign
+//            less than 2^-27 is lost for each element, under 2^-11, half a unit of float16, for fewer than 2^16 of them.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage has stage_blocks * channel_block reduction elements of each.
 //            Persistent. Where tiles are few, a cluster of `split` CTAs shares the reduction of one (split-K), and each CTA
 //            stores its share of the filters.

@@ -31,8 +31,6 @@ MOST_SUMS = 144
 REGISTERS = {80: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
 #: Output pixels of a stage. NOTE: multiples of 64, as linear_pixels.cuh counts tiles.
 PIXELS = (256, 192, 128, 64)
-#: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
-MOST_PIXELS = 2**17
 SPLITS = (1, 2, 4, 8, 16)
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
@@ -160,14 +158,14 @@ def _shared_by(
     problem: ConvProblem, whole: WindowWeightConfig, target: Target, most: int, room: float
 ) -> Iterator[tuple[int, int]]:
     """``split`` and ``split_k`` for tiles computed by one block each, by clusters, and by up to ``most`` blocks, alone
-    or in clusters, with up to ``room`` partial sums. No block sums more than `MOST_PIXELS`."""
+    or in clusters, with up to ``room`` partial sums. No block sums more than `split_k.MOST_PIXELS`."""
     pixels = problem.n * problem.z * linear_order(problem).image
     for split in SPLITS:
-        if pixels <= split * MOST_PIXELS and split <= target.most_in_cluster:
+        if pixels <= split * split_k.MOST_PIXELS and split <= target.most_in_cluster:
             yield split, 1
     if room < 2:
         return
-    tiles, least = tiles_of(problem, whole), max(2, ceil_div(pixels, MOST_PIXELS))
+    tiles, least = tiles_of(problem, whole), max(2, ceil_div(pixels, split_k.MOST_PIXELS))
     found: dict[tuple[int, int], None] = {}
     for busy in dict.fromkeys(min(most, rounds * target.multiprocessors // tiles) for rounds in (1, 2, 3)):
         for split in (1, 2, 4):
@@ -183,7 +181,7 @@ def _most_blocks(problem: ConvProblem) -> int:
     tiles = ceil_div(split_k.weights_of(problem), 128 * 32 * 9)
     pixels = problem.n * problem.z * linear_order(problem).image
     busy = min(ceil_div(pixels, PIXELS[-1]), BLOCKS * (1 if tiles <= 16 else 2 if tiles <= 64 else 3) // tiles)
-    return max(2, busy, ceil_div(pixels, MOST_PIXELS))
+    return max(2, busy, ceil_div(pixels, split_k.MOST_PIXELS))
 
 
 def _tiles_for(problem: ConvProblem) -> list[Tile]:

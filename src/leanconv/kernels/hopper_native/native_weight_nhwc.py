@@ -26,8 +26,6 @@ ITEM = 2
 MIN_STAGES, MAX_STAGES = 3, 8
 #: Taps of a row that share x, at most: those of one wgmma of 256 columns.
 MOST_SHARING = 4
-#: Pixels whose products a block sums in the tensor core, which rounds toward zero: at most 2^-11 of the sum is lost.
-MOST_PIXELS = 2**17
 #: Blocks of a cluster that share a tile's pixels.
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 #: Those of clusters that share them with others, through a workspace.
@@ -297,9 +295,9 @@ def _shared_by(
 ) -> Iterator[tuple[int, int]]:
     """``split`` and ``split_k`` for tiles computed by one block each, by clusters, and by as many blocks or clusters as
     keep the GPU busy for one to three rounds, with up to ``room`` partial sums. No block sums more than
-    `MOST_PIXELS`."""
+    `split_k.MOST_PIXELS`."""
     pixels, most = pixels_of(problem, whole.taps), target.most_in_cluster
-    stages, tiles, least = ceil_div(pixels, PIXELS), tiles_of(problem, whole), ceil_div(pixels, MOST_PIXELS)
+    stages, tiles, least = ceil_div(pixels, PIXELS), tiles_of(problem, whole), ceil_div(pixels, split_k.MOST_PIXELS)
     yield from ((split, 1) for split in SPLITS if least <= split <= min(max(1, stages), most))
     if room < 2:
         return

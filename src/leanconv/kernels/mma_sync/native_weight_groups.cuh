@@ -4,10 +4,10 @@
 //   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]        c: the channels of k's group
 //
 // Requires   as native_gemm_groups; sums of a filter that registers hold.
-// Numerics   products are exact; a warp sums up to 2^17 pixels in the tensor core, which rounds toward zero: about 2^-11 of an
-//            even sum of one sign is lost, if it cuts once for 16 products. In TF32 factors are rounded to the nearest before, and
-//            a warp sums up to 2^16 pixels. NOTE: tiles that reach over the image's end have zeros of dy there: an infinite pixel
-//            next to that end makes NaN of the gradients of taps that do not read it.
+// Numerics   products are exact; a warp sums up to 2^16 pixels in the tensor core, which rounds toward zero: less than 2^-11 of an
+//            even sum of one sign is lost. In TF32 factors are rounded to the nearest before, and a warp sums up to 2^15 pixels.
+//            NOTE: tiles that reach over the image's end have zeros of dy there: an infinite pixel next to that end makes NaN of
+//            the gradients of taps that do not read it.
 // CTA tile   `filters`, of some groups or a part of one, and an even share of all tiles of rows x columns outputs. The pixels
 //            that a tile reads lie in shared memory as native_gemm_groups has them, and dy beside them.
 // Product    16 rows, which are two units of 8 channels of one tap or of two, x 8 filters x 16 output pixels; both operands are

@@ -34,9 +34,6 @@ OF_STEP = 4
 BESIDE = {"16 bits": {"NHWC": 64, "NCHW": 108}, "TF32": {"NHWC": 64, "NCHW": 72}}
 #: Filters of a tile, about.
 FILTERS = (16, 64)
-#: Outputs whose products a warp sums in the tensor core, which rounds toward zero: about 2^-11 of an even sum of one
-#: sign is lost, if it cuts once for 16 products; in TF32, of which it adds half as many products at once, half as many.
-MOST_PIXELS = 2**17
 #: CTAs of a cluster that share a tile's outputs.
 SPLITS = (1, 2, 4, 8, 16)
 
@@ -122,7 +119,8 @@ class NativeWeightGroups(split_k.SplitK):
 
     def _candidates(self, problem: ConvProblem, target: Target, room: float) -> Iterator[GroupsWeightConfig]:
         windows = windows_of(problem)
-        least = ceil_div(problem.pixels * item_bytes(problem.dtype), 2 * MOST_PIXELS)
+        # in TF32 half as many, since the tensor core adds half as many products at once
+        most_summed = split_k.MOST_PIXELS * 2 // item_bytes(problem.dtype)
         for filters, blocks, warps in filter_tiles(windows, OF_STEP, FILTERS):
             registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE[windows.kind][problem.layout]
             for rows, columns in window_tiles(windows):
@@ -132,13 +130,15 @@ class NativeWeightGroups(split_k.SplitK):
                     continue
                 fit = resident_blocks(whole, shared, registers, target)
                 of_filters, of_windows = whole.tiles(windows)
+                sharing = warps * MMA_FILTERS * blocks // filters
+                of_warp = 16 * ceil_div(ceil_div(rows * columns, 16), sharing)
                 wanted = max(1, fit * target.multiprocessors // of_filters)
                 most = min(target.most_in_cluster, of_windows, wanted)
                 ways = [(split, 1) for split in SPLITS if most // 4 < split <= most]
                 slices = {int(min(room, of_windows, each)) for each in (wanted, wanted // 2)}
                 ways += [(1, each) for each in slices if each > 1]
                 for split, each in ways:
-                    if split * each >= least:
+                    if ceil_div(of_windows, split * each) * of_warp <= most_summed:
                         yield variant(whole, min_blocks=fit, split=split, split_k=each)
 
     def plan(self, problem: ConvProblem, config: GroupsWeightConfig, target: Target) -> Plan:

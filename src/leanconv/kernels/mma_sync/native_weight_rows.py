@@ -138,13 +138,15 @@ def _fit(rows: _Rows, config: WeightRowsConfig, target: Target) -> int:
 def _shared_by(
     problem: ConvProblem, whole: WeightRowsConfig, target: Target, room: float
 ) -> Iterator[WeightRowsConfig]:
+    """By clusters, or by as many blocks as keep the GPU busy; no warp sums more than `split_k.MOST_PIXELS`."""
     rows = _Rows(problem, whole)
+    least = ceil_div(rows.outputs * whole.tile_rows * whole.tile_columns, whole.warps_p * split_k.MOST_PIXELS)
     for split in SPLITS:
-        if split <= min(max(1, rows.outputs), target.most_in_cluster):
+        if least <= split <= min(max(1, rows.outputs), target.most_in_cluster):
             yield variant(whole, split=split)
-    if room >= 2:
+    if room >= max(2, least):
         busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs)
-        yield variant(whole, split_k=int(min(max(2, busy), room)))
+        yield variant(whole, split_k=int(min(max(2, busy, least), room)))
 
 
 def _cycles(problem: ConvProblem, config: WeightRowsConfig, target: Target) -> float:
