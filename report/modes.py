@@ -391,9 +391,8 @@ def measure_step(model: Any, x: Any, mode: Mode, graph: bool = True) -> dict[str
     for call in calls.values():
         call()
     peaks = {who: _peak(call) for who, call in calls.items()}
+    theirs = min(calls, key=in_turn(calls).__getitem__)
     graphs = {who: captured(call)[0] for who, call in calls.items()} if graph else {}
-    alone = {who: each.replay for who, each in graphs.items()} or calls
-    theirs = min(alone, key=in_turn(alone).__getitem__)
     lines = dict[str, list[Any]]()
     with ExitStack() as enabled:
         patches, _ = _enabled(enabled, nets, nets, mode, calls)  # which is quicker may depend on the host

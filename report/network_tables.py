@@ -40,11 +40,13 @@ def section(record: dict[str, Any]) -> str:
 
 
 def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:
-    """A line for each network: PyTorch's time over leanconv's, forward as a CUDA graph / eagerly, a step; memory."""
+    """A line for each network: PyTorch's time over leanconv's, forward and of a step, as a CUDA graph / eagerly, or
+    eagerly alone; memory."""
     of, lines = _by_key(record), []
     for network in networks or dict.fromkeys(key[0] for key in of):
         forward = [_ratios(of.get((network, "forward", mode)), "graph", "eager") for mode in _SHORT]
-        steps = [_ratios(of.get((network, "training", mode)), "eager") for mode in _SHORT]
+        rows = [of.get((network, "training", mode), {}) for mode in _SHORT]
+        steps = [_ratios(row, *(["graph"] if "leanconv_graph_us" in row else []), "eager") for row in rows]
         lines.append([network, *forward, *steps, _sizes(of.get((network, "forward", "fp32")))])
     heads = ["network", *_SHORT.values(), *(f"step, {title}" for title in _SHORT.values()), "memory, ours / theirs"]
     return records.table((heads, lines))

@@ -46,8 +46,8 @@ _REARRANGED, _REARRANGING = 0.5, 2
 _GROUP_TILE, _GROUPS, _GROUPS_WEIGHT, _GROUPS_OTHER = 32, 0.75, {"16 bits": 1.0, "NCHW": 0.55, "NHWC": 0.3}, 1 / 3
 #: of depthwise layers' multiply-adds, of the peak of the FP32 cores
 _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.07)}
-#: Times as long as that, of filters of more than so many taps in float32, channels last. Of the measured layers (all of
-#: 7x7 taps) PyTorch takes 2.0 to 2.8 times as long, 1.5 to 2.1, and 7.8 to 21.
+#: Times as long as that, of filters of more than so many taps in float32, channels last. Explored (H200, ec68a949): of
+#: layers of 7x7 taps PyTorch takes 2.0 to 2.8 times as long, 1.5 to 2.1, and 7.8 to 21.
 _DEPTHWISE_TAPS, _DEPTHWISE_LARGE = 25, {"fprop": 2.0, "dgrad": 1.5, "wgrad": 7.8}
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
 _MEMORY, _MEMORY_GROUPS, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
