@@ -120,16 +120,15 @@ def _fused(row: dict[str, Any]) -> list[float]:
 
 def strict(record: dict[str, Any]) -> str:
     """Networks in strict FP32, PyTorch in its quicker layout: milliseconds, the ratio, errors, memory of a pass."""
-    lines = []
-    for row in record["rows"]:
-        if (row["mode"], row["pass"]) == ("fp32", "forward"):
-            way = "graph" if "leanconv_graph_us" in row else "eager"
-            theirs, ours = row[f"torch_{way}_us"], row[f"leanconv_{way}_us"]
-            errors = " / ".join(f"{row[f'{who}_error']:.1e}" for who in ("leanconv", "torch"))
-            times = f"{theirs / 1000:.2f} ({row['quicker']})", f"{ours / 1000:.2f}", ratio(theirs / ours)
-            taken = f"{row['taken']} of {row['taken'] + row['left']}"
-            name = row["network"] + (", eagerly" if way == "eager" else "")
-            lines.append([name, str(row["batch"]), *times, errors, _sizes(row), taken])
+    lines, rows = [], [row for row in record["rows"] if (row["mode"], row["pass"]) == ("fp32", "forward")]
+    for row in rows:
+        way = "graph" if "leanconv_graph_us" in row else "eager"
+        theirs, ours = row[f"torch_{way}_us"], row[f"leanconv_{way}_us"]
+        errors = " / ".join(f"{row[f'{who}_error']:.1e}" for who in ("leanconv", "torch"))
+        times = f"{theirs / 1000:.2f} ({row['quicker']})", f"{ours / 1000:.2f}", ratio(theirs / ours)
+        taken = f"{row['taken']} of {row['taken'] + row['left']}"
+        name = row["network"] + (", eagerly" if way == "eager" else "")
+        lines.append([name, str(row["batch"]), *times, errors, _sizes(row), taken])
     heads = ["network", "batch", "PyTorch, ms", "leanconv, ms", "×", "error, ours / theirs", "memory, ours / theirs"]
-    said = f"{records.origin_of_rows(record)}. A forward pass as a CUDA graph."
+    said = f"{records.origin_of_rows(record | {'rows': rows})}. A forward pass as a CUDA graph."
     return f"{said}\n\n{records.table(([*heads, 'taken'], lines))}"

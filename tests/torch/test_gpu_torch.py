@@ -35,8 +35,6 @@ FORMS = torch.contiguous_format, torch.channels_last
 def _pytorch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
-    # layers are short here, and taken all the same
-    monkeypatch.setattr(expected_time, "_COPIED_US", 0)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # what is left to it
     torch.manual_seed(1)

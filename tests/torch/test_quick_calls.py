@@ -22,7 +22,7 @@ from leanconv.torch import decided, patch, quick, registration  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
-from tests.torch.test_patched_functions import close, launched, pytorch  # noqa: E402
+from tests.torch.test_patched_functions import close, pytorch  # noqa: E402
 from tests.torch.versions import before  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -165,38 +165,50 @@ def test_of_what_is_left_the_filters_are_not_asked(
                 close(layer(x), pytorch(x, layer.weight.clone(), layer.bias))
 
 
-@pytest.mark.parametrize(("us", "copied"), [(60, True), (120, True), (15, False)])
-@pytest.mark.parametrize("autocast", [False, True])
-def test_short_layers_of_copies_are_taken_in_graphs_alone(
-    us: float, copied: bool, autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["NCHW", "NHWC", "NDHWC", "signal", "packed", "autocast", "outside of graphs"])
+def test_images_that_are_copied_first_are_taken_quickly(
+    kind: str, device: HostDevice, only_quick: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the host launches each kernel it takes longer to copy images than PyTorch's GPU for less than 90 µs."""
-    decision, is_left = Decision("it", "it is quicker", 1.0, us * CYCLES_PER_US), copied and us < 90
+    """Some of the channels of larger images, which no kernel reads in place, as those of ShuffleNet and DenseNet."""
+    short = Decision("", "it takes longer", 9.0 * CYCLES_PER_US, 8.0 * CYCLES_PER_US, "it")
+    decision = short if kind == "outside of graphs" else Decision("it", "it is quicker", 1.0, 15 * CYCLES_PER_US)
     monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
-    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 8, 9, 8).to(torch.float16 if autocast else torch.float32)
-    x = x[:, ::2] if copied else x[:, :4].contiguous()
+    if kind == "packed":
+        choose = bind.choose
+        monkeypatch.setattr(
+            bind, "choose", lambda problem, target, _, limit, kept: choose(problem, target, "winograd1d", limit, kept)
+        )
+    layers = {"NDHWC": nn.Conv3d(4, 6, 3), "signal": nn.Conv1d(4, 6, 3)}
+    layer: Any = layers.get(kind, nn.Conv2d(4, 6, 3))
+    axes, autocast = len(layer.kernel_size), kind == "autocast"
+    form = {"NHWC": torch.channels_last, "NDHWC": torch.channels_last_3d}.get(kind, torch.contiguous_format)
+    whole = [torch.randn(2, 8, *(5, 9, 8)[3 - axes :]).contiguous(memory_format=form) for _ in range(3)]
+    whole = [each.half() for each in whole] if autocast else whole
+    layer = layer.to(memory_format=form)
     with torch.no_grad(), leanconv.torch.enable(layer) as enabled, torch.autocast("cpu", torch.float16, autocast):
         with registration.suspended():
-            expected = layer(x)
+            expected = [layer(each[:, 4:]) for each in whole]
+        for _ in range(4):
+            layer(whole[0][:, 4:])
+        only_quick()
+        count = len(device.launches)
+        for each, right in zip(whole, expected, strict=True):
+            y = layer(each[:, 4:])
+            torch.testing.assert_close(y, right, rtol=1e-2, atol=1e-2)
+            assert y.stride() == right.stride()
+        assert len(device.launches) == count + 3
+        assert [line.calls for line in enabled.report().lines] == [7]
 
-        call = partial(launched, device, layer, x, expected)
-        assert call(4) == (0 if is_left else 4)
-        with monkeypatch.context() as captured:
-            set_capturing(captured, True)
-            assert call(3) == 3
-        assert call(2) == (0 if is_left else 2)
-        lines = {(line.runs, line.why): line.calls for line in enabled.report().lines}
-    ours = lines.pop(("leanconv: it", "it is quicker"))
-    assert ours == (3 if is_left else 9)
-    assert lines == (
-        {("PyTorch", "outside of CUDA graphs the host takes longer to copy images than 60 µs"): 6} if is_left else {}
-    )
-    if is_left and not autocast:
-        with torch.no_grad(), leanconv.torch.enable(layer):
-            count = len(device.launches)
-            torch.func.functional_call(layer, {}, (x,))
-            torch.conv2d(x, layer.weight, layer.bias)
-            assert len(device.launches) == count + 1, "torch.compile's graphs call the dispatcher's kernel"
+
+def test_images_that_are_copied_are_read_anew_where_they_lie_otherwise(device: HostDevice) -> None:
+    """Negated ones, others of the same sizes, and those that begin at another place of a unit of 16 bytes."""
+    layer, whole = nn.Conv2d(4, 6, 3), torch.randn(2, 9, 9, 8).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad(), leanconv.torch.enable(layer):
+        for first in (4, 4, 4, 4, 1, 2, 5, 4, 5, 3):
+            for x in (whole[:, first : first + 4], torch._neg_view(whole[:, first : first + 4])):
+                close(layer(x), pytorch(x.clone(), layer.weight, layer.bias))
+                close(layer(x), pytorch(x.clone(), layer.weight, layer.bias))
+    assert len(device.launches) == 40
 
 
 def test_packed_filters_are_read_by_the_fourth(device: HostDevice, packing: None, only_quick: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from leanconv import words
-from leanconv.arrays import Arrays
+from leanconv.arrays import Arrays, MemoryOrder
 from leanconv.arrays.memory import overlaps, share_memory
 from leanconv.call.choose import Candidate
 from leanconv.call.resolve import Resolved
@@ -116,9 +116,12 @@ def check_overlap(arrays: Arrays, out: Any, inputs: Sequence[tuple[str, Any]]) -
 class QuickLaunch(NamedTuple):
     """What a call consists of whose arrays are known to be like those before, on the GPU that is current.
 
-    ``run(stream(), (x, w, bias, y, workspace, prepared), True)``, with addresses, of a ``y`` by ``allocate``.
+    ``run(stream(), (x, w, bias, y, workspace, prepared), True)``, with addresses, of a ``y`` by ``allocate``. Where
+    ``copies``, that of the image is one of a copy in this memory ``order``.
     """
 
+    copies: bool
+    order: MemoryOrder
     device: int
     stream: Callable[[], int]
     allocate: Callable[[], Any]
@@ -213,17 +216,14 @@ class GpuCall:
         self._arrays.assign(out, y)
         return out
 
-    @property
-    def copies_first(self) -> bool:
-        """Whether no kernel reads the image in place: of a gradient, the gradient of the result."""
-        return self._copies[0]
-
     def quick(self) -> QuickLaunch | None:
-        """What runs this call of a layer on addresses; None where more is to be done than to allocate and to launch."""
-        if self._run is None or self._copy_any or self._allocate_scratch is not None or self._scalars:
+        """What runs this call of a layer on addresses; None where more is to be done than to copy the image, to
+        allocate and to launch."""
+        copies, *more = self._copies
+        if self._run is None or any(more) or self._allocate_scratch is not None or self._scalars:
             return None
         allocate = self._arrays.allocator_here(*self._result)
-        return QuickLaunch(self._result[2], self.stream, allocate, self._run)
+        return QuickLaunch(copies, self._order, self._result[2], self.stream, allocate, self._run)
 
     def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
         copy_x, copy_w, copy_bias = self._copies

@@ -58,7 +58,7 @@ class Layer:
     """A layer with images of one shape: what was decided."""
 
     __slots__ = (
-        "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "eager", "function", "given", "input",
+        "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "function", "given", "input",
         "is_float32", "key", "line", "looks", "memory", "options", "outside", "packed", "problem", "quick", "ready",
         "recorded", "tf32", "version", "weight", "weight_ref", "word",
     )  # fmt: skip
@@ -70,14 +70,14 @@ class Layer:
         self.key = key
         self.call, self.ready, self.line, self.options = choice.call, choice.ready, choice.line, options
         #: as of `Choice`
-        self.eager, self.captured, self.outside = choice.eager, choice.captured, choice.outside
+        self.captured, self.outside = choice.captured, choice.outside
         #: ``gone`` is called where the filters are freed
         self.weight_ref = weakref.ref(weight, gone)
         self.weight, self.bias = signature(weight), None if bias is None else signature(bias)
         self.input = input.data_ptr() & 15, input.get_device(), input.is_neg()
         #: of a layer that PyTorch gives to cuDNN as it is: cuDNN's arguments
-        taken = self.call is not None and self.eager is None
-        self.cudnn = None if taken or key[-1] is not None else of_cudnn(input, weight, bias, options)
+        is_left = self.call is None and key[-1] is None
+        self.cudnn = of_cudnn(input, weight, bias, options) if is_left else None
         #: kept filters, what computes with them, and its ready call
         self.packed: tuple[PackedFilters, Callable[..., Any], Any] | None = None
         #: what the call computes, where filters may be kept for it; and how often they had changed at the call before
@@ -125,13 +125,10 @@ class Layer:
             return
         self.recorded = self.quick = None
         self.alike = alike(*self._guarded(input, weight, bias))
-        if self.alike is None or self.outside or (self.call is not None and self.eager is None):
+        if self.alike is None or self.outside or self.call is not None:
             return
         cudnn = self.cudnn is not None and bias is None
-        stream = None if self.call is None else self.ready.stream
-        self.quick = quick_left(
-            self.known(), (self.eager or self.line).ticks, self.options, self.tf32, stream, cudnn, self.input[0] == 0
-        )
+        self.quick = quick_left(self.known(), self.line.ticks, self.options, self.tf32, cudnn, self.input[0] == 0)
 
     def known(self) -> tuple[Any, ...]:
         """What a call must be like that is as the one before, which `functions` and `module_call` ask.
@@ -299,14 +296,13 @@ class Layers:
     def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
         """A call without a gradient; ``known``: its tensors are alike those of the call before."""
         dtype, tf32 = layer.dtype, layer.tf32
-        left = layer.eager or layer.captured
-        if layer.call is None or (left is not None and capturing() == (left is layer.captured)):
+        if layer.call is None or (layer.captured is not None and capturing()):
             if layer.outside and not capturing():
                 made = self.decide(layer.key, layer.function, input, weight, bias, outside=True)
                 if made is None:
                     return layer.function.original(input, weight, bias, *layer.given)
                 return self.compute(made, input, weight, bias, False)
-            next((left or layer.line).ticks)
+            next((layer.captured or layer.line).ticks)
             if layer.cudnn is not None and bias is None and uses_cudnn():
                 return left_to_cudnn(input, weight, layer.cudnn, tf32)
             return left_to_pytorch(input, weight, bias, layer.options, tf32)

@@ -19,8 +19,6 @@ class Choice:
     line: Line
     #: what the call computes
     problem: ConvProblem | None = None
-    #: counts what PyTorch computes all the same, outside of CUDA graphs; None where it does not
-    eager: Line | None = None
     #: counts what PyTorch computes all the same, in CUDA graphs and where PyTorch's dispatcher is asked; None where it
     #: does not
     captured: Line | None = None

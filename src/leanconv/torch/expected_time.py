@@ -116,10 +116,6 @@ _RECORDING_US, _BUSY_US = 400, 800
 #: five networks of torchvision, TF32 and 16 bits, the host needs 15 to 30 for a layer that is taken, 22 to 32 for one
 #: that is left, and 50 to 80 for either with the layers between two convolutions.
 _SHORT_US, _LATER_US = 20, 4
-#: Microseconds that the host takes for a layer whose images must be copied first. Explored (H200, cec6c921): 90 in
-#: ShuffleNet-V2, where PyTorch takes 48; what is taken without a copy takes it 2 to 12 less than PyTorch's, of every
-#: kernel and type.
-_COPIED_US = 90
 
 
 def engine(problem: Problem, tf32: bool, searched: bool = True) -> str:
@@ -296,12 +292,6 @@ def _most_of_volumes(problem: ConvProblem, tf32: bool) -> float:
 def worth_recording(saved: float, pytorch: float) -> bool:
     """Whether a layer is taken whose gradient is recorded: it saves so many of the clock cycles that PyTorch takes."""
     return saved > _RECORDING_US * CYCLES_PER_US or pytorch > _BUSY_US * CYCLES_PER_US
-
-
-def waits_for_host(pytorch: float) -> bool:
-    """Whether the GPU waits for the host, outside of CUDA graphs, where images are copied first for a layer of so many
-    of PyTorch's clock cycles."""
-    return pytorch < _COPIED_US * CYCLES_PER_US
 
 
 def launched_sooner(ours: float, pytorch: float) -> bool:

@@ -30,7 +30,7 @@ from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import decided, registration, switches
 from leanconv.torch.comparing import compared
 from leanconv.torch.deciding import Choice, Decision
-from leanconv.torch.expected_time import CYCLES_PER_US, pytorch_cycles, waits_for_host, worth_recording
+from leanconv.torch.expected_time import CYCLES_PER_US, pytorch_cycles, worth_recording
 from leanconv.torch.layers import (
     FUNCTION_OF,
     Operation,
@@ -281,7 +281,7 @@ class Patch:
         index = arrays.device(first)
         try:
             problem = self.problem(op, options, first.dtype)
-            name, why, _, pytorch, other = self.decide(weight, problem, index)
+            name, why, _, _, other = self.decide(weight, problem, index)
             if not name and not (other and outside):
                 left = self._leave(weight, op.when, str(problem), why)
                 return replace(left, outside=bool(other) and op.when == "forward")
@@ -293,31 +293,20 @@ class Patch:
         except (CudaUnavailableError, CompileError) as error:
             warnings.warn(f"leanconv leaves {problem} to PyTorch: {error}", RuntimeWarning, stacklevel=2)
             return self._leave(weight, op.when, str(problem), str(error).splitlines()[0])
-        ready, eager, captured = call if isinstance(call, GpuCall) else None, None, None
+        ready, captured = call if isinstance(call, GpuCall) else None, None
         if not name:
             left = self._leave(weight, op.when, str(problem), why)
-            if ready is None or ready.copies_first:
+            if ready is None:
                 return left
             name, captured = other, left.line
             why += "; outside of CUDA graphs it is taken: the host launches it sooner, and packed filters are kept"
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
-        if (
-            ready is not None
-            and ready.copies_first
-            and 0 < pytorch
-            and waits_for_host(pytorch)
-            and op.when == "forward"
-        ):
-            little = (
-                f"outside of CUDA graphs the host takes longer to copy images than {pytorch / CYCLES_PER_US:.0f} µs"
-            )
-            eager = self._line(weight, op.when, str(problem), "PyTorch", little)
         if op.signals:
             return Choice(
-                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, eager,
-                captured, ready=ready,
+                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, captured,
+                ready=ready,
             )  # fmt: skip
-        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, eager, captured, ready=ready)
+        return Choice(lambda a, b, c: call(a, b, c, None), line, problem, captured, ready=ready)
 
     def problem(self, op: Operation, options: Options, dtype: Any) -> ConvProblem:
         """What an operation of a layer computes. Raises ValueError and TypeError as `leanconv.conv2d` does."""

@@ -23,6 +23,11 @@ Quick = tuple[Any, ...]
 #: the place of the function that tells the stream
 _STREAM_OF = 14
 _data_ptr: Callable[[Any], int] = torch.Tensor.data_ptr
+_contiguous: Callable[..., Any] = torch.Tensor.contiguous
+#: what PyTorch calls the memory orders of images and volumes
+_FORMATS: dict[Any, Any] = {
+    None: torch.contiguous_format, (0, 2, 3, 1): torch.channels_last, (0, 2, 3, 4, 1): torch.channels_last_3d
+}  # fmt: skip
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: 0)
 
 
@@ -36,16 +41,27 @@ def taken(layer: Any) -> Quick | None:
     packed, _, call = layer.packed or (None, None, layer.ready)
     if layer.problem is not None or call is None or (packed is None and layer.dtype is not None):
         return None
-    parts = call.quick()
-    if parts is None:
+    launch = call.quick()
+    if launch is None:
         return None
-    run = _taken if layer.dtype is None else _taken_cast
+    copies, order, *parts = launch
+    signals, (aligned, *addresses) = layer.function.axes == 1, layer.memory
+    run: Callable[..., Any] = _taken if layer.dtype is None else _taken_cast
     if layer.captured is not None and packed is None:  # those of packed filters ask themselves
         run = _taken_outside_graphs
     preparation = call.preparation if isinstance(call, PreparedCall) else None
     kept = packed if packed is None or layer.dtype is not None else packed.weights
-    signals = layer.function.axes == 1
-    return run, *layer.known(), layer.line.ticks, *layer.memory, *parts, signals, kept, preparation
+    # a copy begins where PyTorch allocates
+    quick = *layer.known(), layer.line.ticks, 0 if copies else aligned, *addresses, *parts, signals, kept, preparation
+    if not copies:
+        return run, *quick
+    form = _FORMATS.get(order)
+    return None if form is None or (signals and order) else (_copied, *quick, run, form)
+
+
+def _copied(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
+    """A layer of images that no kernel reads in place: some of the channels of larger ones, for instance."""
+    return quick[-2](quick[:-2], _contiguous(x, memory_format=quick[-1]), w, bias, layer)
 
 
 def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:

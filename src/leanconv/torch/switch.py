@@ -30,9 +30,9 @@ def enable(
     float16 or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as
     predicted and expected (where a gradient is recorded, by so much that it is worth the host's time); and if it is at
     least as precise as what PyTorch would run: float32's accuracy, also where PyTorch is allowed TF32. Where Python
-    launches each kernel, outside of CUDA graphs and compiled models, the GPU waits for the host in short layers: those
-    whose images would have to be copied first are left, and without a gradient others are taken that the GPU computes
-    in a little more time. Everything else runs as before. On the CPU nothing changes.
+    launches each kernel, outside of CUDA graphs and compiled models, the GPU waits for the host in short layers: there,
+    without a gradient, some are taken that the GPU computes in a little more time. Everything else runs as before. On
+    the CPU nothing changes.
 
     Args:
         model: gives the layers in `Patch.report` their names, and ``include`` and ``exclude`` names to go by. Other

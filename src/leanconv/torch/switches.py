@@ -64,23 +64,17 @@ def left_to_cudnn(x: Any, w: Any, given: tuple[Any, ...], tf32: bool) -> Any:
     return _cudnn_convolution(x, w, *given, _benchmark(), _deterministic() or _always_deterministic(), tf32)
 
 
-def quick_left(
-    known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, stream: Any, of_cudnn: bool, aligned: bool
-) -> Any:
+def quick_left(known: tuple[Any, ...], ticks: Any, given: Any, tf32: bool, of_cudnn: bool, aligned: bool) -> Any:
     """One of these two for a layer, whose calls ``ticks`` counts: see `leanconv.torch.decided`.
 
-    ``stream``: what tells the stream of a layer that is left only where none captures a CUDA graph; else None.
     ``aligned``: whether it is left with images that begin at a multiple of 16 bytes.
     """
     run = _left_unaligned if not aligned else _left_without_bias if of_cudnn else _left
-    return run, *known, ticks, stream, tf32, *given
+    return run, *known, ticks, tf32, *given
 
 
 def _left(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    _, _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, transposed, more, groups = quick
-    # the default stream, 0, cannot be captured
-    if stream is not None and stream() and capturing():
-        return None
+    _, _, _, _, _, _, _, _, _, ticks, tf32, stride, padding, dilation, transposed, more, groups = quick
     next(ticks)
     return _convolution(
         x, w, bias, stride, padding, dilation, transposed, more, groups,
@@ -96,9 +90,7 @@ def _left_unaligned(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: An
 def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if not uses_cudnn():
         return _left(quick, x, w, bias, layer)
-    _, _, _, _, _, _, _, _, _, ticks, stream, tf32, stride, padding, dilation, _, _, groups = quick
-    if stream is not None and stream() and capturing():
-        return None
+    _, _, _, _, _, _, _, _, _, ticks, tf32, stride, padding, dilation, _, _, groups = quick
     next(ticks)
     deterministic = _deterministic() or _always_deterministic()
     return _cudnn_convolution(x, w, padding, stride, dilation, groups, _benchmark(), deterministic, tf32)

@@ -12,21 +12,28 @@ from math import inf
 from operator import itemgetter
 from typing import Any
 
-from leanconv.dtypes import DTYPES
+from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common.layers import conv_constants
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import launch_cycles
 from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
-#: Output pixels, of products of 16 bits, that a tensor core adds up by itself, at most. It rounds toward zero: of an
-#: even sum of one sign so many lose less than 2^-11, half a unit of float16. Explored (H200, dbedb747, float16, wgmma
-#: and mma.sync): 4e-4, in the mean; of 2^13, 2^15, 2^17 and 2^19 it is 6e-5, 2.1e-4, 7.8e-4 and 3.1e-3.
+#: Output pixels, of products of 16 bits, that a tensor core of Hopper adds up by itself, at most. It rounds toward
+#: zero: of a sum of equal positive terms so many lose less than 2^-11, half a unit of float16. Explored (H200, dbedb747,
+#: float16, wgmma and mma.sync): 4e-4, in the mean; 2^13, 2^15, 2^17 and 2^19 lose 6e-5, 2.1e-4, 7.8e-4 and 3.1e-3.
 MOST_PIXELS = 2**16
 #: Warps of a block of the launch that adds, at most.
 SUM_WARPS = 8
 #: Weights from which on a lane of it has four, not one: fewer blocks, and more loads in flight.
 MANY_WEIGHTS = 32768
+
+
+def most_pixels(problem: ConvProblem, target: Target) -> int:
+    """Output pixels that a warp sums by mma.sync, at most. Where it rounds twice for 16 products, as on sm_80, half as
+    many; and in TF32, of which it adds half as many products at once."""
+    most = MOST_PIXELS if target.warpgroup_products else MOST_PIXELS // 2
+    return most * 2 // item_bytes(problem.dtype)
 
 
 def weights_of(problem: ConvProblem) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from leanconv.dtypes import DTYPES, item_bytes
+from leanconv.dtypes import DTYPES
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants
 from leanconv.kernels.contract import Arithmetic, by_time, ceil_div, variant
@@ -119,8 +119,7 @@ class NativeWeightGroups(split_k.SplitK):
 
     def _candidates(self, problem: ConvProblem, target: Target, room: float) -> Iterator[GroupsWeightConfig]:
         windows = windows_of(problem)
-        # in TF32 half as many, since the tensor core adds half as many products at once
-        most_summed = split_k.MOST_PIXELS * 2 // item_bytes(problem.dtype)
+        most_summed = split_k.most_pixels(problem, target)
         for filters, blocks, warps in filter_tiles(windows, OF_STEP, FILTERS):
             registers = blocks * (OF_STEP * windows.steps + 4) + BESIDE[windows.kind][problem.layout]
             for rows, columns in window_tiles(windows):

@@ -138,9 +138,11 @@ def _fit(rows: _Rows, config: WeightRowsConfig, target: Target) -> int:
 def _shared_by(
     problem: ConvProblem, whole: WeightRowsConfig, target: Target, room: float
 ) -> Iterator[WeightRowsConfig]:
-    """By clusters, or by as many blocks as keep the GPU busy; no warp sums more than `split_k.MOST_PIXELS`."""
+    """By clusters, or by as many blocks as keep the GPU busy; no warp sums more than `split_k.most_pixels`."""
     rows = _Rows(problem, whole)
-    least = ceil_div(rows.outputs * whole.tile_rows * whole.tile_columns, whole.warps_p * split_k.MOST_PIXELS)
+    least = ceil_div(
+        rows.outputs * whole.tile_rows * whole.tile_columns, whole.warps_p * split_k.most_pixels(problem, target)
+    )
     for split in SPLITS:
         if least <= split <= min(max(1, rows.outputs), target.most_in_cluster):
             yield variant(whole, split=split)
