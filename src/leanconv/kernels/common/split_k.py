@@ -20,8 +20,9 @@ from leanconv.plan import Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Output pixels, of products of 16 bits, that a tensor core of Hopper adds up by itself, at most. It rounds toward
-#: zero: of a sum of equal positive terms so many lose less than 2^-11, half a unit of float16. Explored (H200, dbedb747,
-#: float16, wgmma and mma.sync): 4e-4, in the mean; 2^13, 2^15, 2^17 and 2^19 lose 6e-5, 2.1e-4, 7.8e-4 and 3.1e-3.
+#: zero: so many lose less than 2^-11 of a sum of equal positive terms, half a unit of float16. Explored (H200,
+#: dbedb747, float16, wgmma and mma.sync): 4e-4 in the mean; 2^13, 2^15, 2^17 and 2^19 lose 6e-5, 2.1e-4, 7.8e-4 and
+#: 3.1e-3.
 MOST_PIXELS = 2**16
 #: Warps of a block of the launch that adds, at most.
 SUM_WARPS = 8
