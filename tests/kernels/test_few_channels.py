@@ -104,7 +104,7 @@ def test_what_rows_decline(change: dict[str, Any], reason: str) -> None:
     assert any("sm_75 is older than sm_80" in each for each in WEIGHT_ROWS.why_not(replace(problem, op="wgrad"), old))
 
 
-@pytest.mark.parametrize(("images", "limit", "fits"), [(8, 0, True), (400, 0, False), (400, 2**25, True)])
+@pytest.mark.parametrize(("images", "limit", "fits"), [(8, 0, True), (800, 0, False), (800, 2**25, True)])
 def test_no_warp_sums_more_pixels_than_a_tensor_core_may(images: int, limit: int, fits: bool) -> None:
     """It rounds toward zero. More blocks share the pixels, if their sums have room; else another kernel does."""
     given = {"stride": (2, 2), "padding": (3, 3, 3, 3), "layout": "NHWC", "dtype": "float16", "op": "wgrad"}

@@ -193,7 +193,7 @@ def test_what_is_not_refused_has_a_configuration():
 
 @pytest.mark.parametrize(("problem", "most"), [(LAYER, MOST_PIXELS), (TF32, MOST_PIXELS // 2)])
 def test_no_warp_sums_more_pixels_than_a_tensor_core_may(problem, most):
-    problem, fewest = replace(problem, op="wgrad", n=400), set()
+    problem, fewest = replace(problem, op="wgrad", n=1600), set()
     for each in (*WEIGHT.configs(problem, TARGETS[0]), *SPLIT_K.configs(problem, TARGETS[0])):
         together = each.warps // (each.filters // 8 // each.blocks) * each.split * each.split_k
         assert problem.pixels <= most * together, each

@@ -118,7 +118,7 @@ def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
             assert algorithm.workspace_bytes(problem, config) == (sums * config.split_k if algorithm is SPLIT_K else 0)
     # beyond what a cluster sums, a workspace is needed, and said
     (plain,) = (each for each in ALGORITHMS if each.stem == "native_weight_nhwc")
-    least = sums * max(2, -(-pixels // (4 * MOST_PIXELS)))
+    least = sums * max(2, -(-pixels // (16 * MOST_PIXELS)))
     for limit, fits in ((0, pixels <= 16 * MOST_PIXELS), (least - 1, pixels <= 16 * MOST_PIXELS), (least, True)):
         said = f"it needs {least} bytes of workspace, and workspace_limit is {limit}"
         assert consider(plain, problem, HOPPER, "auto", limit).reasons == (() if fits else (said,))

@@ -16,14 +16,13 @@ from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common.layers import conv_constants
 from leanconv.kernels.contract import TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import launch_cycles
-from leanconv.plan import Launch, Plan, Pointer, Target
+from leanconv.plan import Launch, Plan, Pointer, Target, in_chain
 from leanconv.problem import ConvProblem
 
 #: Output pixels, of products of 16 bits, that a tensor core of Hopper adds up by itself, at most. It rounds toward
-#: zero: so many lose less than 2^-11 of a sum of equal positive terms, half a unit of float16. Explored (H200,
-#: dbedb747, float16, wgmma and mma.sync): 4e-4 in the mean; 2^13, 2^15, 2^17 and 2^19 lose 6e-5, 2.1e-4, 7.8e-4 and
-#: 3.1e-3.
-MOST_PIXELS = 2**16
+#: zero: so many lose less than 2^-10 of a sum of equal positive terms, a unit of float16. Explored (H200, dbedb747,
+#: float16, wgmma and mma.sync): 7.8e-4 in the mean; 2^13, 2^15 and 2^19 lose 6e-5, 2.1e-4 and 3.1e-3.
+MOST_PIXELS = 2**17
 #: Warps of a block of the launch that adds, at most.
 SUM_WARPS = 8
 #: Weights from which on a lane of it has four, not one: fewer blocks, and more loads in flight.
@@ -35,6 +34,12 @@ def most_pixels(problem: ConvProblem, target: Target) -> int:
     many; and in TF32, of which it adds half as many products at once."""
     most = MOST_PIXELS if target.warpgroup_products else MOST_PIXELS // 2
     return most * 2 // item_bytes(problem.dtype)
+
+
+def enough(busy: int, least: int) -> int:
+    """How many blocks share a tile of which ``busy`` keep the GPU busy for some rounds: ``least`` of them, in whole
+    rounds."""
+    return busy * max(1, ceil_div(least, busy)) if busy else least
 
 
 def weights_of(problem: ConvProblem) -> int:
@@ -56,10 +61,13 @@ def destination(problem: ConvProblem, split_k: int) -> Pointer:
     return Pointer("dw", DTYPES[problem.dtype].ctype, written=True)
 
 
-def with_sums(first: Launch, problem: ConvProblem, split_k: int, most_warps: int = SUM_WARPS) -> Plan:
-    """The plan of a first launch, and of the one that adds its partial sums where there are several."""
+def with_sums(
+    first: Launch, problem: ConvProblem, split_k: int, most_warps: int = SUM_WARPS, early: bool = False
+) -> Plan:
+    """The plan of a first launch, and of the one that adds its partial sums where there are several, and starts
+    ``early``."""
     launches = (first, sum_launch(problem, split_k, most_warps)) if split_k > 1 else (first,)
-    return Plan(launches, workspace_bytes=workspace_bytes(problem, split_k))
+    return Plan(in_chain(launches) if early else launches, workspace_bytes=workspace_bytes(problem, split_k))
 
 
 def sum_launch(problem: ConvProblem, split_k: int, most_warps: int = SUM_WARPS) -> Launch:
@@ -92,6 +100,22 @@ class SplitK(TimedAlgorithm):
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, Any]]:
         return self.within(problem, target)
+
+
+class SharedSplitK(SplitK):
+    """One whose configurations say by themselves who shares a tile."""
+
+    @abstractmethod
+    def sharing(self, problem: ConvProblem, target: Target, room: float) -> Iterator[Any]:
+        """The configurations, with up to ``room`` partial sums."""
+
+    @abstractmethod
+    def cycles(self, problem: ConvProblem, config: Any, target: Target) -> float:
+        """Predicted clock cycles."""
+
+    def within(self, problem: ConvProblem, target: Target, workspace: float = inf) -> list[tuple[float, Any]]:
+        configs = self.sharing(problem, target, most_partial_sums(problem, workspace))
+        return by_time((self.cycles(problem, config, target), config) for config in configs)
 
 
 class PredictedSplitK(SplitK):

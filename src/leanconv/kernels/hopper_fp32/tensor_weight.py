@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf
 
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, few_channels, gradient_arguments, limits, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, LEAST_CHANNELS, SplitGemm
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, MAX_REACH, ROW, pixel_map, reach_of
-from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles
 from leanconv.plan import Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
@@ -268,7 +267,7 @@ class WeightGradient(TimedAlgorithm):
         return "fp16" if problem.precision == "tf32" else "fp16x3"
 
 
-class TensorWeight(WeightGradient, split_k.SplitK):
+class TensorWeight(WeightGradient, split_k.SharedSplitK):
     """Stages of 64 neighbouring pixels."""
 
     volumes = True
@@ -279,15 +278,12 @@ class TensorWeight(WeightGradient, split_k.SplitK):
             reasons.append(f"the output has {problem.pixels} pixels, 2**31 or more")
         return reasons
 
-    def within(
-        self, problem: ConvProblem, target: Target, workspace: float = inf
-    ) -> list[tuple[float, TensorWeightConfig]]:
-        most = min(_most_blocks(problem), split_k.most_partial_sums(problem, workspace))
-        return by_time(
-            (predicted_cycles(problem, config, target), config)
-            for whole in _whole(problem, target)
-            for config in _shared_by(problem, whole, target, most)
-        )
+    def sharing(self, problem: ConvProblem, target: Target, room: float) -> Iterator[TensorWeightConfig]:
+        for whole in _whole(problem, target):
+            yield from _shared_by(problem, whole, target, min(_most_blocks(problem), room))
+
+    def cycles(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> float:
+        return predicted_cycles(problem, config, target)
 
     def plan(self, problem: ConvProblem, config: TensorWeightConfig, target: Target) -> Plan:
         *_, batch = gradient_arguments(problem)

@@ -4,7 +4,7 @@
 //
 // Requires   sm_90a; NCHW; strides up to 64; a stage of x and dy that fits shared memory twice.
 // Volumes    each output slice is an image; a tile has taps of one slice of the filters.
-// Numerics   products are exact; a block sums up to 2^16 pixels in the tensor core, which rounds toward zero: less than 2^-11 of
+// Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-10 of
 //            a sum of one sign is lost. Pixels of the linear order without an output have zeros of dy. NOTE: so an infinite
 //            pixel next to the image's edge makes NaN of the gradients of taps that do not read it, of its channel.
 // CTA tile   filters x channels x taps of weights; `pixels` outputs a stage. Pixels of x lie in shared memory once, in the padded

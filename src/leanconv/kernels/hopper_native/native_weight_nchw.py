@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 from leanconv.kernels.common import split_k
@@ -12,7 +12,7 @@ from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, launch_cycles, overlapped
 from leanconv.kernels.hopper_native import native_gemm_nchw
 from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order, unit_cycles
-from leanconv.plan import Plan, Target, in_chain
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 #: Stages of the ring, at most.
@@ -32,6 +32,8 @@ REGISTERS = {80: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
 #: Output pixels of a stage. NOTE: multiples of 64, as linear_pixels.cuh counts tiles.
 PIXELS = (256, 192, 128, 64)
 SPLITS = (1, 2, 4, 8, 16)
+#: The same where partial sums are added too, unless there is room for few.
+SPLITS_OF_SLICES = (1, 2, 4)
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
 
@@ -150,8 +152,7 @@ class NativeWeightNchw(split_k.PredictedSplitK):
         arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
         grid = tiles_of(problem, config) * config.split * config.split_k
         first = self.launch(config, conv_constants(problem), arguments, grid, shared, tuning)
-        plan = split_k.with_sums(first, problem, config.split_k)
-        return replace(plan, launches=in_chain(plan.launches))
+        return split_k.with_sums(first, problem, config.split_k, early=True)
 
 
 def _shared_by(
@@ -167,9 +168,13 @@ def _shared_by(
         return
     tiles, least = tiles_of(problem, whole), max(2, ceil_div(pixels, split_k.MOST_PIXELS))
     found: dict[tuple[int, int], None] = {}
+    fewest = target.most_in_cluster, max(2, ceil_div(least, target.most_in_cluster))
+    if fewest[0] < least <= fewest[0] * room:  # what takes the least workspace
+        found[fewest] = None
+    wide = SPLITS if least > SPLITS_OF_SLICES[-1] * room else SPLITS_OF_SLICES
     for busy in dict.fromkeys(min(most, rounds * target.multiprocessors // tiles) for rounds in (1, 2, 3)):
-        for split in (1, 2, 4):
-            blocks = max(least, int(min(busy, split * room)))
+        for split in wide:
+            blocks = max(least, int(min(split_k.enough(busy, least), split * room)))
             slices = ceil_div(blocks, split)
             if 2 <= slices <= room and (split == 1 or blocks >= 2 * split) and split <= target.most_in_cluster:
                 found[split, slices] = None

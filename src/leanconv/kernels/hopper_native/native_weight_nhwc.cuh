@@ -6,7 +6,7 @@
 //            255 pixels, of 31 in volumes.
 // Volumes    slices of outputs are rows of dy, which lie behind each other; maps of x have five axes; the rows of all slices of
 //            a filter are its rows.
-// Numerics   products are exact; a block sums up to 2^16 pixels in the tensor core, which rounds toward zero: less than 2^-11 of
+// Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-10 of
 //            a sum of one sign is lost. NOTE: where taps share x, columns of the linear order without an output have zeros of
 //            dy: an infinite pixel next to the image's edge makes NaN of the gradients of taps of its row that do not read it.
 // CTA tile   64 * m_tiles * filter_groups filters x column_groups * blocks column blocks; 64 pixels a stage. A column block has

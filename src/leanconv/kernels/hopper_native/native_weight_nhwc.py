@@ -13,7 +13,7 @@ from leanconv.kernels.common.tensor_core_gemm import MAX_REACH, REGISTERS, pixel
 from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
-from leanconv.plan import Plan, Target, TensorMap, in_chain
+from leanconv.plan import Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Pixels of a stage, and filters of a wgmma.
@@ -236,8 +236,7 @@ class NativeWeightNhwc(split_k.PredictedSplitK):
         )
         grid = tiles_of(problem, config) * config.split * config.split_k
         first = self.launch(config, conv_constants(problem), arguments, grid, ring + 16 * config.stages, tuning)
-        plan = split_k.with_sums(first, problem, config.split_k)
-        return replace(plan, launches=in_chain(plan.launches))
+        return split_k.with_sums(first, problem, config.split_k, early=True)
 
 
 def _whole(problem: ConvProblem, target: Target) -> Iterator[NativeWeightConfig]:
@@ -302,10 +301,14 @@ def _shared_by(
     if room < 2:
         return
     found: dict[tuple[int, int], None] = {}
+    fewest = most, max(2, ceil_div(least, most))
+    if most < least <= most * room:  # what takes the least workspace
+        found[fewest] = None
+    wide = SPLITS if least > SPLITS_OF_SLICES[-1] * room else SPLITS_OF_SLICES
     for rounds in (1, 2, 3):
-        for split in SPLITS_OF_SLICES:
+        for split in wide:
             busy = min(rounds * target.multiprocessors // tiles, stages) // split
-            slices = int(min(max(2, busy, ceil_div(least, split)), room))
+            slices = int(min(max(2, split_k.enough(busy, ceil_div(least, split))), room))
             if split <= most and slices * split >= least:
                 found[split, slices] = None
     yield from found

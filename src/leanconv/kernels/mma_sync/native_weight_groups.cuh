@@ -4,8 +4,8 @@
 //   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]        c: the channels of k's group
 //
 // Requires   as native_gemm_groups; sums of a filter that registers hold.
-// Numerics   products are exact; a warp sums up to 2^16 pixels in Hopper's tensor core, elsewhere 2^15; it rounds toward zero:
-//            under 2^-11 of a sum of one sign is lost. In TF32 factors are rounded to the nearest before; half as many are summed.
+// Numerics   products are exact; a warp sums up to 2^17 pixels in Hopper's tensor core, elsewhere 2^16; it rounds toward zero:
+//            under 2^-10 of a sum of one sign is lost. In TF32 factors are rounded to the nearest before; half as many are summed.
 //            NOTE: tiles that reach over the image's end have zeros of dy there: an infinite pixel next to that end makes NaN of
 //            the gradients of taps that do not read it.
 // CTA tile   `filters`, of some groups or a part of one, and an even share of all tiles of rows x columns outputs. The pixels

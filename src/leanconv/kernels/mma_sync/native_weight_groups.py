@@ -26,7 +26,7 @@ from leanconv.kernels.mma_sync.native_gemm_groups import (
     window_tiles,
     windows_of,
 )
-from leanconv.plan import Number, Plan, Pointer, Target, in_chain
+from leanconv.plan import Number, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Registers of a step's sums, and what a thread has beside these and their fragments, by type and layout.
@@ -134,7 +134,8 @@ class NativeWeightGroups(split_k.SplitK):
                 wanted = max(1, fit * target.multiprocessors // of_filters)
                 most = min(target.most_in_cluster, of_windows, wanted)
                 ways = [(split, 1) for split in SPLITS if most // 4 < split <= most]
-                slices = {int(min(room, of_windows, each)) for each in (wanted, wanted // 2)}
+                least = ceil_div(of_windows, max(1, most_summed // of_warp))
+                slices = {int(min(room, of_windows, split_k.enough(each, least))) for each in (wanted, wanted // 2)}
                 ways += [(1, each) for each in slices if each > 1]
                 for split, each in ways:
                     if ceil_div(of_windows, split * each) * of_warp <= most_summed:
@@ -150,8 +151,7 @@ class NativeWeightGroups(split_k.SplitK):
         grid = config.tiles(windows)[0] * config.split * config.split_k
         shared, constants = config.shared_bytes(windows), (*conv_constants(problem), ("gradient", False))
         first = self.launch(config, constants, arguments, grid, shared, tuning)
-        plan = split_k.with_sums(first, problem, config.split_k)
-        return Plan(in_chain(plan.launches), workspace_bytes=plan.workspace_bytes)
+        return split_k.with_sums(first, problem, config.split_k, early=True)
 
 
 def cycles(problem: ConvProblem, config: GroupsWeightConfig, target: Target, speeds: GroupsWeightSpeeds) -> float:

@@ -8,8 +8,8 @@
 // operand B's of two columns.
 //
 // Requires   tensor cores of sm_80 or newer; NHWC; one group; neighbouring columns (dilation 1); few channels.
-// Numerics   products and sums of the tensor core, in float32, of up to 2^16 pixels of a warp, 2^15 but on Hopper; it rounds
-//            toward zero: under 2^-11 of a sum of one sign is lost. Then sums of warps, of a cluster, of split-K, in fixed order.
+// Numerics   products and sums of the tensor core, in float32, of up to 2^17 pixels of a warp, 2^16 but on Hopper; it rounds
+//            toward zero: under 2^-10 of a sum of one sign is lost. Then sums of warps, of a cluster, of split-K, in fixed order.
 // CTA tile   16 * m16s filters x warps_n * n16s * 16 columns of one slice; warps_p of the warps share output pixels.
 //            `split` CTAs of a cluster, and `split_k` of them, share the tiles of tile_rows x tile_columns outputs.
 // Shared     the rows of dy and of x of one tile; at the end the sums.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments
-from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
+from leanconv.kernels.contract import Arithmetic, Config, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows, Windows, runs_why_not
-from leanconv.plan import Plan, Target, in_chain
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 #: Filters of a tile at most, in 16, and columns of a warp.
@@ -81,7 +80,7 @@ class _Rows:
         self.outputs = problem.n * problem.z * self.windows.tiles
 
 
-class NativeWeightRows(split_k.SplitK):
+class NativeWeightRows(split_k.SharedSplitK):
     """dy times rows of windows: both are read where they lie."""
 
     name = "native_weight"
@@ -96,23 +95,19 @@ class NativeWeightRows(split_k.SplitK):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def within(
-        self, problem: ConvProblem, target: Target, workspace: float = inf
-    ) -> list[tuple[float, WeightRowsConfig]]:
-        room = split_k.most_partial_sums(problem, workspace)
-        return by_time(
-            (_cycles(problem, config, target), config)
-            for whole in _configs(problem, target)
-            for config in _shared_by(problem, whole, target, room)
-        )
+    def sharing(self, problem: ConvProblem, target: Target, room: float) -> Iterator[WeightRowsConfig]:
+        for whole in _configs(problem, target):
+            yield from _shared_by(problem, whole, target, room)
+
+    def cycles(self, problem: ConvProblem, config: WeightRowsConfig, target: Target) -> float:
+        return _cycles(problem, config, target)
 
     def plan(self, problem: ConvProblem, config: WeightRowsConfig, target: Target) -> Plan:
         rows, (x, dy, _, batch) = _Rows(problem, config), gradient_arguments(problem)
         arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
         grid = rows.tiles * config.split * config.split_k
         first = self.launch(config, conv_constants(problem), arguments, grid, rows.shared_bytes)
-        plan = split_k.with_sums(first, problem, config.split_k)
-        return replace(plan, launches=in_chain(plan.launches)) if target.clusters else plan
+        return split_k.with_sums(first, problem, config.split_k, early=True)
 
 
 def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightRowsConfig]:
@@ -148,7 +143,7 @@ def _shared_by(
             yield variant(whole, split=split)
     if room >= max(2, least):
         busy = min(_fit(rows, whole, target) * target.multiprocessors // rows.tiles, rows.outputs)
-        yield variant(whole, split_k=int(min(max(2, busy, least), room)))
+        yield variant(whole, split_k=int(min(max(2, split_k.enough(busy, least)), room)))
 
 
 def _cycles(problem: ConvProblem, config: WeightRowsConfig, target: Target) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 
 from leanconv.kernels.common import split_k
 from leanconv.kernels.common.layers import gradient_arguments, view_constants
-from leanconv.kernels.contract import Arithmetic, Config, by_time, ceil_div, variant
+from leanconv.kernels.contract import Arithmetic, Config, ceil_div, variant
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.kernels.mma_sync.native_gemm_sync import (
     COPIED_STAGES,
@@ -20,7 +19,7 @@ from leanconv.kernels.mma_sync.native_gemm_sync import (
     load_cycles,
     sync_why_not,
 )
-from leanconv.plan import Plan, Target, in_chain
+from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
 #: Steps whose windows are in shared memory; a step has `DEPTH` output pixels.
@@ -96,7 +95,7 @@ class WeightSyncSpeeds(Speeds):
     behind: float
 
 
-class NativeWeightSync(split_k.SplitK):
+class NativeWeightSync(split_k.SharedSplitK):
     """dy times windows of x, both read where they lie; float16 or bfloat16 summed in float32; NHWC."""
 
     name = "native_weight"
@@ -111,23 +110,19 @@ class NativeWeightSync(split_k.SplitK):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
-    def within(
-        self, problem: ConvProblem, target: Target, workspace: float = inf
-    ) -> list[tuple[float, WeightSyncConfig]]:
-        room = split_k.most_partial_sums(problem, workspace)
-        return by_time(
-            (_cycles(problem, config, target), config)
-            for whole in _configs(problem, target)
-            for config in _shared_by(problem, whole, target, room)
-        )
+    def sharing(self, problem: ConvProblem, target: Target, room: float) -> Iterator[WeightSyncConfig]:
+        for whole in _configs(problem, target):
+            yield from _shared_by(problem, whole, target, room)
+
+    def cycles(self, problem: ConvProblem, config: WeightSyncConfig, target: Target) -> float:
+        return _cycles(problem, config, target)
 
     def plan(self, problem: ConvProblem, config: WeightSyncConfig, target: Target) -> Plan:
         x, dy, _, batch = gradient_arguments(problem)
         arguments = (x, dy, split_k.destination(problem, config.split_k), batch)
         grid = _tiles(problem, config) * config.split * config.split_k
         first = self.launch(config, view_constants(problem), arguments, grid, config.shared_bytes)
-        plan = split_k.with_sums(first, problem, config.split_k)
-        return replace(plan, launches=in_chain(plan.launches)) if target.clusters else plan
+        return split_k.with_sums(first, problem, config.split_k, early=True)
 
 
 def _configs(problem: ConvProblem, target: Target) -> Iterator[WeightSyncConfig]:
