@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from ctypes import byref, c_int, c_void_p
 
 from leanconv.plan import Launch
@@ -90,7 +90,8 @@ class Kernels:
         self._unload()
         module, function = c_void_p(), c_void_p()
         try:
-            self._driver.check("cuModuleLoadData", byref(module), code.cubin)
+            with self._beside_captures():
+                self._driver.check("cuModuleLoadData", byref(module), code.cubin)
         except OutOfMemoryError as error:
             raise OutOfMemoryError(f"no GPU memory for a kernel of {len(code.cubin)} bytes. {error}") from error
         self._driver.check("cuModuleGetFunction", byref(function), module, code.symbol.encode())
@@ -107,9 +108,15 @@ class Kernels:
                 module = self._gone.pop()
             except IndexError:  # another thread was quicker
                 return
-            # so that a capture on another stream stays valid
-            mode = c_int(_CAPTURE_RELAXED)
-            self._driver.check("cuThreadExchangeStreamCaptureMode", byref(mode))
-            with suppress(CudaError):
+            with self._beside_captures(), suppress(CudaError):
                 self._driver.check("cuModuleUnload", module)
+
+    @contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        """What this thread does meanwhile leaves captures of CUDA graphs valid."""
+        mode = c_int(_CAPTURE_RELAXED)
+        self._driver.check("cuThreadExchangeStreamCaptureMode", byref(mode))
+        try:
+            yield
+        finally:
             self._driver.check("cuThreadExchangeStreamCaptureMode", byref(mode))

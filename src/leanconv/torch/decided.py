@@ -60,7 +60,7 @@ class Layer:
     __slots__ = (
         "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "function", "given", "input",
         "is_float32", "key", "line", "looks", "memory", "options", "outside", "packed", "problem", "quick", "ready",
-        "recorded", "tf32", "version", "weight", "weight_ref", "word",
+        "recorded", "tf32", "trains", "version", "weight", "weight_ref", "word",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +91,8 @@ class Layer:
         #: what computes a call whose tensors are alike, without a gradient and with one; None: the long way
         self.quick: Quick | None = None
         self.recorded: Quick | None = None
+        #: whether the filters were trained when `recorded` was made
+        self.trains = False
         #: how often it was called otherwise
         self.looks = 0
         #: see `known`
@@ -209,11 +211,7 @@ class Layers:
         if dtype is not None:
             if any(each is not None and each.dtype not in _CAST for each in (input, weight, bias)):
                 return None
-            # of what autocast casts, only shape, strides and alignment matter
-            x, w, added = (
-                each if each is None or each.dtype is dtype else torch.empty_like(each, dtype=dtype, device=each.device)
-                for each in (input, weight, bias)
-            )
+            x, w, added = (_as_cast(each, dtype) for each in (input, weight, bias))
         # lists are what the dispatcher gives
         numbers = [[*each] if type(each) is tuple else each for each in given]
         at, latest = key[0], self.latest
@@ -255,14 +253,17 @@ class Layers:
             return layer.function.original(input, weight, bias, *layer.given)
         dtype, patch, captured = layer.dtype, self._patch(), capturing()
         left = self._left_recorded(layer, input, weight, bias, captured)
-        if layer.recorded is None and layer.alike is not None and not captured:
+        trains = weight.requires_grad
+        # the guard may be of another call, such as one that a graph has captured
+        if not captured and (layer.recorded is None or layer.trains is not trains) and layer.knows(input, weight, bias):
+            layer.trains = trains
             if left is None:
                 layer.recorded = through_layers(layer, _record, self)
             else:
                 ticks = self._together(left).ticks
                 in_graphs = self._left_recorded(layer, input, weight, bias, True) is not None
                 layer.recorded = quick_recorded(
-                    layer.known(), ticks, self._packed, self.refresh, in_graphs, layer.tf32, layer.options
+                    layer.known(), ticks, self._packed, self.refresh, trains, in_graphs, layer.tf32, layer.options
                 )
         if left is not None:
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
@@ -287,10 +288,10 @@ class Layers:
         self, layer: Layer, input: Any, weight: Any, bias: Any, captured: bool
     ) -> tuple[Line, ...] | None:
         """What `Patch.left_recorded` says of a call, which is asked once."""
-        at, patch, dtype = (input.requires_grad, weight.requires_grad, captured), self._patch(), layer.dtype
+        at, patch = (input.requires_grad, weight.requires_grad, captured), self._patch()
         if at not in layer.backward and patch is not None:
-            tensors = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
-            layer.backward[at] = patch.left_recorded(*tensors, layer.options, at[:2], weight, captured)
+            x, w, added = (_as_cast(each, layer.dtype) for each in (input, weight, bias))
+            layer.backward[at] = patch.left_recorded(x, w, added, layer.options, at[:2], weight, captured)
         return layer.backward.get(at)
 
     def compute(self, layer: Layer, input: Any, weight: Any, bias: Any, known: bool) -> Any:
@@ -413,6 +414,13 @@ class Layers:
             self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
         packed.layers.append(layer)
         layer.packed, layer.quick = (packed, function.ready(call), call), None
+
+
+def _as_cast(tensor: Any, dtype: Any) -> Any:
+    """What stands for a tensor that autocast casts: only its sizes, strides and alignment matter."""
+    if tensor is None or dtype is None or tensor.dtype is dtype:
+        return tensor
+    return torch.empty_like(tensor, dtype=dtype, device=tensor.device)
 
 
 def _record(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:

@@ -46,9 +46,9 @@ _REARRANGED, _REARRANGING = 0.5, 2
 _GROUP_TILE, _GROUPS, _GROUPS_WEIGHT, _GROUPS_OTHER = 32, 0.75, {"16 bits": 1.0, "NCHW": 0.55, "NHWC": 0.3}, 1 / 3
 #: of depthwise layers' multiply-adds, of the peak of the FP32 cores
 _DEPTHWISE = {"fprop": (0.06, 0.15), "dgrad": (0.035, 0.12), "wgrad": (0.03, 0.07)}
-#: Times as long as that, of filters of more than so many taps in float32, channels last. Explored (H200, ec68a949): of
-#: layers of 7x7 taps PyTorch takes 2.0 to 2.8 times as long, 1.5 to 2.1, and 7.8 to 21.
-_DEPTHWISE_TAPS, _DEPTHWISE_LARGE = 25, {"fprop": 2.0, "dgrad": 1.5, "wgrad": 7.8}
+#: Times as long as that, of filters of more than 25 taps, in float32, channels last. Explored (H200, ec68a949): of
+#: layers of 7x7 taps PyTorch takes 2.0 to 2.8 times as long, 1.5 to 2.1, and 7.8 to 21; larger ones are not measured.
+_DEPTHWISE_TAPS, _DEPTHWISE_LARGE = (25, 49), {"fprop": 2.0, "dgrad": 1.5, "wgrad": 7.8}
 #: of the memory's speed that large tensors pass at; in depthwise layers; and in layers of few channels
 _MEMORY, _MEMORY_GROUPS, _MEMORY_DEPTHWISE, _MEMORY_FEW = 0.6, 0.5, 0.5, {"fprop": 0.35, "dgrad": 0.2, "wgrad": 0.2}
 _FEW = 8
@@ -155,7 +155,8 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
     channels = min(problem.group_c, problem.group_k)
     if problem.group_c == 1 and problem.groups > 1:
         work, share = products / (lanes * _DEPTHWISE[problem.op][last]), _MEMORY_DEPTHWISE
-        if last and problem.dtype == "float32" and problem.taps > _DEPTHWISE_TAPS and not problem.is_volume:
+        above, up_to = _DEPTHWISE_TAPS
+        if last and problem.dtype == "float32" and above < problem.taps <= up_to and not problem.is_volume:
             work *= _DEPTHWISE_LARGE[problem.op]
     else:
         share = _MEMORY_FEW[problem.op] if channels <= _FEW else _MEMORY

@@ -7,7 +7,8 @@ transposed look a layer up first, by its filters, its options and the shape of i
   gradient is recorded as before, where it is left to PyTorch too.
 - What leanconv takes, and needs no gradient, is a ready call. Filters that have not changed are packed once; under
   autocast, cast once.
-- What leanconv takes, forward or backward, and needs a gradient, is a `Recorded`, if it saves enough to be worth it.
+- What leanconv takes, forward or backward, and needs a gradient, is a `Recorded`, if it saves enough to be worth it, or
+  if a CUDA graph captures it.
 - Everything else goes to PyTorch's function, so to the kernels that `registration` has registered: modes, tracers,
   transforms of torch.func, classes of tensors.
 """

@@ -60,7 +60,12 @@ def taken(layer: Any) -> Quick | None:
 
 
 def _copied(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    """A layer of images that no kernel reads in place: some of the channels of larger ones, for instance."""
+    """A layer of images that no kernel reads in place: some of the channels of larger ones, for instance.
+
+    In a CUDA graph the long way decides: what copies there copies in each replay.
+    """
+    if quick[_STREAM_OF]() and capturing():
+        return None
     return quick[-2](quick[:-2], _contiguous(x, memory_format=quick[-1]), w, bias, layer)
 
 

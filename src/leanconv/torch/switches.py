@@ -97,15 +97,15 @@ def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer:
 
 
 def quick_recorded(
-    known: tuple[Any, ...], ticks: Any, packed: Any, refresh: Callable[[Any], None], in_graphs: bool, tf32: bool,
-    given: Any,
+    known: tuple[Any, ...], ticks: Any, packed: Any, refresh: Callable[[Any], None], trains: bool, in_graphs: bool,
+    tf32: bool, given: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """One for a layer whose gradient is recorded, and which is left forward and backward; ``in_graphs``: in CUDA graphs
-    too.
+    too. ``trains``: whether its filters require a gradient, which the guard, of images alone, does not see.
 
     Where filters are ``packed``, ``refresh`` drops those of the layer, for passes without a gradient.
     """
-    return _left_recorded if in_graphs else _left_outside_graphs, *known, ticks, packed, refresh, tf32, *given
+    return _left_recorded if in_graphs else _left_outside_graphs, *known, ticks, packed, refresh, trains, tf32, *given
 
 
 def _left_outside_graphs(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
@@ -115,8 +115,10 @@ def _left_outside_graphs(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, laye
 def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if saved_hooks(True) is not None:
         return None
-    (_, _, _, _, _, _, _, _, _, ticks, packed, refresh, tf32,
+    (_, _, _, _, _, _, _, _, _, ticks, packed, refresh, trains, tf32,
      stride, padding, dilation, transposed, more, groups) = quick  # fmt: skip
+    if w.requires_grad is not trains:
+        return None
     if packed:
         refresh(w)
     next(ticks)
