@@ -146,6 +146,22 @@ def test_a_graph_copies_images_once(kind: str, device: HostDevice, monkeypatch: 
         assert not copies
 
 
+@pytest.mark.parametrize("decision", [LEFT, LITTLE])
+def test_gradients_are_counted_once(decision: Decision, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since the kernel of aten::convolution_backward is there, which a double backward asks for, it counts them."""
+    decide(monkeypatch, decision, decision, decision)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
+    with leanconv.torch.enable(layer) as patched:
+        counts = []
+        for turn in range(8):
+            layer(x).sum().backward()
+            counts.append(sum(line.calls for line in patched.report().lines))
+            if turn == 3:
+                torch.conv2d(x, layer.weight, layer.bias)  # which goes to PyTorch's dispatcher
+                assert sum(line.calls for line in patched.report().lines) == 13
+    assert counts == [3, 6, 9, 12, 16, 19, 22, 25]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_calls_in_any_order_run_what_is_decided(seed: int, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eagerly and captured, trained and frozen, of two sizes: by what ran, and by what the report counts."""

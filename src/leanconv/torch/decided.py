@@ -168,9 +168,13 @@ class Layers:
 
     def clear(self) -> None:
         """Drop everything."""
+        self.decide_anew()
+        self._packed.clear()
+
+    def decide_anew(self) -> None:
+        """Drop every layer, and keep packed filters."""
         self.known.clear()
         self.latest.clear()
-        self._packed.clear()
 
     @property
     def packed_bytes(self) -> int:

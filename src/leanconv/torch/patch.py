@@ -111,6 +111,11 @@ class Patch:
         self._recorded.clear()
         self.layers.clear()
 
+    def decide_recorded_anew(self) -> None:
+        """Drop what was decided of layers whose gradients are recorded: others count these from now on."""
+        self._recorded.clear()
+        self.layers.decide_anew()
+
     def refresh(self) -> None:
         """Drop packed filters, after parameters have changed unseen: through ``.data``, or by a CUDA graph's replay."""
         self.layers.refresh()
@@ -152,6 +157,7 @@ class Patch:
         self, x: Any, w: Any, bias: Any, given: Any, mask: Any, weight: Any, captured: bool = False
     ) -> tuple[Line, ...] | None:
         """The lines of a layer and of the gradients that ``mask`` wants, if PyTorch computes all of them; else None.
+        Where gradients come to `backward`, which counts them, the line of the layer alone.
 
         It does where leanconv takes none, or saves less than it takes to record a gradient in Python, which a CUDA
         graph that has ``captured`` the step does not do.
@@ -189,9 +195,10 @@ class Patch:
         if taken and (always or worth_recording(saved, sum(each.pytorch for *_, each in decided))):
             return None
         little = f"leanconv saves {saved / CYCLES_PER_US:.0f} µs, less than recording the gradient in Python takes"
-        return tuple(
+        lines = tuple(
             self._leave(weight, at, what, little if each.name else each.why).line for at, what, each in decided
         )
+        return lines[:1] if registration.asked_for_gradients() else lines
 
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any:
         """aten::convolution_backward."""

@@ -103,6 +103,14 @@ def add_backward() -> None:
                 _replace(library, "convolution_backward", _convolution_backward)
             except Exception as error:  # another library has taken it
                 warnings.warn(f"leanconv leaves these gradients to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+                return
+            for patch in _active:
+                patch.decide_recorded_anew()
+
+
+def asked_for_gradients() -> bool:
+    """Whether gradients that autograd's own node computes come to our kernel, which counts them."""
+    return _libraries.get(_KEY) in _with_backward
 
 
 recorded.before_differentiable.append(add_backward)
