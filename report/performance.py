@@ -47,8 +47,8 @@ def peers(found: Sequence[Results]) -> str:
 
 
 def older(reasons: dict[str, str]) -> str:
-    """The files of earlier kernels that pages still use, each with the reason."""
-    lines = [f"- `{name}`: {reason}" for name, reason in reasons.items()]
+    """The files of earlier kernels that pages still use, each with the reason, whose lines but the first are a list."""
+    lines = [f"- `{name}`: {reason}".replace("\n", "\n  - ") for name, reason in reasons.items()]
     return "\n".join(["Not measured anew yet:", "", *lines]) if lines else "No file is of earlier kernels."
 
 

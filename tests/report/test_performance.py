@@ -149,6 +149,9 @@ def test_files_of_earlier_kernels_say_why(tmp_path: Path) -> None:
         filled = pages.fill(made_up.blocks("standings im2win"), other, results, tmp_path / "docs/pictures")
         assert f"or choices: [which]({to}performance.md#files-of-earlier-kernels)" in filled and "We say" not in filled
     assert "We say. We say." in pages.fill(made_up.blocks("older every-file"), page, results, tmp_path)
+    (results / "older.json").write_text(json.dumps({"nvidia-h200/im2win.json": "We say.\nMore.\nAnd more."}))
+    listed = pages.fill(made_up.blocks("older every-file"), page, results, tmp_path)
+    assert "- `nvidia-h200/im2win.json`: We say.\n  - More.\n  - And more." in listed
     (results / "older.json").write_text(json.dumps({"nvidia-h200/im2win.json": "only comments changed, we say."}))
     with pytest.raises(ValueError, match="the page does not say that only comments changed, we say"):
         Fields(results).fill(FIELD, page)
