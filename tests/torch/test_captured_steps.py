@@ -146,6 +146,57 @@ def test_a_graph_copies_images_once(kind: str, device: HostDevice, monkeypatch: 
         assert not copies
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("decision", [LEFT, LITTLE, MUCH])
+@pytest.mark.parametrize("way", ["module", "dispatcher"])
+def test_an_evaluation_after_replays_has_todays_filters(
+    way: str, decision: Decision, autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch does not count what a replay changes; so nothing is kept of filters that a captured step trains."""
+    decide(monkeypatch, MUCH, decision, decision)
+    choose = bind.choose
+
+    def packs(problem: Any, target: Any, asked: str, *given: Any) -> Any:
+        return choose(problem, target, "winograd1d" if (problem.op, autocast) == ("fprop", False) else asked, *given)
+
+    monkeypatch.setattr(bind, "choose", packs)
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.float16, autocast):  # which keeps its casts itself as long as it is on
+            y = layer(x) if way == "module" else torch.conv2d(x, layer.weight, layer.bias)
+        y.float().sum().backward()
+
+    def evaluate(image: Any) -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                with torch.autocast("cpu", torch.float16, autocast):
+                    y = layer(image)
+            expected = nn.functional.conv2d(image.double(), layer.weight.double(), layer.bias.double())
+            torch.testing.assert_close(y.double(), expected, rtol=2e-2, atol=2e-2)
+
+    with leanconv.torch.enable(layer) as patched:
+        evaluate(x)
+        assert patched.report().packed_bytes
+        for _ in range(3):
+            step()
+        with capture(monkeypatch):
+            step()
+        evaluate(x)
+        for turn in range(3):
+            layer.weight.data.normal_()  # as a replay
+            layer.bias.data.normal_()
+            evaluate(x)
+            evaluate(x[: 1 + turn % 2].clone())
+        assert not patched.report().packed_bytes
+    other = nn.Conv2d(4, 6, 3)
+    with leanconv.torch.enable(other) as patched, torch.no_grad():
+        for _ in range(3):
+            with torch.autocast("cpu", torch.float16, autocast):
+                other(x)
+        assert patched.report().packed_bytes, "filters that no graph trains are kept"
+
+
 @pytest.mark.parametrize("decision", [LEFT, LITTLE])
 def test_gradients_are_counted_once(decision: Decision, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Since the kernel of aten::convolution_backward is there, which a double backward asks for, it counts them."""

@@ -52,6 +52,8 @@ MOST_LAYERS = 4096
 #: How often each layer looks at how it is called before it does so seldom: once in so many calls that are not as the
 #: one before, such as the first of an epoch and of an evaluation.
 _MOST_LOOKS, _SELDOM = 8, 64
+#: By their identity, filters whose training a CUDA graph has captured: PyTorch does not count what its replays change.
+_in_graphs: dict[int, weakref.ref[Any]] = {}
 
 
 class Layer:
@@ -199,6 +201,14 @@ class Layers:
         for _, packed in dropped:
             packed.refresh()
 
+    def trained_by_graph(self, weight: Any) -> None:
+        """Keep nothing of these filters from now on: a CUDA graph trains them."""
+        at, known = id(weight), _in_graphs
+        if not _is_in_graph(weight):
+            known[at] = weakref.ref(weight, lambda _: known.pop(at, None))
+        for dtype in _TYPES:
+            self._drop((at, dtype))
+
     def decide(
         self, key: tuple[Any, ...], function: Any, input: Any, weight: Any, bias: Any, outside: bool = False
     ) -> Layer | None:
@@ -257,6 +267,8 @@ class Layers:
             return layer.function.original(input, weight, bias, *layer.given)
         dtype, patch, captured = layer.dtype, self._patch(), capturing()
         left = self._left_recorded(layer, input, weight, bias, captured)
+        if captured:
+            self.trained_by_graph(weight)
         trains = weight.requires_grad
         # the guard may be of another call, such as one that a graph has captured
         if not captured and (layer.recorded is None or layer.trains is not trains) and layer.knows(input, weight, bias):
@@ -265,9 +277,8 @@ class Layers:
                 layer.recorded = through_layers(layer, _record, self)
             else:
                 ticks = self._together(left).ticks
-                in_graphs = self._left_recorded(layer, input, weight, bias, True) is not None
                 layer.recorded = quick_recorded(
-                    layer.known(), ticks, self._packed, self.refresh, trains, in_graphs, layer.tf32, layer.options
+                    layer.known(), ticks, self._packed, self.refresh, trains, layer.tf32, layer.options
                 )
         if left is not None:
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
@@ -382,7 +393,7 @@ class Layers:
         """Let a layer keep its filters, if what is chosen for kept ones packs them or they are cast, and if there is
         room."""
         problem, layer.problem = layer.problem, None
-        if problem is None:
+        if problem is None or _is_in_graph(weight):
             return
         limit = limit_of(None)
         room = (MOST_PACKED if limit is None else min(limit, MOST_PACKED)) - self.packed_bytes
@@ -418,6 +429,11 @@ class Layers:
             self._packed[at] = weakref.ref(weight, lambda _: drop(at)), packed
         packed.layers.append(layer)
         layer.packed, layer.quick = (packed, function.ready(call), call), None
+
+
+def _is_in_graph(weight: Any) -> bool:
+    kept = _in_graphs.get(id(weight))
+    return kept is not None and kept() is weight
 
 
 def _as_cast(tensor: Any, dtype: Any) -> Any:

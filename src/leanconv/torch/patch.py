@@ -211,7 +211,10 @@ class Patch:
                 self._choices.keep(key, choices)
         by_x, by_w = choices
         ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
-        self.layers.refresh(source_of(w))
+        source = source_of(w)
+        self.layers.refresh(source)
+        if switches.capturing():
+            self.layers.trained_by_graph(source)
         for wanted, by in zip(mask, choices, strict=False):
             if wanted:
                 next(by.line.ticks)

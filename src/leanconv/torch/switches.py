@@ -97,23 +97,24 @@ def _left_without_bias(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer:
 
 
 def quick_recorded(
-    known: tuple[Any, ...], ticks: Any, packed: Any, refresh: Callable[[Any], None], trains: bool, in_graphs: bool,
-    tf32: bool, given: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    """One for a layer whose gradient is recorded, and which is left forward and backward; ``in_graphs``: in CUDA graphs
-    too. ``trains``: whether its filters require a gradient, which the guard, of images alone, does not see.
+    known: tuple[Any, ...],
+    ticks: Any,
+    packed: Any,
+    refresh: Callable[[Any], None],
+    trains: bool,
+    tf32: bool,
+    given: Any,
+) -> tuple[Any, ...]:
+    """One for a layer whose gradient is recorded, and which is left forward and backward outside of CUDA graphs.
 
-    Where filters are ``packed``, ``refresh`` drops those of the layer, for passes without a gradient.
+    ``trains``: whether its filters require a gradient, which the guard, of images alone, does not see. Where filters
+    are ``packed``, ``refresh`` drops those of the layer, for passes without a gradient.
     """
-    return _left_recorded if in_graphs else _left_outside_graphs, *known, ticks, packed, refresh, trains, tf32, *given
-
-
-def _left_outside_graphs(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    return None if capturing() else _left_recorded(quick, x, w, bias, layer)
+    return _left_recorded, *known, ticks, packed, refresh, trains, tf32, *given
 
 
 def _left_recorded(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Any) -> Any:
-    if saved_hooks(True) is not None:
+    if saved_hooks(True) is not None or capturing():
         return None
     (_, _, _, _, _, _, _, _, _, ticks, packed, refresh, trains, tf32,
      stride, padding, dilation, transposed, more, groups) = quick  # fmt: skip

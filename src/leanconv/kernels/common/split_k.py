@@ -1,7 +1,9 @@
 """Split-K of the gradients of the filters: partial sums in a workspace, and the launch that adds them.
 
 A configuration's number ``split_k`` says how many blocks, or clusters, share a tile's output pixels. With one, a block
-stores the gradient itself, and there is no workspace.
+stores the gradient itself, and there is no workspace. Which numbers there are each algorithm says itself, from limits
+that are here (`enough`, `most_pixels`, `most_partial_sums`): in `SharedSplitK.sharing`, or, where the time of a tile is
+predicted once for all of them, in `PredictedSplitK.predicted`.
 """
 
 from __future__ import annotations
