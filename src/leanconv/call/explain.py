@@ -210,7 +210,7 @@ def _on_gpu(
         target, where = device.target, f"cuda:{index} ({device.name}, {device.target.arch})"
     except CudaUnavailableError as error:
         device, target = None, NOMINAL
-        where = f"an H200, assumed, for cuda:{index} cannot be used: {error}"
+        where = f"an H200 (assumed, since cuda:{index} cannot be used here: {error})"
     candidates = survey(problem, target, name, limit)
     kept = counted_as_kept(kept, problem, limit)
     picked = pick_kept(candidates, name, problem, target) if kept == "quickest" else pick(candidates, name)
@@ -221,7 +221,7 @@ def _on_gpu(
     why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
     times, stale = _times(problem, target)
     explanation = Explanation(
-        problem, where, chosen.algorithm.name if chosen else None, why,
+        problem, where, chosen.algorithm.name if chosen else None, why, str(settled.config) if settled else "",
         workspace_bytes=settled.algorithm.workspace_bytes(problem, settled.config) if settled else 0,
         prepared_bytes=settled.algorithm.prepared_bytes(problem, settled.config) if settled else 0,
         workspace_limit=workspace_limit(problem, name, limit), others=_others(candidates, chosen, problem),
@@ -239,7 +239,7 @@ def _on_gpu(
             f"{each.block} threads, {each.shared_bytes} bytes of shared memory"
             for each, code in zip(plan.every_launch, codes, strict=True)
         )
-    return replace(explanation, config=str(settled.config), kernels=kernels)
+    return replace(explanation, kernels=kernels)
 
 
 def _times(problem: Problem, target: Target) -> tuple[dict[str, float], dict[str, float]]:
