@@ -109,8 +109,10 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 #: What a problem in words may hold, for those who wrote something else.
 _CONV_WORDS = (
-    "n, c, d, h, w, k, t, r, s, stride, pad, dil and groups with numbers, a layout, a precision, an element type, "
-    f"bias, scale, add, accumulate, an activation ({', '.join(map(str, ACTIVATIONS[1:]))}), dgrad or wgrad"
+    "n, c, d, h, w, k, t, r, s, stride, pad, dil and groups with numbers, "
+    f"a layout ({', '.join(dict.fromkeys((*LAYOUTS, *LAYOUTS_OF[3])))}), a precision ({', '.join(PRECISIONS)}), "
+    f"an element type ({', '.join(LAYERS)}), bias, scale, add, accumulate, "
+    f"an activation ({', '.join(map(str, ACTIVATIONS[1:]))}), dgrad or wgrad"
 )
 #: Windows without weights, and what their pixels make.
 BOXES: dict[str, Reduction] = {"box": "sum", "erode": "min", "dilate": "max", "median": "median"}
