@@ -21,7 +21,7 @@ from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from tests.torch.test_patched_functions import close  # noqa: E402
 
-nn = torch.nn
+checkpoint, nn = torch.utils.checkpoint.checkpoint, torch.nn
 #: What leanconv takes nowhere, where Python is not asked, and everywhere.
 LEFT = Decision("", "it takes longer", 20 * CYCLES_PER_US, 10 * CYCLES_PER_US)
 LITTLE = Decision("it", "", 10 * CYCLES_PER_US, 20 * CYCLES_PER_US)
@@ -148,7 +148,7 @@ def test_a_graph_copies_images_once(kind: str, device: HostDevice, monkeypatch: 
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("decision", [LEFT, LITTLE, MUCH])
-@pytest.mark.parametrize("way", ["module", "dispatcher"])
+@pytest.mark.parametrize("way", ["module", "dispatcher", "checkpoint"])
 def test_an_evaluation_after_replays_has_todays_filters(
     way: str, decision: Decision, autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +164,10 @@ def test_an_evaluation_after_replays_has_todays_filters(
 
     def step() -> None:
         with torch.autocast("cpu", torch.float16, autocast):  # which keeps its casts itself as long as it is on
-            y = layer(x) if way == "module" else torch.conv2d(x, layer.weight, layer.bias)
+            if way == "checkpoint":
+                y = checkpoint(layer, x, use_reentrant=False)
+            else:
+                y = layer(x) if way == "module" else torch.conv2d(x, layer.weight, layer.bias)
         y.float().sum().backward()
 
     def evaluate(image: Any) -> None:

@@ -262,14 +262,14 @@ class Layers:
 
     def record(self, layer: Layer, input: Any, weight: Any, bias: Any) -> Any:
         """A call whose gradient is recorded."""
+        captured = capturing()
+        if captured:
+            self.trained_by_graph(weight)
         if saved_hooks(True) is not None:
             # a checkpoint: its recomputation ends where the last tensor is saved, which Python does after the call
             return layer.function.original(input, weight, bias, *layer.given)
-        dtype, patch, captured = layer.dtype, self._patch(), capturing()
+        dtype, patch, trains = layer.dtype, self._patch(), weight.requires_grad
         left = self._left_recorded(layer, input, weight, bias, captured)
-        if captured:
-            self.trained_by_graph(weight)
-        trains = weight.requires_grad
         # the guard may be of another call, such as one that a graph has captured
         if not captured and (layer.recorded is None or layer.trains is not trains) and layer.knows(input, weight, bias):
             layer.trains = trains

@@ -9,7 +9,7 @@ predicted once for all of them, in `PredictedSplitK.predicted`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -25,6 +25,8 @@ from leanconv.problem import ConvProblem
 #: zero: so many lose less than 2^-10 of a sum of equal positive terms, a unit of float16. Explored (H200, dbedb747,
 #: float16, wgmma and mma.sync): 7.8e-4 in the mean; 2^13, 2^15 and 2^19 lose 6e-5, 2.1e-4 and 3.1e-3.
 MOST_PIXELS = 2**17
+#: Blocks of a cluster that has a partial sum, unless there is room for few sums.
+SPLITS_OF_SLICES = (1, 2, 4)
 #: Warps of a block of the launch that adds, at most.
 SUM_WARPS = 8
 #: Weights from which on a lane of it has four, not one: fewer blocks, and more loads in flight.
@@ -42,6 +44,18 @@ def enough(busy: int, least: int) -> int:
     """How many blocks share a tile of which ``busy`` keep the GPU busy for some rounds: ``least`` of them, in whole
     rounds."""
     return busy * max(1, ceil_div(least, busy)) if busy else least
+
+
+def clusters_with_sums(splits: Sequence[int], least: int, room: float) -> Sequence[int]:
+    """Blocks of the clusters that each have a partial sum, of the ``splits`` that a kernel has: few, but where there is
+    not room for the sums of the ``least`` blocks that must share a tile."""
+    return splits if least > SPLITS_OF_SLICES[-1] * room else SPLITS_OF_SLICES
+
+
+def fewest_sums(least: int, room: float, target: Target) -> dict[tuple[int, int], None]:
+    """``split`` and ``split_k`` that take the least workspace, where no cluster alone may sum a tile; else nothing."""
+    most = target.most_in_cluster
+    return {(most, max(2, ceil_div(least, most))): None} if most < least <= most * room else {}
 
 
 def weights_of(problem: ConvProblem) -> int:

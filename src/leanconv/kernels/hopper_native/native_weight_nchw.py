@@ -32,8 +32,6 @@ REGISTERS = {80: (120, 136), 96: (96, 160), MOST_SUMS: (72, 184)}
 #: Output pixels of a stage. NOTE: multiples of 64, as linear_pixels.cuh counts tiles.
 PIXELS = (256, 192, 128, 64)
 SPLITS = (1, 2, 4, 8, 16)
-#: The same where partial sums are added too, unless there is room for few.
-SPLITS_OF_SLICES = (1, 2, 4)
 #: Blocks that keep a large GPU busy.
 BLOCKS = 132
 
@@ -167,13 +165,9 @@ def _shared_by(
     if room < 2:
         return
     tiles, least = tiles_of(problem, whole), max(2, ceil_div(pixels, split_k.MOST_PIXELS))
-    found: dict[tuple[int, int], None] = {}
-    fewest = target.most_in_cluster, max(2, ceil_div(least, target.most_in_cluster))
-    if fewest[0] < least <= fewest[0] * room:  # what takes the least workspace
-        found[fewest] = None
-    wide = SPLITS if least > SPLITS_OF_SLICES[-1] * room else SPLITS_OF_SLICES
+    found = split_k.fewest_sums(least, room, target)
     for busy in dict.fromkeys(min(most, rounds * target.multiprocessors // tiles) for rounds in (1, 2, 3)):
-        for split in wide:
+        for split in split_k.clusters_with_sums(SPLITS, least, room):
             blocks = max(least, int(min(split_k.enough(busy, least), split * room)))
             slices = ceil_div(blocks, split)
             if 2 <= slices <= room and (split == 1 or blocks >= 2 * split) and split <= target.most_in_cluster:

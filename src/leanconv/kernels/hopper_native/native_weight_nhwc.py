@@ -28,8 +28,6 @@ MIN_STAGES, MAX_STAGES = 3, 8
 MOST_SHARING = 4
 #: Blocks of a cluster that share a tile's pixels.
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
-#: Those of clusters that share them with others, through a workspace.
-SPLITS_OF_SLICES = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -300,13 +298,9 @@ def _shared_by(
     yield from ((split, 1) for split in SPLITS if least <= split <= min(max(1, stages), most))
     if room < 2:
         return
-    found: dict[tuple[int, int], None] = {}
-    fewest = most, max(2, ceil_div(least, most))
-    if most < least <= most * room:  # what takes the least workspace
-        found[fewest] = None
-    wide = SPLITS if least > SPLITS_OF_SLICES[-1] * room else SPLITS_OF_SLICES
+    found = split_k.fewest_sums(least, room, target)
     for rounds in (1, 2, 3):
-        for split in wide:
+        for split in split_k.clusters_with_sums(SPLITS, least, room):
             busy = min(rounds * target.multiprocessors // tiles, stages) // split
             slices = int(min(max(2, split_k.enough(busy, ceil_div(least, split))), room))
             if split <= most and slices * split >= least:
