@@ -8,20 +8,20 @@ first where PyTorch is quicker so. Of each side the quicker layout counts.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import ceil, inf, isnan
+from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
+from report.timed import captured, eager, in_turn, only
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, of videos frames, height and width.
 NETWORKS = {
@@ -40,11 +40,6 @@ VIDEOS = tuple(name for name, shape in NETWORKS.items() if len(shape) == 5)
 UNCAPTURED = ("mvit_v2_s",)
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
-#: Rounds in which both sides are timed one after the other, and microseconds of each side in a round.
-_ROUNDS, _ROUND_US = 7, 15000.0
-#: The same of what is launched by Python: as many rounds as take so many microseconds, within these numbers. Hosts are
-#: faster and slower by the second, so rounds are short and many.
-_EAGER_ROUNDS, _EAGER_ROUND_US, _EAGER_US = (9, 31), 6000.0, 3e6
 #: Rounds of training steps. Explored (H200, 3175f511): the host takes 29 to 40 ms to launch a step of ConvNeXt-T in
 #: 16 bits, of which the GPU computes 14. In 31 rounds the median of PyTorch's step was 7 % from that of the same step
 #: timed once more, so rows have both.
@@ -69,12 +64,13 @@ MODES = {
     "tf32": Mode("TF32", True, "tf32"),
     "16-bit": Mode("16 bits", True, half=True),
 }
-PASSES = ("forward", "training")
+#: by their names what they are
+PASSES = {"forward": "forward pass", "training": "training step"}
 #: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned or fused, eagerly, under
 #: torch.compile; there also with leanconv's backend, beside PyTorch with its own.
 WAYS = ("graph", "tuned", "fused", "eager", "compile", "backend")
 #: Those that can be measured without the others.
-ALONE = ("eager", "fused", "backend")
+ALONE = ("eager", "tuned", "fused", "backend")
 
 
 def memory_format(x: Any, layout: str) -> Any:
@@ -83,76 +79,6 @@ def memory_format(x: Any, layout: str) -> Any:
 
     last = torch.channels_last_3d if x.dim() == 5 else torch.channels_last
     return last if layout == "NHWC" else torch.contiguous_format
-
-
-def elapsed_us(call: Callable[[], Any], count: int) -> float:
-    """Microseconds of one of ``count`` calls: the GPU's time, or the host's where the GPU waits for it."""
-    import torch
-
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(count):
-        call()
-    end.record()
-    end.synchronize()
-    return float(begin.elapsed_time(end)) * 1e3 / count
-
-
-def in_turn(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Microseconds of each call, the median of rounds in which all are timed, so that all see the same clocks."""
-    counts = {name: max(1, ceil(_ROUND_US / max(elapsed_us(call, 2), 1.0))) for name, call in calls.items()}
-    rounds = [{name: elapsed_us(call, counts[name]) for name, call in calls.items()} for _ in range(_ROUNDS)]
-    return {name: statistics.median(each[name] for each in rounds) for name in calls}
-
-
-def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A CUDA graph of ``call``, and what the graph computes when it is replayed. Its memory is the graph's own."""
-    import torch
-
-    here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
-    stream.wait_stream(here)
-    with torch.cuda.stream(stream):
-        call()
-    here.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return graph, result
-
-
-def eager(
-    calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any], least: int = _EAGER_ROUNDS[0]
-) -> dict[str, float]:
-    """Microseconds of each call, the median of ``least`` rounds or more in which all are timed: those that ``patches``
-    names each with its patch alone, the others without leanconv. All have equally many samples, whose first call is not
-    timed."""
-    us = {}
-    for who, call in calls.items():
-        only(patches.get(who))
-        for _ in range(3):  # the third is as the ones that are timed
-            call()
-        us[who] = elapsed_us(call, 2)
-    counts = {who: max(2, ceil(_EAGER_ROUND_US / each)) for who, each in us.items()}
-    rounds = min(_EAGER_ROUNDS[1], max(least, int(_EAGER_US / sum((counts[who] + 1) * us[who] for who in calls))))
-    samples: dict[str, list[float]] = {who: [] for who in calls}
-    for i in range(rounds):
-        for who in list(calls)[:: 1 if i % 2 else -1]:
-            only(patches.get(who))
-            calls[who]()
-            samples[who].append(elapsed_us(calls[who], counts[who]))
-    return {who: statistics.median(each) for who, each in samples.items()}
-
-
-def only(patch: Any) -> None:
-    """Let this patch decide; None: nothing of leanconv is registered with PyTorch."""
-    from leanconv.torch import registration
-
-    for other in registration._active[:]:
-        registration.remove(other)
-    while registration._libraries:  # kept for other threads, of which none computes
-        registration._libraries.popitem()[1]._destroy()
-    if patch is not None:
-        registration.add(patch)
 
 
 def _fields(way: str, us: dict[str, float]) -> dict[str, float]:
@@ -236,7 +162,6 @@ def measure_forward(
     """
     import torch
 
-    import leanconv.torch
 
     with torch.inference_mode():
         error = error_of(model, x)
@@ -281,8 +206,7 @@ def measure_forward(
             found |= _fused(nets, ("torch_nhwc", theirs), mode, graphs[best["torch"]], error)
         if tuned:
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]
-            with leanconv.torch.enable(net, precision=mode.precision, tune=given):
-                us |= _replays("tuned", {"torch": graphs[best["torch"]], "leanconv": captured(partial(net, given))[0]})
+            us |= _tuned(net, given, mode, graphs[best["torch"]], error)
     ran = [line.runs for line in lines[best["leanconv"]]]
     left = ran.count("PyTorch")
     counts = {"taken": len(ran) - left, "left": left, "packed_bytes": packed[best["leanconv"]]}
@@ -337,6 +261,16 @@ def _fused(
     return _replays("fused", graphs) | {"leanconv_fused_error": _most(errors)}
 
 
+def _tuned(net: Any, given: Any, mode: Mode, theirs: Any, error: Callable[[Any], float]) -> dict[str, float]:
+    """Times of PyTorch's graph and of a tuned network's, and the latter's error."""
+    import leanconv.torch
+
+    with leanconv.torch.enable(net, precision=mode.precision, tune=given):
+        ours, result = captured(partial(net, given))
+        found = _replays("tuned", {"torch": theirs, "leanconv": ours})
+    return found | {"leanconv_tuned_error": error(result)}
+
+
 def _backend(model: Any, x: Any, mode: Mode, theirs: Any) -> dict[str, float]:
     """Times of inductor's graph and of that of leanconv's backend."""
     import leanconv.torch
@@ -345,8 +279,9 @@ def _backend(model: Any, x: Any, mode: Mode, theirs: Any) -> dict[str, float]:
     return _replays("backend", {"torch": theirs, "leanconv": ours})
 
 
-def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str) -> dict[str, Any]:
-    """Times of PyTorch's and of leanconv's forward pass in one way of `ALONE`. ``quicker``: PyTorch's layout."""
+def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str, ours: str) -> dict[str, Any]:
+    """Times of PyTorch's and of leanconv's forward pass in one way of `ALONE`. ``quicker``, ``ours``: the layouts in
+    which PyTorch and leanconv are quicker."""
     import torch
 
     layouts = "torch_nhwc", f"torch_{quicker.lower()}"
@@ -357,6 +292,8 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str) -> dict[
         calls = {who: partial(net, given) for who, (net, given) in nets.items()}
         if way == "fused":
             return _fused(nets, layouts, mode, captured(calls[layouts[1]])[0], error)
+        if way == "tuned":
+            return _tuned(*nets[f"torch_{ours.lower()}"], mode, captured(calls[layouts[1]])[0], error)
         patches, _ = _enabled(enabled, nets, layouts, mode, calls)
         us, errors = _fields("eager", eager(calls, patches)), list[float]()
         for ours, taken in patches.items():
@@ -450,7 +387,7 @@ def measure(
             model, x = network(name, mode, kind != "forward")
             forward = partial(measure_forward, compiled=compiled and graph, tuned=tuned and graph, graph=graph)
             if way and old is not None:
-                found = measure_way(model, x, mode, way, old["quicker"])
+                found = measure_way(model, x, mode, way, old["quicker"], old.get("ours", "NHWC"))
             else:
                 found = (forward if kind == "forward" else partial(measure_step, graph=graph))(model, x, mode)
         took = {"seconds": round(time.monotonic() - started, 1)}

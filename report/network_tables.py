@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from math import inf
 from pathlib import Path
 from statistics import geometric_mean
@@ -25,18 +26,26 @@ _FUSED = {
 
 
 def section(record: dict[str, Any]) -> str:
-    """A line for each network: PyTorch's time over leanconv's by pass and mode, in each way of running it."""
-    of, lines = _by_key(record), []
-    columns = [(kind, mode) for kind in PASSES for mode in MODES if any(key[1:] == (kind, mode) for key in of)]
-    ways = {
-        column: [way for way in WAYS if any(key[1:] == column and f"torch_{way}_us" in row for key, row in of.items())]
-        for column in columns
-    }
-    for network in dict.fromkeys(key[0] for key in of):
-        lines.append([network, *(_ratios(of.get((network, *column)), *ways[column]) for column in columns)])
-    heads = [f"{kind}: {MODES[mode].title} ({' / '.join(ways[kind, mode])})" for kind, mode in columns]
-    table = records.table((["network", *heads], lines))
-    return f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's.\n\n{table}"
+    """For each pass and mode a table: a line for each network with PyTorch's time over leanconv's in each way of
+    running it; below them the geometric means, and of how many networks they are."""
+    of, parts = _by_key(record), [f"{records.origin_of_rows(record)}. PyTorch's time over leanconv's."]
+    for kind, mode in product(PASSES, MODES):
+        rows = {network: row for (network, *key), row in of.items() if key == [kind, mode]}
+        ways = [way for way in WAYS if any(_times(row, way) for row in rows.values())]
+        if not ways:
+            continue
+        lines = [[network, *(_ratios(row, way) for way in ways)] for network, row in rows.items()]
+        found = [[theirs / ours for row in rows.values() for theirs, ours in _times(row, way)] for way in ways]
+        lines.append(["geometric mean", *(f"{ratio(geometric_mean(each))} of {len(each)}" for each in found)])
+        title = f"{PASSES[kind]}, {MODES[mode].title}"
+        parts.append(f"**{title[0].upper()}{title[1:]}**\n\n{records.table((['network', *ways], lines))}")
+    return "\n\n".join(parts)
+
+
+def _times(row: Mapping[str, Any], way: str) -> list[tuple[float, float]]:
+    """PyTorch's time and leanconv's; nothing where one of them was not measured."""
+    names = f"torch_{way}_us", f"leanconv_{way}_us"
+    return [(row[names[0]], row[names[1]])] if names[0] in row and names[1] in row else []
 
 
 def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:
@@ -82,10 +91,10 @@ def _by_key(record: dict[str, Any]) -> dict[tuple[str, str, str], dict[str, Any]
     return {(row["network"], row["pass"], row["mode"]): row for row in record["rows"]}
 
 
-def _ratios(row: dict[str, Any] | None, *ways: str) -> str:
-    pairs = [((row or {}).get(f"torch_{way}_us"), (row or {}).get(f"leanconv_{way}_us")) for way in ways]
-    cells = [ratio(theirs / ours) if theirs and ours else "–" for theirs, ours in pairs]
-    return " / ".join(cells) if set(cells) - {"–"} else "–"
+def _ratios(row: Mapping[str, Any] | None, *ways: str) -> str:
+    found = [_times(row or {}, way) for way in ways]
+    cells = [ratio(each[0][0] / each[0][1]) if each else "–" for each in found]
+    return " / ".join(cells) if any(found) else "–"
 
 
 def fused(record: dict[str, Any]) -> str:

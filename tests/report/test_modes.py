@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from leanconv.torch import patch, registration  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.tuning.search import WrongResultError  # noqa: E402
-from report import models, modes, network_tables, records  # noqa: E402
+from report import models, modes, network_tables, records, timed  # noqa: E402
 from tests import made_up  # noqa: E402
 from tests.stand_ins import HostDevice, patched_cpu, set_capturing  # noqa: E402
 
@@ -90,11 +90,15 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     modes.measure(tmp_path, None, ("resnet18",), ("fp32",), ("forward",), None, False, True)
     assert len(seen) == 5 and len(records.read(path)["rows"]) == 6
     page = network_tables.section(records.read(path))
-    assert "| resnet50 | 3.00 | 1.50 | 0.90 | 0.90 |\n| resnet18 | 3.00 | 1.50 | – | – |" in page
+    strict = "| network | graph |\n|---|---|\n| resnet50 | 3.00 |\n| resnet18 | 3.00 |\n| geometric mean | 3.00 of 2 |"
+    assert f"**Forward pass, strict FP32**\n\n{strict}" in page
+    assert "**Training step, TF32**\n\n| network | eager |\n|---|---|\n| resnet50 | 0.90 |" in page
     assert modes.measure(tmp_path, None, ("unet",), ("fp32",), ("forward",), 0.0, False, True) == path
     assert len(seen) == 5, "there was no time left"
     modes.measure(tmp_path, None, ("mvit_v2_s",), ("tf32",), ("forward",), None, False, True)
-    assert "| mvit_v2_s | – | – / 2.00 |" in network_tables.section(records.read(path))
+    page = network_tables.section(records.read(path))
+    assert "| network | graph | eager |" in page and "| mvit_v2_s | – | 2.00 |" in page
+    assert "| geometric mean | 1.50 of 2 | 2.00 of 1 |" in page
 
 
 @pytest.mark.parametrize("way", modes.ALONE)
@@ -116,12 +120,12 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     names = "resnet18", "resnet50", *(["mvit_v2_s"] * (way != "eager"))
     for _ in range(2):
         modes.measure(tmp_path, None, names, ("fp32",), modes.PASSES, None, False, False, way)
-    assert asked == [(way, "NCHW")], "nothing is measured twice, and no row is new"
+    assert asked == [(way, "NCHW", "NHWC")], "nothing is measured twice, and no row is new"
     assert records.read(path)["rows"] == [
         old | new | {f"{way}_revision": about["git_revision"], f"{way}_date": about["date"]}, unseen
     ]  # fmt: skip
     page = network_tables.section(records.read(path))
-    assert "| resnet18 | 2.00 / 3.00 |" in page
+    assert "| resnet18 | 2.00 | 3.00 |" in page
     assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
     # a row of this revision without this way's times gets them
     bare = {name: each for name, each in old.items() if way not in name} | {"revision": about["git_revision"]}
@@ -136,7 +140,7 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     assert records.read(path)["rows"] == [old]
 
 
-@pytest.mark.parametrize("way", ["fused", "backend"])
+@pytest.mark.parametrize("way", ["tuned", "fused", "backend"])
 def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, Any]] = []
 
@@ -148,9 +152,16 @@ def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest
     monkeypatch.setattr(modes, "in_turn", lambda calls: {who: 2.0 + i for i, who in enumerate(calls)})
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: torch.nn.Sequential(net, torch.nn.Identity()))
+    enabled: list[Any] = []
+
+    def enable(net: Any, precision: str, tune: Any) -> nullcontext[None]:
+        enabled.append((precision, tune.is_contiguous()))
+        return nullcontext()
+
+    monkeypatch.setattr(leanconv.torch, "enable", enable)
     net = torch.nn.Conv2d(4, 6, 3).eval().to(memory_format=torch.channels_last)
     x = torch.randn(2, 4, 9, 8).contiguous(memory_format=torch.channels_last)
-    row = modes.measure_way(net, x, modes.MODES["fp32"], way, "NCHW")
+    row = modes.measure_way(net, x, modes.MODES["fp32"], way, "NCHW", "NHWC")
     times = {f"torch_{way}_us": 2.0, f"leanconv_{way}_us": 3.0}
     if way == "fused":
         error = row.pop("leanconv_fused_error")
@@ -158,6 +169,9 @@ def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest
         assert [(type(kind).__name__, first) for kind, first in made] == [
             ("Conv2d", True), ("Sequential", False), ("Sequential", True)
         ]  # fmt: skip
+    elif way == "tuned":
+        assert row.pop("leanconv_tuned_error") < 1e-6 and row == times and enabled == [("fp32", False)]
+        assert [first for _, first in made] == [True, False], "each in the layout in which it is quicker"
     else:
         assert row == times and len(made) == 2
 
@@ -228,10 +242,10 @@ def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         order.append(f"{call()} {count}")
         return took[call()]
 
-    monkeypatch.setattr(modes, "elapsed_us", elapsed)
+    monkeypatch.setattr(timed, "elapsed_us", elapsed)
     calls = {name: lambda name=name: name for name in took}
-    assert modes.in_turn(calls) == took
-    assert order[2:6] == ["torch 1", "leanconv 3", "torch 1", "leanconv 3"] and len(order) == 2 + 2 * modes._ROUNDS
+    assert timed.in_turn(calls) == took
+    assert order[2:6] == ["torch 1", "leanconv 3", "torch 1", "leanconv 3"] and len(order) == 2 + 2 * timed._ROUNDS
 
 
 def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,15 +261,15 @@ def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkey
         # a round in which the host was slow
         return us[call()] * (9 if len(order) == 10 else 1)
 
-    monkeypatch.setattr(modes, "elapsed_us", elapsed)
+    monkeypatch.setattr(timed, "elapsed_us", elapsed)
     calls = {name: lambda name=name: name for name in us}
-    assert modes.eager(calls, {"leanconv_nhwc": "ours"}) == us and active == []
+    assert timed.eager(calls, {"leanconv_nhwc": "ours"}) == us and active == []
     turn = [("leanconv_nhwc", 6, "ours"), ("torch_nhwc", 2, ""), ("torch_nchw", 3, "")]
     assert order[3:9] == turn + turn[::-1], "each begins as often as it ends"
     assert len(order) == 3 + 3 * 31, "many rounds of what is short"
     order.clear()
     us = dict.fromkeys(us, 90000.0)
-    modes.eager(calls, {"leanconv_nhwc": "ours"})
+    timed.eager(calls, {"leanconv_nhwc": "ours"})
     assert len(order) == 3 + 3 * 9
 
 

@@ -81,9 +81,10 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     records.write(tmp_path, "modes", made_up.ABOUT, rows)
     text = made_up.filled(tmp_path, "modes modes")
     assert "NVIDIA X, 2026-11-22, revision abc000000000." in text
-    heads = "forward: strict FP32 (graph / eager) | forward: 16 bits (graph) | training: strict FP32 (eager)"
-    assert f"| network | {heads} |" in text
-    assert "| a | 3.00 / 0.90 | – | – |\n| b | – | 0.50 | 1.20 |" in text
+    last = "| geometric mean | 3.00 of 1 | 0.90 of 1 |"
+    assert f"| network | graph | eager |\n|---|---|---|\n| a | 3.00 | 0.90 |\n{last}\n" in text
+    assert "**Forward pass, 16 bits**\n\n| network | graph |\n|---|---|\n| b | 0.50 |" in text
+    assert "**Training step, strict FP32**\n\n| network | eager |\n|---|---|\n| b | 1.20 |" in text
     text = made_up.filled(tmp_path, "short modes networks=b,a")
     assert "| b | – | – | 0.50 / – | 1.20 | – | – | – |\n" in text
     assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.00 MB / 2.00 MB |" in text
