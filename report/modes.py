@@ -162,7 +162,6 @@ def measure_forward(
     """
     import torch
 
-
     with torch.inference_mode():
         error = error_of(model, x)
         nets = in_layouts(model, x)

@@ -268,7 +268,6 @@ PACKING = ("largest_channels", "tensor_filters", "speculative_filters", "validat
 SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     "gradient_filters": _rearranged,
     "round_filters": lambda p, t: (0, 4 * p["elements"]),
-    "round_rearranged_filters": lambda p, t: (0, 4 * p["elements"]),
     "column_filters": _column_filters,
     "tensor_gemm_sync_col2im": _col2im,
     **dict.fromkeys(("implicit_gemm", "native_gemm_sync"), _phases),
@@ -312,8 +311,6 @@ def _read(launch: Launch, reached: dict[str, Span]) -> Iterator[tuple[str, Span]
     p = dict(launch.problem)
     if launch.symbol in PACKING and all(each.name != "w" for each in launch.arguments):
         yield "prepared", _rearranged({**p, "element": p["filter"]}, {})
-    elif launch.symbol == "round_rearranged_filters":
-        yield "prepared", reached["prepared"]
     for each in launch.arguments:
         if not isinstance(each, Number) and each.role in SCRATCH and not each.written:
             yield each.role, reached[each.role]

@@ -201,9 +201,9 @@ def test_networks_of_volumes(form: Any, monkeypatch: pytest.MonkeyPatch) -> None
     """A training step, eagerly and as a CUDA graph; the filters packed without gradients, until a graph trains them."""
     monkeypatch.setattr(patch, "worth_recording", lambda *_: True)
     net = torch.nn.Sequential(
-        torch.nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3)), torch.nn.ReLU(),
-        torch.nn.Conv3d(64, 144, (1, 3, 3), padding=(0, 1, 1), bias=False), torch.nn.ReLU(),
-        torch.nn.Conv3d(144, 64, (3, 1, 1), padding=(1, 0, 0)), torch.nn.ReLU(),
+        torch.nn.Conv3d(3, 64, (3, 7, 7), (1, 2, 2), (1, 3, 3)), torch.nn.SiLU(),
+        torch.nn.Conv3d(64, 144, (1, 3, 3), padding=(0, 1, 1), bias=False), torch.nn.SiLU(),
+        torch.nn.Conv3d(144, 64, (3, 1, 1), padding=(1, 0, 0)), torch.nn.SiLU(),
         torch.nn.Conv3d(64, 128, 3, padding=1), torch.nn.ConvTranspose3d(128, 32, 2, 2),
     ).cuda().to(memory_format=form)  # fmt: skip
     x = torch.randn(4, 3, 8, 64, 64, device="cuda").contiguous(memory_format=form)

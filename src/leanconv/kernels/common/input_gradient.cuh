@@ -6,6 +6,7 @@
 #include <device/epilogue.cuh>  // a type in Problem
 #include <device/element.cuh>
 #include <device/index.cuh>
+#include <device/ptx/arithmetic.cuh>
 #include <device/ptx/memory.cuh>
 
 namespace leanconv {
@@ -36,7 +37,7 @@ struct TapPhases {
 // Writes the filters of all convolutions: for each its phases, for each phase one filter an input channel, in the order
 // in which forward filters lie in memory. A block transposes a square of filters and their elements in shared memory,
 // so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
-// neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC.
+// neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC. With `rounded` float32 is rounded to TF32.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, ElementsOut<Problem> prepared) {
     constexpr int taps = filter_taps<Problem>, size = Problem::group_c * taps;
@@ -84,7 +85,9 @@ __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, Elements
         const int64 at = Problem::nhwc   ? (channel * here + at_tap) * Problem::group_k + k
                          : Problem::chwn ? (static_cast<int64>(k) * here + at_tap) * channels + channel
                                          : (channel * Problem::group_k + k) * here + at_tap;
-        prepared[Problem::first_weight + before * channels * Problem::group_k + at] = square[lane * pitch + row + i];
+        auto value = square[lane * pitch + row + i];
+        if constexpr (Problem::rounded) value = __uint_as_float(cvt_rn_tf32_f32(value));
+        prepared[Problem::first_weight + before * channels * Problem::group_k + at] = value;
     }
 }
 

@@ -264,8 +264,9 @@ def prepared_bytes(problem: ConvProblem) -> int:
     return item_bytes(problem.dtype) * weights if distinct_phases(problem) else 0
 
 
-def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
-    """The launch that rearranges filters for `phase_groups`, from element ``first_weight`` of the packed ones on."""
+def filter_launch(problem: ConvProblem, first_weight: int = 0, rounded: bool = False) -> Launch:
+    """The launch that rearranges filters for `phase_groups`, from element ``first_weight`` of the packed ones on.
+    ``rounded``: and rounds them to TF32."""
     tiles = ceil_div(problem.group_k, SIDE) * ceil_div(problem.group_c * problem.taps, SIDE)
     element, slices = DTYPES[problem.dtype].ctype, filter_slices(problem)
     if slices:
@@ -281,6 +282,7 @@ def filter_launch(problem: ConvProblem, first_weight: int = 0) -> Launch:
             ("nhwc", problem.layout == "NHWC"),
             ("chwn", problem.layout == "CHWN"),
             ("first_weight", first_weight),
+            ("rounded", rounded),
             *slices,
         ),
         tuning=(("threads", THREADS), ("side", SIDE)),

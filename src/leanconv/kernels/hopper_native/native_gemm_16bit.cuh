@@ -11,6 +11,9 @@
 //            stores its share of the filters.
 // Roles      warpgroups 0..n-1  consumers: wgmma with both operands in shared memory, epilogue, stores
 //            warpgroup n        producer: one thread issues all TMA copies, pixels by an im2col map, filters by a tiled map of w
+// Gradient   of an input: filters are read as they lie in the layer (`mirrored`), where channels of dx are adjacent: boxes of 64
+//            or 32 of them, of channel_block filters of a tap each, an operand that is MN-major. Where the layer's channels are
+//            no whole 16 bytes, a launch rearranges filters before.
 // Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
 // One stage  wait full; for each channel block and k16 step m_tiles wgmma; commit; wait for the wgmma of the stage before and
 //            release that one. The copies of the next tile overlap the stores of this one.
@@ -72,6 +75,12 @@ struct GemmRing {
     static constexpr int stage_bytes = Tuning::stage_blocks * (pixel_bytes + filter_bytes);
     static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "a row is as long as a swizzle's span");
     static_assert(pixel_bytes % 1024 == 0 && filter_bytes % 1024 == 0, "operands begin where swizzle patterns do");
+    // Of filters as they lie in the layer whose gradient this is: a row of a box has `columns` of what are filters here.
+    static constexpr int columns = Tuning::filters % 64 == 0 ? 64 : 32, column_bytes = columns * sizeof(typename Problem::element);
+    static constexpr int box_bytes = Tuning::channel_block * column_bytes;
+    static_assert(!Tuning::mirrored || (Tuning::filters % columns == 0 && box_bytes % 1024 == 0), "boxes begin there too");
+    // Bytes from 16 reduction elements of a filter operand to the next.
+    static constexpr int filter_step = Tuning::mirrored ? 16 * column_bytes : 32;
     static constexpr int of_tap = ceil_div(Problem::group_c, Tuning::channel_block);
     static constexpr int all = filter_taps<Problem> * of_tap;  // channel blocks of the reduction
     static_assert(all % Tuning::stage_blocks == 0, "a reduction has whole stages");
@@ -98,6 +107,11 @@ struct GemmRing {
     __device__ __forceinline__ unsigned char* filters_of(int stage, int block) const {
         return base + stage * stage_bytes + Tuning::stage_blocks * pixel_bytes + block * filter_bytes;
     }
+    __device__ __forceinline__ Descriptor<Tuning::mirrored> filter_operand(int stage, int block) const {
+        const unsigned char* const from = filters_of(stage, block);
+        if constexpr (Tuning::mirrored) return transposed_descriptor(from, box_bytes, 8 * column_bytes, column_bytes);
+        else return matrix_descriptor(from, 0, 8 * row_bytes, row_bytes);
+    }
     __device__ __forceinline__ unsigned char* outputs_of(int warp) const {
         return base + outputs_at + warp * Output::warp_bytes;
     }
@@ -119,6 +133,33 @@ struct GemmRing {
     }
 };
 
+// The number among the layer's taps of one that a phase of its gradient has: each `apart`-th, backwards from the last
+// (kernels/common/input_gradient.py).
+template <class Problem>
+__device__ __forceinline__ int layer_tap(const FilterTap<Problem>& at) {
+    const int slice = Problem::last_slice - at.t * Problem::apart_d, row = Problem::last_row - at.r * Problem::apart_h;
+    return (slice * Problem::layer_r + row) * Problem::layer_s + Problem::last_column - at.s * Problem::apart_w;
+}
+
+// The copies of the filters of a channel block of a tap: its channels from `c` on, filters from the `filter`-th of the group on.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_filters(unsigned char* to, const TensorMap& w, Mbarrier* full, int group, int filter, int tap,
+                                             int c) {
+    using Ring = GemmRing<Problem, Tuning>;
+    if constexpr (Tuning::mirrored) {
+        const int in_layer = layer_tap(FilterTap<Problem>(tap));
+#pragma unroll
+        for (int i = 0; i < Tuning::filters / Ring::columns; ++i)
+            cp_async_bulk_tensor_shared_global(to + i * Ring::box_bytes, w, full, filter + i * Ring::columns, in_layer,
+                                               group * Problem::group_c + c);
+    } else {
+        // A map begins where the array does: the filters of a gradient's phase lie so many rows of channels further.
+        constexpr int first_row = static_cast<int>(Problem::first_weight / Problem::group_c);
+        static_assert(Problem::first_weight % Problem::group_c == 0, "filters begin with a row of channels");
+        cp_async_bulk_tensor_shared_global(to, w, full, c, first_row + tap, group * Problem::group_k + filter);
+    }
+}
+
 // One thread's copies of all stages of the CTA's tiles.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, long long batch,
@@ -126,16 +167,13 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
                                         Offset<Problem> first_tile, Offset<Problem> step) {
     using Ring = GemmRing<Problem, Tuning>;
     using D = Depth<Problem>;
-    // A map begins where the array does: the filters of a gradient's phase lie so many rows of channels further.
-    constexpr int first_row = static_cast<int>(Problem::first_weight / Problem::group_c);
-    static_assert(Problem::first_weight % Problem::group_c == 0, "filters begin with a row of channels");
     RingPlace<Tuning::stages> place;
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         const int first_c = tiles.group(tile) * Problem::group_c, n = static_cast<int>(from.n);
         const int d0 = from.slice * D::stride - D::pad;
         const int h0 = from.p * Problem::stride_h - Problem::pad_top, w0 = from.q * Problem::stride_w - Problem::pad_left;
-        const int first_k = tiles.group(tile) * Problem::group_k + tiles.filters(tile) * Tuning::filters;
+        const int filter = tiles.filters(tile) * Tuning::filters;
         for (int stage = ring.first; stage < ring.end; ++stage) {
             Mbarrier* const full = ring.full(place.stage);
             mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
@@ -155,7 +193,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
                                                               static_cast<unsigned short>(tap % Problem::s * Problem::dilation_w),
                                                               static_cast<unsigned short>(tap / Problem::s * Problem::dilation_h));
                 }
-                cp_async_bulk_tensor_shared_global(ring.filters_of(place.stage, block), w, full, c, first_row + tap, first_k);
+                copy_filters<Problem, Tuning>(ring.filters_of(place.stage, block), w, full, tiles.group(tile), filter, tap, c);
             }
             place.advance();
         }
@@ -239,14 +277,13 @@ struct Consumer16bit {
                 for (int block = 0; block < Tuning::stage_blocks; ++block) {
                     const MatrixDescriptor a = matrix_descriptor(
                         ring.pixels_of(place.stage, block) + first_row * Ring::row_bytes, 0, 8 * Ring::row_bytes, Ring::row_bytes);
-                    const MatrixDescriptor b = matrix_descriptor(ring.filters_of(place.stage, block), 0, 8 * Ring::row_bytes,
-                                                                 Ring::row_bytes);
+                    const auto b = ring.filter_operand(place.stage, block);
 #pragma unroll
                     for (int i = 0; i < Tuning::channel_block / 16; ++i)
 #pragma unroll
                         for (int m = 0; m < Tuning::m_tiles; ++m)
                             multiply(typename Problem::element{}, sums[m], a + (m * 64 * Ring::row_bytes + 32 * i),
-                                     b + 32 * i, stage > ring.first || block > 0 || i > 0);
+                                     b + Ring::filter_step * i, stage > ring.first || block > 0 || i > 0);
                 }
                 wgmma_commit_group();
                 if (stage > ring.first) {

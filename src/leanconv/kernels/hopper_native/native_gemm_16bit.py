@@ -22,7 +22,7 @@ from leanconv.kernels.common.tensor_core_gemm import (
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped, residual_cycles
 from leanconv.options import Precision
-from leanconv.plan import Launch, Plan, Target, TensorMap
+from leanconv.plan import Constants, Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Bytes of one tap's channels that a copy may bring: as many as a swizzle spans, and a wgmma takes 32 of.
@@ -194,6 +194,20 @@ def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
     return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
+def _mirrored_map(problem: ConvProblem, config: NativeConfig) -> TensorMap:
+    """The same over the filters of the layer whose gradient ``problem`` is: its channels, of which as many as a row of
+    a box has, are filters here, and its filters channels."""
+    row, columns = item_bytes(problem.dtype) * problem.group_c, 64 if config.filters % 64 == 0 else 32
+    return TensorMap(
+        role="w",
+        element=problem.dtype,
+        shape=(problem.group_c, problem.taps, problem.k),
+        strides=(row, row * problem.taps),
+        box=(columns, 1, config.channel_block),
+        swizzle=config.item * columns,
+    )
+
+
 def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> TensorMap:
     """How copies walk over the filters: ``channel_block`` channels of one tap of as many filters as a tile has.
 
@@ -252,8 +266,14 @@ class NativeGemm16bit(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
+    def is_mirrored(self, problem: ConvProblem) -> bool:
+        """Whether a gradient reads the layer's filters as they lie: the tensor core takes 16 bits MN-major too, and
+        copies bring rows of whole 16 bytes."""
+        return problem.op == "dgrad" and self.kind.item == 2 and problem.group_c * self.kind.item % 16 == 0
+
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
-        return input_gradient.prepared_bytes(problem) if problem.op == "dgrad" else 0
+        rearranged = problem.op == "dgrad" and not self.is_mirrored(problem)
+        return input_gradient.prepared_bytes(problem) if rearranged else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:
         phases, kind, room = distinct_phases(problem), cast(Hashable, self.kind), target.shared_per_block
@@ -311,7 +331,7 @@ class NativeGemm16bit(TimedAlgorithm):
 
     def _packings(self, problem: ConvProblem, config: NativeConfig) -> int:
         """Launches that prepare filters."""
-        return int(problem.op == "dgrad")
+        return int(problem.op == "dgrad" and not self.is_mirrored(problem))
 
     def order_of_sums(self, problem: ConvProblem, config: NativeConfig) -> Hashable:
         block = config.channel_block
@@ -322,17 +342,28 @@ class NativeGemm16bit(TimedAlgorithm):
         launches = [self._launch(problem, phase, config, target) for phase in phases]
         return Plan(
             (*launches, *input_gradient.zero_launches(problem)),
-            prepare=(input_gradient.filter_launch(problem),) if problem.op == "dgrad" and phases else (),
+            prepare=self._preparing(problem, config) if phases else (),
             prepared_bytes=self.prepared_bytes(problem, config),
         )
+
+    def _preparing(self, problem: ConvProblem, config: NativeConfig) -> tuple[Launch, ...]:
+        """The launches that prepare filters of a problem with phases."""
+        rearranged = problem.op == "dgrad" and not self.is_mirrored(problem)
+        return (input_gradient.filter_launch(problem),) if rearranged else ()
 
     def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, target: Target) -> Launch:
         x = replace(
             pixel_map(phase.problem, config.pixels, config.channel_block, phase.volume), role=problem.operands[0].role
         )
+        mirrored = self.is_mirrored(problem)
         filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem, config) else "w")
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
-        tuning = (*config.constants(), ("barriers_at", config.ring_bytes + config.output_bytes))
+        if mirrored:
+            filters = _mirrored_map(problem, config)
+            slices: Constants = (("last_slice", 0), ("apart_d", 0))
+            constants += tuple(dict((*slices, *input_gradient.mirrored_taps(problem, phase))).items())
+        at = config.ring_bytes + config.output_bytes
+        tuning = (*config.constants(), ("mirrored", mirrored), ("barriers_at", at))
         tiles = _tiles(phase, config)
         grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
         arguments = (x, filters, *conv_arguments(problem)[2:])

@@ -1,7 +1,7 @@
 // native_gemm_tf32: native_gemm_16bit for float32 elements whose factors are rounded to TF32; float32 sums; NHWC.
 //
-// Requires   as native_gemm_16bit. Filters are rounded before (round_filters), once a call or once for all calls; or, with
-//            `in_place`, in shared memory by each CTA, so that no launch prepares them.
+// Requires   as native_gemm_16bit. Filters are rounded before (round_filters; of a gradient where they are rearranged), once a
+//            call or once for all calls; or, with `in_place`, in shared memory by each CTA, so that no launch prepares them.
 // Numerics   The tensor core drops the digits that it does not read, which would make results smaller by some
 //            1.4 * 2^-11. So both factors are rounded to the nearest before.
 // Roles      as native_gemm_16bit, but consumers load pixels to registers: ldmatrix, four elements a thread and wgmma, each
@@ -32,12 +32,6 @@ __device__ __forceinline__ void round_filters(const float* w, float* prepared) {
         const int64 at = first + i * Tuning::threads;
         if (at < Problem::elements) prepared[at] = round_to_tf32(w[at]);
     }
-}
-
-// The same of filters that have been rearranged for a gradient.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void round_rearranged_filters(float* prepared) {
-    round_filters<Problem, Tuning>(prepared, prepared);
 }
 
 // The fragments of 64 pixels of one channel block: rows of row_bytes, swizzled as a copy leaves them.

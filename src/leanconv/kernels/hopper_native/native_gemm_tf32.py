@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from leanconv.kernels.common import input_gradient
-from leanconv.kernels.common.input_gradient import distinct_phases
 from leanconv.kernels.common.layers import prepared_plan
 from leanconv.kernels.common.tensor_core_gemm import REGISTERS
 from leanconv.kernels.contract import Arithmetic, ceil_div, variant
@@ -102,13 +101,16 @@ class NativeGemmTf32(NativeGemm16bit):
         return cycles + of_stage + of_row * config.item * config.depth * config.filters / 128
 
     def _packings(self, problem: ConvProblem, config: NativeConfig) -> int:
-        return (not _is_in_place(config)) + super()._packings(problem, config)
+        return int(problem.op == "dgrad" or not _is_in_place(config))
+
+    def _preparing(self, problem: ConvProblem, config: NativeConfig) -> tuple[Launch, ...]:
+        if problem.op == "dgrad":
+            return (input_gradient.filter_launch(problem, rounded=not _is_in_place(config)),)
+        return () if _is_in_place(config) else (_rounding_launch(problem),)
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         plan = super().plan(problem, config, target)
-        if _is_in_place(config) or not distinct_phases(problem):
-            return plan
-        return prepared_plan((*plan.prepare, _rounding_launch(problem)), plan.launches, plan.prepared_bytes)
+        return prepared_plan(plan.prepare, plan.launches, plan.prepared_bytes) if plan.prepare else plan
 
 
 def _is_in_place(config: object) -> bool:
@@ -116,15 +118,14 @@ def _is_in_place(config: object) -> bool:
 
 
 def _rounding_launch(problem: ConvProblem) -> Launch:
-    """The launch that rounds the filters: those of a gradient in place."""
-    elements, rearranged = problem.k * problem.group_c * problem.t * problem.r * problem.s, problem.op == "dgrad"
-    written = Pointer("prepared", "float", written=True)
+    """The launch that rounds the filters of a forward pass."""
+    elements = problem.k * problem.group_c * problem.taps
     return Launch(
         header="kernels/hopper_native/native_gemm_tf32.cuh",
-        function=f"leanconv::round_{'rearranged_' if rearranged else ''}filters",
+        function="leanconv::round_filters",
         problem=(("elements", elements),),
         tuning=(("threads", THREADS),),
-        arguments=(written,) if rearranged else (Pointer("w", "float"), written),
+        arguments=(Pointer("w", "float"), Pointer("prepared", "float", written=True)),
         grid=ceil_div(elements, 4 * THREADS),
         block=THREADS,
     )
