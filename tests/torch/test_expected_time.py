@@ -30,12 +30,13 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvid
 H200 = NOMINAL
 SUITES = (
     "im2win", "im2win-nhwc", "im2win-nhwc-wgrad", "im2win-bfloat16", "im2win-float16", "im2win-nhwc-bfloat16",
-    "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
-    "opencnn-float16", "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16",
-    "opencnn-nhwc-float16-wgrad", "resnet-50-float16", "resnet-50-nhwc-float16", "depthwise", "depthwise-nchw",
-    "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad", "depthwise-wide", "grouped-float16", "first-layers",
-    "first-layers-nhwc", "first-layers-nhwc-dgrad", "first-layers-nhwc-float16", "winograd1d", "wide-filters",
-    "general-direct", "conv3d", "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
+    "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16", "opencnn-float16",
+    "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16", "opencnn-nhwc-float16-dgrad",
+    "opencnn-nhwc-tf32-dgrad", "opencnn-nhwc-float16-wgrad", "resnet-50-float16", "resnet-50-nhwc-float16",
+    "resnet-50-nhwc-float16-dgrad", "depthwise", "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad",
+    "depthwise-nchw-wgrad", "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc",
+    "first-layers-nhwc-dgrad", "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d",
+    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
 )  # fmt: skip
 
 
@@ -73,7 +74,10 @@ def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]
         record = columns.read(path)
         for row in record["rows"]:
             problem = parse_problem(row["problem"])
-            if chosen(problem, row["limit"]).algorithm.stem not in record["machine"]["kernels"]:
+            stem = chosen(problem, row["limit"]).algorithm.stem
+            # gradients of the input were measured with a launch that rearranged the filters
+            rearranged = stem == "native_gemm_16bit" and problem.op == "dgrad"
+            if stem not in record["machine"]["kernels"] or rearranged:
                 continue
             for peer, peer_us in row["peers"].items():
                 if problem.precision == "tf32" and peer == "torch-fp32":
@@ -183,7 +187,7 @@ def as_loaded(problem: ConvProblem) -> Any:
         ("c192,h7,k1152,r1,NHWC,tf32", True),
         ("c512,h7,k512,r3,pad1,NHWC,tf32", False),
         ("c24,h56,k144,r1,NHWC,tf32", False),
-        ("c672,h14,k128,r1,NHWC,float16,dgrad", False),
+        ("c512,h7,k2048,r1,NHWC,float16,dgrad", False),
         ("c672,h14,k128,r1,NHWC,float16,wgrad", False),
     ],
 )

@@ -73,7 +73,7 @@ class GpuSpeeds(Speeds):
     #: 4f4e305, 28 layers in CHWN): for a mean of 4.0, 6.1, 11.9 and 24.2 blocks the time of 5.5, 7.0, 12.9 and 25.0.
     even_clusters: float
     #: clock cycles that the launch that writes zeros takes for an element of the gradient, channels last and in other
-    #: layouts: fitted to six measured layers
+    #: layouts, where it writes each by itself: fitted to six measured layers
     zeros: tuple[float, float]
     #: clock cycles more for an element that a phase writes in NCHW, where its neighbours along the row are of other
     #: phases: 0.004 to 0.018 on 29 measured layers, of five kernels
@@ -123,6 +123,12 @@ def leaves_pixels(problem: ConvProblem) -> bool:
     """Whether a gradient of the input has pixels that no phase writes: no filter reads them, so they are zeros."""
     whole = all(gcd(stride, dilation) == 1 and taps >= stride for taps, stride, dilation in axes_of(problem))
     return problem.op == "dgrad" and not problem.accumulate and not whole
+
+
+def zeros_at_once(problem: ConvProblem) -> int:
+    """Elements that a thread of the launch that writes zeros stores: channels last 16 bytes, where they are whole."""
+    vector = 16 // item_bytes(problem.dtype)
+    return vector if problem.layout == "NHWC" and problem.c % vector == 0 else 1
 
 
 def moved_bytes(problem: ConvProblem) -> float:
@@ -259,7 +265,11 @@ def _phase_cycles(problem: ConvProblem, target: Target, scattered: bool) -> floa
     if problem.op != "dgrad":
         return 0.0
     speeds, elements = GpuSpeeds.of(target), prod(problem.y_shape)
-    each = speeds.zeros[problem.layout != "NHWC"] if leaves_pixels(problem) else 0.0
+    each = 0.0
+    if leaves_pixels(problem) and zeros_at_once(problem) > 1:
+        each = (1 - _read(problem)) * item_bytes(problem.dtype) / target.bytes_per_cycle
+    elif leaves_pixels(problem):
+        each = speeds.zeros[problem.layout != "NHWC"]
     if scattered and problem.layout == "NCHW" and problem.stride[1] > 1:
         each += speeds.scattered * _read(problem)
     return each * elements

@@ -123,22 +123,25 @@ __device__ __forceinline__ bool is_unwritten(int64 at, long long batch) {
     return !covered;
 }
 
-// Writes zeros to the pixels that no convolution writes; a thread an element.
+// Writes zeros to the pixels that no convolution writes. A thread has an element, or `vector` neighbouring channels: 16 bytes.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_zeros(ElementsOut<Problem> y, long long batch) {
-    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
-    if (at >= batch * Problem::c * input_pixels<Problem>) return;
-    if (is_unwritten<Problem>(at, batch)) y[at] = from_float<typename Problem::element>(0.0f);
+    const int64 at = (static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x) * Tuning::vector;
+    if (at >= batch * Problem::c * input_pixels<Problem> || !is_unwritten<Problem>(at, batch)) return;
+    if constexpr (Tuning::vector > 1) *reinterpret_cast<uint4*>(y + at) = make_uint4(0, 0, 0, 0);
+    else y[at] = from_float<typename Problem::element>(0.0f);
 }
 
 // The same with the bias of a transposed layer, a number for each channel.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_zeros(ElementsIn<Problem> bias, ElementsOut<Problem> y, long long batch) {
     constexpr int image = input_pixels<Problem>;
-    const int64 at = static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x;
-    if (at >= batch * Problem::c * image) return;
+    const int64 at = (static_cast<int64>(blockIdx.x) * Tuning::threads + threadIdx.x) * Tuning::vector;
+    if (at >= batch * Problem::c * image || !is_unwritten<Problem>(at, batch)) return;
     const int64 channel = Problem::nhwc ? at : Problem::chwn ? at / (batch * image) : at / image;
-    if (is_unwritten<Problem>(at, batch)) y[at] = bias[channel % Problem::c];
+    const auto* const from = bias + channel % Problem::c;
+    if constexpr (Tuning::vector > 1) *reinterpret_cast<uint4*>(y + at) = *reinterpret_cast<const uint4*>(from);
+    else y[at] = *from;
 }
 
 }  // namespace leanconv

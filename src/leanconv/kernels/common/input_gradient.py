@@ -20,7 +20,7 @@ from math import gcd
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common.layers import OutputView, conv_constants, filter_slices
 from leanconv.kernels.contract import ceil_div, named
-from leanconv.kernels.cost import axes_of, leaves_pixels
+from leanconv.kernels.cost import axes_of, leaves_pixels, zeros_at_once
 from leanconv.plan import Constants, Launch, Number, Pointer
 from leanconv.problem import ConvProblem
 
@@ -304,13 +304,14 @@ def zero_launches(problem: ConvProblem) -> tuple[Launch, ...]:
     ][0 if problem.is_volume else 1 :]
     element = DTYPES[problem.dtype].ctype
     bias = [Pointer("bias", element)] if problem.bias else []
+    vector = zeros_at_once(problem)
     launch = Launch(
         header="kernels/common/input_gradient.cuh",
         function="leanconv::gradient_zeros",
         problem=(*conv_constants(problem), *inverses),
-        tuning=(("threads", THREADS),),
+        tuning=(("threads", THREADS), ("vector", vector)),
         arguments=(*bias, Pointer("dx", element, written=True), Number("long long", "batch", problem.n)),
-        grid=ceil_div(problem.n * problem.c * problem.d * problem.h * problem.w, THREADS),
+        grid=ceil_div(problem.n * problem.c * problem.d * problem.h * problem.w, THREADS * vector),
         block=THREADS,
     )
     return (launch,)
