@@ -68,6 +68,7 @@ def _cases_16bit() -> list[Case]:
     half.add("gradient-copies", 2, 40, 6, 8, 64, 3, 3, layouts=last, **same, **gradient)
     brain.add("gradient-copies-stride", 2, 21, 9, 8, 40, 3, 3, layouts=last, stride=(2, 3), **same, **gradient)
     half.add("gradient-copies-groups", 2, 32, 9, 8, 64, 4, 3, layouts=last, groups=2, stride=(2, 2), **same, **gradient)
+    brain.add("gradient-copies-phases", 2, 32, 9, 8, 64, 4, 4, layouts=last, stride=(2, 2), **same, **gradient)
     half.add("gradient-copies-zeros", 2, 24, 9, 8, 16, 1, 1, layouts=last, stride=(3, 2), **gradient)
     # Groups of few channels: eight filters of one group or of several, units of eight channels of one or of two.
     half.add("groups-fours", 2, 24, 9, 11, 24, 3, 3, groups=6, activation="silu", **more, **same)

@@ -16,10 +16,13 @@ from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.dtypes import DTYPES
 from leanconv.kernels import cost
+from leanconv.kernels.common.input_gradient import single_phases
 from leanconv.problem import ConvProblem
-from tests import proof
+from leanconv.runtime.compile import INCLUDE
+from tests import emulator, proof
 from tests.cases import TARGETS, draw_conv
 from tests.cases_16bit import NATIVE_CASES
+from tests.kernels.patching import Patch, broken_kernels
 from tests.kernels.tensor_cores import LAYERS
 from tests.variants import NAMED
 
@@ -62,6 +65,47 @@ def test_filters_are_read_as_they_lie(op, channels, prepared):
     plan = NHWC.plan(problem, config, TARGETS[0])
     assert (len(plan.launches), len(plan.prepare), plan.workspace_bytes) == (1, prepared, 0)
     assert bool(plan.prepared_bytes) is bool(prepared)
+
+
+def error_of_phases(stride, size, blocks, kernels=INCLUDE, **more):
+    """Of a gradient on a GPU of so many multiprocessors, whose blocks take turns over the tiles of all phases."""
+    problem = ConvProblem(
+        3, 64, 19, 18, 64, size, size, stride, layout="NHWC", dtype="float16", op="dgrad", padding=(1, 1, 1, 1), **more
+    )
+    target = replace(TARGETS[0], multiprocessors=blocks)
+    config = next(each for each in NHWC.configs(problem, target) if each.split == 1 and each.filters == 64)
+    plan = NHWC.plan(problem, config, target)
+    assert len(single_phases(problem)) == (4 if stride == (2, 2) else 3)
+    assert [launch.grid for launch in plan.launches] == [min(blocks, plan.launches[0].grid)] and not plan.prepare
+    given = draw_conv(problem, "zero-mean")
+    dx = np.full(problem.y_shape, np.nan, "float16")
+    emulator.run_plan(plan, {**given, "dx": dx}, kernels=kernels)
+    exact = oracle.conv2d(problem, *(given[each.role] for each in problem.operands[:-1]))
+    return oracle.relative_error(dx.astype(np.float64), exact)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 132])
+@pytest.mark.parametrize(
+    ("stride", "size", "more"), [((2, 2), 3, {}), ((2, 2), 2, {"bias": True}), ((3, 1), 3, {"groups": 2})]
+)
+def test_one_launch_computes_all_phases(blocks, stride, size, more):
+    assert error_of_phases(stride, size, blocks, **more) < 1e-3
+
+
+def test_blocks_go_on_in_the_ring_with_the_next_phase(tmp_path):
+    anew = Patch("anew", "run_phases", "before + tiles.count(), {{place => RingPlace<Tuning::stages>()}}")
+    with pytest.raises(emulator.EmulatorError):
+        error_of_phases((2, 2), 3, 1, broken_kernels(tmp_path, anew))
+
+
+@pytest.mark.parametrize(("stride", "launches"), [((1, 1), 1), ((2, 2), 1), ((2, 1), 1), ((3, 2), 6)])
+def test_few_phases_are_one_launch(stride, launches):
+    problem = replace(LAYER, op="dgrad", stride=stride, bias=False, activation=None)
+    config = next(iter(NHWC.configs(problem, TARGETS[0])))
+    plan = NHWC.plan(problem, config, TARGETS[0])
+    assert len(plan.launches) == launches
+    seconds = min(time for time, _ in NHWC.timed(problem, TARGETS[0]))
+    assert seconds > type(NHWC).speeds.of(TARGETS[0]).first * launches
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import BARRIER, FENCE, GONE, MISALIGNED, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
+from tests.kernels.breaks.base import BARRIER, FENCE, GONE, MISALIGNED, RACE, RULE, STUCK, UNDER_WAY, WRONG, breaks_of
 
 nhwc = breaks_of("native_gemm_16bit", "{}-nhwc")
 tf32 = breaks_of("native_gemm_tf32", "tf32-{}-nhwc", in_place=False)
@@ -41,6 +41,10 @@ BREAKS = (
          WRONG, "float16-gradient-copies", filters=96),
     nhwc("boxes of filters as they lie are rows", "filter_operand", "_, {{box_bytes => 8 * column_bytes}}, 8",
          WRONG, "float16-gradient-copies", filters=96),
+    nhwc("every phase of a launch reads the first one's pixels", "run_phases", "*x[{{phase => 0}}]",
+         RULE | WRONG, "float16-gradient-copies-groups"),
+    nhwc("clusters begin each phase with its first tile", "run_phases", "{{before => 0}} % step",
+         GONE | STUCK, "bfloat16-gradient-copies-phases", split=2),
     nhwc("zeros for half of a thread's channels", "gradient_zeros",
          "*reinterpret_cast<{{uint4 => uint2}}*>(_ + _) = {{make_uint4(0, 0, 0, 0) => make_uint2(0, 0)}}",
          WRONG, "float16-gradient-copies-zeros"),

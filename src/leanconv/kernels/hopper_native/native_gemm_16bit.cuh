@@ -13,7 +13,8 @@
 //            warpgroup n        producer: one thread issues all TMA copies, pixels by an im2col map, filters by a tiled map of w
 // Gradient   of an input: filters are read as they lie in the layer (`mirrored`), where channels of dx are adjacent: boxes of 64
 //            or 32 of them, of channel_block filters of a tap each, an operand that is MN-major. Where the layer's channels are
-//            no whole 16 bytes, a launch rearranges filters before.
+//            no whole 16 bytes, a launch rearranges filters before. Strides make phases, each with taps, outputs and a map of its
+//            own: where filters are read so, one launch computes two to four of them, and CTAs take turns over all their tiles.
 // Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
 // One stage  wait full; for each channel block and k16 step m_tiles wgmma; commit; wait for the wgmma of the stage before and
 //            release that one. The copies of the next tile overlap the stores of this one.
@@ -160,14 +161,14 @@ __device__ __forceinline__ void copy_filters(unsigned char* to, const TensorMap&
     }
 }
 
-// One thread's copies of all stages of the CTA's tiles.
+// One thread's copies of all stages of the CTA's tiles, from a place of the ring on; returns that of the next stage.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, long long batch,
-                                        const GemmTiles<Problem, Tuning>& tiles, const GemmRing<Problem, Tuning>& ring,
-                                        Offset<Problem> first_tile, Offset<Problem> step) {
+__device__ __forceinline__ RingPlace<Tuning::stages> produce(const TensorMap& x, const TensorMap& w, long long batch,
+                                                             const GemmTiles<Problem, Tuning>& tiles,
+                                                             const GemmRing<Problem, Tuning>& ring, Offset<Problem> first_tile,
+                                                             Offset<Problem> step, RingPlace<Tuning::stages> place = {}) {
     using Ring = GemmRing<Problem, Tuning>;
     using D = Depth<Problem>;
-    RingPlace<Tuning::stages> place;
     for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
         const Pixel<Problem> from(tiles.first_pixel(tile), batch);
         const int first_c = tiles.group(tile) * Problem::group_c, n = static_cast<int>(from.n);
@@ -198,6 +199,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
             place.advance();
         }
     }
+    return place;
 }
 
 // `count` sums of each of a warpgroup's MMA tiles along M to the output: filters from k on.
@@ -258,13 +260,12 @@ __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][
 template <class Problem, class Tuning>
 struct Consumer16bit {
     static constexpr int rounders = 0;
-    static __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::result* y,
-                                                   const GemmTiles<Problem, Tuning>& tiles,
-                                                   const GemmRing<Problem, Tuning>& ring, int warpgroup,
-                                                   Offset<Problem> first_tile, Offset<Problem> step) {
+    static __device__ __forceinline__ RingPlace<Tuning::stages> consume(
+        Bias<Problem> bias, typename Problem::result* y, const GemmTiles<Problem, Tuning>& tiles,
+        const GemmRing<Problem, Tuning>& ring, int warpgroup, Offset<Problem> first_tile, Offset<Problem> step,
+        RingPlace<Tuning::stages> place = {}) {
         using Ring = GemmRing<Problem, Tuning>;
         const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
-        RingPlace<Tuning::stages> place;
         for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
             prefetch_tile<Problem, Tuning>(bias, y, tiles, first_row, tile);
             float sums[Tuning::m_tiles][Tuning::filters / 2];
@@ -298,6 +299,7 @@ struct Consumer16bit {
             mbarrier_arrive_warp(ring.empty(before), lane);
             store_tile<Problem, Tuning>(sums, bias, y, tiles, ring, first_row, tile);
         }
+        return place;
     }
 };
 
@@ -334,6 +336,84 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
                                                   typename Problem::result* y, long long batch) {
     run_roles<Problem, Tuning, Consumer16bit<Problem, Tuning>>(x, w, bias, y, batch);
+}
+
+// A number for each phase of a gradient that one launch computes.
+template <int... numbers>
+struct OfPhases {
+    static constexpr int count = sizeof...(numbers);
+    static __host__ __device__ constexpr int at(int phase) {
+        constexpr int all[] = {numbers...};
+        return all[phase];
+    }
+};
+
+// One of several phases, as a problem of its own.
+template <class Problem, int number>
+struct PhaseProblem : Problem {
+    static constexpr int r = Problem::phase_r::at(number), s = Problem::phase_s::at(number);
+    static constexpr int p = Problem::phase_p::at(number), q = Problem::phase_q::at(number);
+    static constexpr int pad_top = Problem::phase_pad_top::at(number), pad_left = Problem::phase_pad_left::at(number);
+    static constexpr int first_p = Problem::phase_first_p::at(number), first_q = Problem::phase_first_q::at(number);
+    static constexpr int last_row = Problem::phase_last_row::at(number), last_column = Problem::phase_last_column::at(number);
+};
+
+// The tiles of the phases from `phase` on, `before` of which come before these; CTAs take turns over all of them. Each phase has a
+// map of the pixels.
+template <class Problem, class Tuning, int phase, int count>
+__device__ __forceinline__ void run_phases(const TensorMap* const (&x)[count], const TensorMap& w, Bias<Problem> bias,
+                                           typename Problem::result* y, long long batch, int warpgroup, Offset<Problem> before,
+                                           RingPlace<Tuning::stages> place) {
+    using P = PhaseProblem<Problem, phase>;
+    const GemmRing<P, Tuning> ring;
+    const GemmTiles<P, Tuning> tiles(batch);
+    const Offset<Problem> step = gridDim.x / Tuning::split, first = (blockIdx.x / Tuning::split + step - before % step) % step;
+    if (warpgroup == Tuning::warpgroups) place = produce<P, Tuning>(*x[phase], w, batch, tiles, ring, first, step, place);
+    else place = Consumer16bit<P, Tuning>::consume(bias, y, tiles, ring, warpgroup, first, step, place);
+    if constexpr (phase + 1 < count)
+        run_phases<Problem, Tuning, phase + 1>(x, w, bias, y, batch, warpgroup, before + tiles.count(), place);
+}
+
+// A CTA of a launch that computes several phases.
+template <class Problem, class Tuning, int count>
+__device__ __forceinline__ void run_roles(const TensorMap* const (&x)[count], const TensorMap& w, Bias<Problem> bias,
+                                          typename Problem::result* y, long long batch) {
+    static_assert(Problem::phase_r::count == count, "each phase has a map");
+    if (threadIdx.x == 0) GemmRing<PhaseProblem<Problem, 0>, Tuning>().template init<false>();
+    __syncthreads();
+    const int warpgroup = threadIdx.x / 128;
+    if (warpgroup == Tuning::warpgroups) {
+        set_registers_down<Tuning::producer_registers>();
+        if (threadIdx.x % 128 == 0) run_phases<Problem, Tuning, 0>(x, w, bias, y, batch, warpgroup, 0, {});
+        if constexpr (Tuning::split > 1) {
+            __syncwarp();
+            meet_in_cluster();
+            meet_in_cluster();
+        }
+    } else {
+        set_registers_up<Tuning::consumer_registers>();
+        run_phases<Problem, Tuning, 0>(x, w, bias, y, batch, warpgroup, 0, {});
+    }
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& x1, const TensorMap& w, Bias<Problem> bias,
+                                                  typename Problem::result* y, long long batch) {
+    const TensorMap* const maps[] = {&x, &x1};
+    run_roles<Problem, Tuning>(maps, w, bias, y, batch);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& x1, const TensorMap& x2, const TensorMap& w,
+                                                  Bias<Problem> bias, typename Problem::result* y, long long batch) {
+    const TensorMap* const maps[] = {&x, &x1, &x2};
+    run_roles<Problem, Tuning>(maps, w, bias, y, batch);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& x1, const TensorMap& x2,
+                                                  const TensorMap& x3, const TensorMap& w, Bias<Problem> bias,
+                                                  typename Problem::result* y, long long batch) {
+    const TensorMap* const maps[] = {&x, &x1, &x2, &x3};
+    run_roles<Problem, Tuning>(maps, w, bias, y, batch);
 }
 
 }  // namespace leanconv

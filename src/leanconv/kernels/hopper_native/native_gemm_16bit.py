@@ -31,6 +31,9 @@ BLOCK_BYTES = (128, 64, 32)
 MAX_ZEROS = 1.34
 #: Stages of a ring, at least and at most.
 MIN_STAGES, MAX_STAGES = 3, 8
+#: Phases of a gradient that one launch may compute, and the numbers in which they differ.
+MAX_PHASES = 4
+OF_PHASES = ("r", "s", "p", "q", "pad_top", "pad_left", "first_p", "first_q", "last_row", "last_column")
 #: Sums of a thread that it may have where it adds to the output, without spilling registers.
 MAX_ADDED = 128
 
@@ -164,13 +167,17 @@ def _config(
     return None
 
 
-def _with_splits(config: NativeConfig, phases: list[PartialConvolution], target: Target) -> Iterator[NativeConfig]:
+def _with_splits(
+    config: NativeConfig, phases: list[PartialConvolution], target: Target, together: bool
+) -> Iterator[NativeConfig]:
     """The configuration, and with the reduction split over a cluster where tiles leave multiprocessors idle.
 
-    The ring takes the sums of a tile; each CTA has stages, two at least but the last.
+    The ring takes the sums of a tile; each CTA has stages, two at least but the last. ``together``: one launch has the
+    tiles of all phases.
     """
     yield config
-    tiles = 0 if phases[0].problem.batch_invariant else max(_tiles(phase, config) for phase in phases)
+    each_phase = [_tiles(phase, config) * (phase.times if together else 1) for phase in phases]
+    tiles = 0 if phases[0].problem.batch_invariant else sum(each_phase) if together else max(each_phase)
     stages = min(_stages(phase.problem, config) for phase in phases)
     for split in SPLITS if 4 * config.pixels * config.filters <= config.ring_bytes else ():
         each = ceil_div(stages, split)
@@ -271,6 +278,11 @@ class NativeGemm16bit(TimedAlgorithm):
         copies bring rows of whole 16 bytes."""
         return problem.op == "dgrad" and self.kind.item == 2 and problem.group_c * self.kind.item % 16 == 0
 
+    def _in_one_launch(self, problem: ConvProblem) -> bool:
+        """Whether one launch computes all phases of a gradient: those that read the layer's filters as they lie."""
+        count = len(single_phases(problem)) if self.is_mirrored(problem) and not problem.is_volume else 1
+        return 1 < count <= MAX_PHASES
+
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         rearranged = problem.op == "dgrad" and not self.is_mirrored(problem)
         return input_gradient.prepared_bytes(problem) if rearranged else 0
@@ -288,7 +300,7 @@ class NativeGemm16bit(TimedAlgorithm):
             (self._cycles(problem, phases, config, target), config)
             for whole in known
             if whole and (not (problem.accumulate or problem.add) or whole.sums <= MAX_ADDED)
-            for split in _with_splits(whole, phases, target)
+            for split in _with_splits(whole, phases, target, self._in_one_launch(problem))
             for config in self._ways(problem, split, room)
         )
 
@@ -313,17 +325,24 @@ class NativeGemm16bit(TimedAlgorithm):
         is_vector = phases[0].problem.group_k * config.item % 16 == 0
         outputs = config.pixels * config.filters
         of_tile = speeds.tile + speeds.output * outputs / config.split + (0 if is_vector else speeds.single * outputs)
-        time, launches = 0.0, sum(phase.times for phase in phases)
+        together = self._in_one_launch(problem)
+        time, before, launches = 0.0, 0, 1 if together else sum(phase.times for phase in phases)
         for phase in phases:
             stages, tiles = _stages(phase.problem, config), _tiles(phase, config)
             rounds = ceil_div(tiles * config.split, target.multiprocessors)
+            if together:
+                # those that begin with a tile of this phase; CTAs take turns over the tiles of all
+                until = before + phase.times * tiles * config.split
+                rounds = ceil_div(until, target.multiprocessors) - ceil_div(before, target.multiprocessors)
+                before = until
             computed = rounds * (ceil_div(stages, config.split) * of_stage + of_tile)
             if phase.volume:
                 computed = max(computed, tiles * stages * config.stage_bytes / speeds.copied_per_cycle)
             if config.split > (1 if phase.volume else 2) and tiles > clusters_at_once(config.split, 1, target):
                 # clusters wait for others. Explored (H200, 6f49aa5): 32 of 4 CTAs and 16 of 8 do, 66 of 2 do not
                 computed *= 2
-            time += phase.times * (computed + (speeds.split * outputs if config.split > 1 else 0))
+            times = 1 if together else phase.times
+            time += times * (computed + (speeds.split * outputs if config.split > 1 and rounds else 0))
         packing = speeds.packing + 2 * self.prepared_bytes(problem, config) / target.bytes_per_cycle
         time = overlapped(time, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden)
         time += residual_cycles(problem, speeds.residual, target)
@@ -339,7 +358,10 @@ class NativeGemm16bit(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         phases = single_phases(problem)
-        launches = [self._launch(problem, phase, config, target) for phase in phases]
+        if self._in_one_launch(problem):
+            launches = [self._launch(problem, phases, config, target)]
+        else:
+            launches = [self._launch(problem, [phase], config, target) for phase in phases]
         return Plan(
             (*launches, *input_gradient.zero_launches(problem)),
             prepare=self._preparing(problem, config) if phases else (),
@@ -351,20 +373,39 @@ class NativeGemm16bit(TimedAlgorithm):
         rearranged = problem.op == "dgrad" and not self.is_mirrored(problem)
         return (input_gradient.filter_launch(problem),) if rearranged else ()
 
-    def _launch(self, problem: ConvProblem, phase: PartialConvolution, config: NativeConfig, target: Target) -> Launch:
-        x = replace(
-            pixel_map(phase.problem, config.pixels, config.channel_block, phase.volume), role=problem.operands[0].role
-        )
-        mirrored = self.is_mirrored(problem)
+    def _launch(
+        self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
+    ) -> Launch:
+        """A launch that computes one phase, or several."""
+        phase, mirrored, role = phases[0], self.is_mirrored(problem), problem.operands[0].role
+        maps = [
+            replace(
+                pixel_map(each.problem, config.pixels, config.channel_block, each.volume),
+                role=role, suffix=str(number or ""),
+            )
+            for number, each in enumerate(phases)
+        ]  # fmt: skip
         filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem, config) else "w")
-        constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
+        constants = self._constants(problem, phase)
         if mirrored:
             filters = _mirrored_map(problem, config)
-            slices: Constants = (("last_slice", 0), ("apart_d", 0))
-            constants += tuple(dict((*slices, *input_gradient.mirrored_taps(problem, phase))).items())
+        if len(phases) > 1:
+            every = [dict(self._constants(problem, each)) for each in phases]
+            constants += tuple(
+                (f"phase_{name}", f"leanconv::OfPhases<{', '.join(str(each[name]) for each in every)}>")
+                for name in OF_PHASES
+            )
         at = config.ring_bytes + config.output_bytes
         tuning = (*config.constants(), ("mirrored", mirrored), ("barriers_at", at))
-        tiles = _tiles(phase, config)
+        tiles = sum(_tiles(each, config) for each in phases)
         grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
-        arguments = (x, filters, *conv_arguments(problem)[2:])
+        arguments = (*maps, filters, *conv_arguments(problem)[2:])
         return self.launch(config, constants, arguments, grid, config.shared_bytes, tuning)
+
+    def _constants(self, problem: ConvProblem, phase: PartialConvolution) -> Constants:
+        constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
+        if not self.is_mirrored(problem):
+            return constants
+        slices: Constants = (("last_slice", 0), ("apart_d", 0))
+        taps = dict((*slices, *input_gradient.mirrored_taps(problem, phase)))
+        return (*constants, *taps.items())
