@@ -8,10 +8,12 @@ In a page::
 and in a comment of the sources ``figure: opencnn-nhwc auto/pytorch mean = 4.25``. The words are FILE WHAT STAT and
 settings; FILE is a results file below ``benchmarks/results/nvidia-h200``, or with its folder ``cpu/choice``.
 
-Of a suite WHAT is one of `SIDES`, an algorithm of ours or ``ALGORITHM:prepared`` (packed weights kept), or two of them:
-``WHO/AGAINST`` is the time of AGAINST over that of WHO, layer by layer. STAT is ``mean`` (geometric), ``least``,
+Of a suite WHAT is one of `SIDES`, ``others`` (the quickest of all peers), an algorithm of ours or
+``ALGORITHM:prepared`` (packed weights kept), or two of them: ``WHO/AGAINST`` is the time of AGAINST over that of WHO,
+layer by layer. STAT is ``mean`` (geometric), ``least``,
 ``most``, ``count`` (layers that have both) or ``missing`` (the others). Of one side: one of `VALUES` with ``-mean``,
-``-least`` or ``-most``, or bare for a single layer. ``only=PATTERN`` chooses layers by their names.
+``-least`` or ``-most``, or bare for a single layer; ``name`` says which peer it is. ``only=PATTERN`` chooses layers by
+their names.
 
 Of a record WHAT is two words, rows and values: ``key=PATTERN,…`` chooses rows, ``field`` or ``field/field`` is their
 value. ``key=A/B`` is the value of B's rows over that of the row of A that is otherwise alike, the least where several
@@ -76,6 +78,9 @@ def side(results: Results, problem: str, name: str) -> Row | None:
         return results.peer(problem, _GROUPS[SIDES[name]])
     if name == "best":
         return results.own(problem)
+    if name == "others":
+        theirs = (row for row in results.of(problem) if not row.engine.startswith("leanconv") and right(row))
+        return min(theirs, key=lambda row: row.us, default=None)
     if name == "auto" and "schema" not in results.machine:
         # NOTE: leaves with the last file that does not have what a call picks, which takes no workspace
         ours = (row for row in results.of(problem) if row.engine == "leanconv" and not row.workspace_bytes)
@@ -124,6 +129,9 @@ def of_suite(results: Results, what: str, stat: str, only: str = "*") -> str:
         if not ratios and stat != "missing":
             raise ValueError(f"no layer has rows of both {who} and {against}")
         return _statistic(stat, ratios, every, ratio)
+    if stat == "name":
+        names = [each.name for each in GROUPS for row in rows if row and fnmatchcase(row.engine, each.engine)]
+        return " or ".join(dict.fromkeys(names))
     name, _, of = stat.partition("-")
     if name in ("count", "missing"):
         name, of = "us", name

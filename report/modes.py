@@ -60,7 +60,7 @@ class Mode:
 
 MODES = {
     "fp32": Mode("strict FP32", False),
-    "tf32-fp32": Mode("PyTorch in TF32, leanconv as precise as float32", True),
+    "tf32-fp32": Mode("PyTorch in TF32, leanconv's own layers in float32's accuracy", True),
     "tf32": Mode("TF32", True, "tf32"),
     "16-bit": Mode("16 bits", True, half=True),
 }

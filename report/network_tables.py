@@ -15,7 +15,8 @@ from report.drawing import dots, finish, legend, panels, refuse_empty
 from report.fields import ratio
 from report.modes import MODES, NETWORKS, PASSES, WAYS
 
-#: Modes of the short table and of the picture: `enable()` as it comes, leanconv in float32's accuracy, or 16 bits.
+#: Modes of the short table and of the picture: `enable()` as it comes, in the two ways in which PyTorch computes float32,
+#: and 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
 #: What a fused network is compared with: PyTorch's way and leanconv's, of `WAYS`.
 _FUSED = {
@@ -62,9 +63,10 @@ def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:
 
 
 def _sizes(row: dict[str, Any] | None) -> str:
-    """Peaks of memory of a pass, ours and PyTorch's."""
-    peaks = [(row or {}).get(f"{who}_peak_bytes") for who in ("leanconv", "torch")]
-    return " / ".join(map(size, peaks)) if None not in peaks else "–"
+    """Peaks of memory of a pass, ours and PyTorch's; ours with the packed filters, which stay between passes."""
+    if row is None or "leanconv_peak_bytes" not in row:
+        return "–"
+    return f"{size(row['leanconv_peak_bytes'] + row.get('packed_bytes', 0))} / {size(row['torch_peak_bytes'])}"
 
 
 def picture(record: dict[str, Any], path: Path) -> None:

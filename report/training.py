@@ -26,14 +26,14 @@ def table(rows: Sequence[Record]) -> Table:
         of = [row for row in single if (row["problem"], row["optimiser"]) == (problem, optimiser)]
         engines = ("leanconv", "leanconv-tf32", "torch-fp32", "torch-tf32")
         ours, rounded, theirs, tf32 = (best(of, engine) for engine in engines)
-        if ours is None or theirs is None:
+        if ours is None or (theirs is None and tf32 is None):
             continue
         lines.append([
             problem, optimiser, *(f"{row['us'] / 1000:.1f}" if row else "–" for row in (ours, theirs, tf32, rounded)),
             times(theirs, ours), times(tf32, ours), times(tf32, rounded),
-            *(" / ".join(f"{row[key] / 2**20:.0f}" if key in row else "–" for row in (ours, theirs))
+            *(" / ".join(f"{row[key] / 2**20:.0f}" if key in row else "–" for row in (ours, theirs or {}))
               for key in ("peak_bytes", "scratch_bytes")),
-            f"{ours['loss']:.2g} / {theirs['loss']:.2g}",
+            " / ".join(f"{row['loss']:.2g}" if row else "–" for row in (ours, theirs)),
         ])  # fmt: skip
     head = ["network", "optimiser", "leanconv", "PyTorch, strict FP32", "its TF32", "leanconv, precision tf32"]
     return [*head, "×", "× TF32", "precision tf32 × TF32", "MiB", "in passing", "loss"], lines
@@ -49,6 +49,6 @@ def section(record: Record) -> str:
         "the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32, of its TF32 over our "
         "float32-grade precision, and of its TF32 over our precision tf32; MiB is the peak besides the images, "
         "“in passing” what of it one convolution takes at most besides its result, and loss the mean of the last "
-        "tenth of the steps, leanconv / PyTorch in strict FP32."
+        "tenth of the steps, leanconv / PyTorch in strict FP32. A dash was not measured."
     )
     return f"{records.origin(record['machine'])}. {meaning}\n\n{records.table(table(record['rows']))}"

@@ -55,6 +55,8 @@ def results(tmp_path: Path) -> Path:
         ("im2win best/lean most only=w*", "2.00"),
         ("im2win best/lean count", "2"),
         ("im2win best/cudnn least", "0.62"),  # 50/80 and 30/15
+        ("im2win-nhwc best/others mean", "1.55"),
+        ("im2win-nhwc others name", "PyTorch"),
         ("im2win auto/lean mean", "4.00"),
         ("im2win auto/lean missing", "1"),
         ("im2win im2win:prepared/im2win mean", "1.25"),

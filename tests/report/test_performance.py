@@ -33,7 +33,7 @@ def suite() -> Results:
 def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     suite().write(default_path(suite(), False, tmp_path))
     filters = replace(made_up.suite(), suite="filters", layout=None)
-    pairs = (("leanconv:auto", 10.0), ("torch", 20.0), ("npp", 40.0))
+    pairs = (("leanconv:auto", 10.0), ("torch", 20.0), ("npp:border", 40.0))
     filters.rows = [made_up.timed("wide", engine, us) for engine, us in pairs]
     path = default_path(filters, False, tmp_path)
     filters.missing = ["narrow", "long"]
@@ -72,7 +72,7 @@ def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_fo
 def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     times = {"torch_graph_us": 30.0, "leanconv_graph_us": 10.0, "torch_eager_us": 9.0, "leanconv_eager_us": 10.0}
     times["torch_nchw_graph_us"] = 31.0
-    peaks = {"torch_peak_bytes": 2 * 10**6, "leanconv_peak_bytes": 10**6}
+    peaks = {"torch_peak_bytes": 2 * 10**6, "leanconv_peak_bytes": 10**6, "packed_bytes": 10**5}
     rows: list[dict[str, Any]] = [
         {"network": "a", "mode": "fp32", "pass": "forward", **times, **peaks},
         {"network": "b", "mode": "16-bit", "pass": "forward", "torch_graph_us": 5.0, "leanconv_graph_us": 10.0},
@@ -87,7 +87,7 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     assert "**Training step, strict FP32**\n\n| network | eager |\n|---|---|\n| b | 1.20 |" in text
     text = made_up.filled(tmp_path, "short modes networks=b,a")
     assert "| b | – | – | 0.50 / – | 1.20 | – | – | – |\n" in text
-    assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.00 MB / 2.00 MB |" in text
+    assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.10 MB / 2.00 MB |" in text, "packed filters count"
     with pytest.raises(ValueError, match="there is nothing to draw"):
         made_up.filled(tmp_path, "networks-figure modes")
 
@@ -206,3 +206,16 @@ def test_rows_of_another_revision_are_refused(tmp_path: Path) -> None:
     records.write(tmp_path, "modes", made_up.MACHINE, rows)
     with pytest.raises(ValueError, match="modes.json has rows of other revisions: 1111"):
         Fields(tmp_path).figure("modes network=a us mean")
+
+
+def test_a_step_that_strict_fp32_was_not_measured_of_is_a_line_too(tmp_path: Path) -> None:
+    about = {"gpus": 1, "seed": 0, "problem": "vgg16-b256-128", "optimiser": "adam", "loss": 0.5}
+    rows = [
+        about | {"engine": "leanconv", "us": 60000.0, "peak_bytes": 2**20},
+        about | {"engine": "torch-tf32-nhwc", "us": 48000.0, "peak_bytes": 2**20},
+        about | {"engine": "leanconv", "us": 60000.0, "problem": "alone"},
+    ]
+    records.write(tmp_path, "training", made_up.ABOUT, rows, images="made up")
+    text = made_up.filled(tmp_path, "training training")
+    assert "| vgg16-b256-128 | adam | 60.0 | – | 48.0 | – | – | 0.80 | – | 1 / – | – / – | 0.5 / – |" in text
+    assert "alone" not in text

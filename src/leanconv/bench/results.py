@@ -327,7 +327,11 @@ GROUPS = (
     Group("causal_conv1d", "the kernels of Mamba's causal layers", "causal_conv1d"),
     Group("im2col", "im2col and cuBLAS", "im2col+cublas"),
     Group("torch", "PyTorch's conv2d with one channel", "torch"),
-    Group("NPP", "NPP, the border written out beforehand and not timed", "npp"),
+    Group(
+        "NPP",
+        "NPP: with its own border, replicate, or with another one, written out beforehand and not timed",
+        "npp*",
+    ),
     Group("CV-CUDA", "CV-CUDA's conv2d and its filters of boxes", "cvcuda"),
     Group("CuPy", "cupyx.scipy.ndimage", "cupy"),
     Group("cuCIM", "cuCIM's copy of ndimage, with kernels of its own for one axis", "cucim"),
