@@ -1,7 +1,8 @@
 """Tensor cores of Hopper in float32's accuracy: a float32 is the sum of two scaled float16, one product is three.
 
-Kernels     tensor_gemm (forward, gradient of the input), tensor_winograd (F(2x2, 3x3) and its like),
-            tensor_weight (gradient of the filters; strategy ``images`` keeps whole images in shared memory)
+Kernels     tensor_gemm (forward, gradient of the input), tensor_winograd (F(2, 3) along rows; wider
+            filters in segments of three), tensor_weight (gradient of the filters; strategy ``images``: for many small
+            images, a stage is a pixel of each)
 Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)
 Requires    sm_90a; float32; 16-byte aligned tensors
 Memory      packed weights, which are kept between calls; tensor_weight may split the reduction (split-K)

@@ -2,7 +2,7 @@
 //
 //   y[m, k] = sum over r, s, c of x[m + (r, s), c] * w[k, r, s, c]        m: output pixel, k: filter
 //
-// Requires   sm_90a; 16-byte aligned tensors; at least 16 channels a group. NHWC, NCHW, CHWN.
+// Requires   sm_90a; 16-byte aligned tensors; with several groups at least 16 channels in each. NHWC, NCHW, CHWN.
 // Volumes    rows by maps of five axes, linear pixels or columns; slices of a filter are rows behind one another.
 // Numerics   float32 = hi + lo, two float16, scaled per row of pixels and per filter (split.cuh). One product = 3 wgmma, the
 //            small ones first. The tensor core rounds its sums toward zero; so partial sums of 64 elements are promoted to

@@ -1,17 +1,18 @@
-// tensor_weight_images: gradient of the filters on Hopper tensor cores where images are small and many; stages of 64 images.
+// tensor_weight_images: gradient of the filters on Hopper tensor cores where images are small and many; a stage is a pixel of each.
 //
 //   dw[k, tap, c] = sum over pixels of x[pixel + tap, c] * dy[pixel, k]        as tensor_weight, without products of padding
 //
 // Requires   sm_90a; NHWC; channels and filters of a group in multiples of 4, at least 16; at least 16 images; s > 1.
 // Numerics   as tensor_weight.
-// CTA tile   128 channels x the taps of a filter's row x 64 filters. A stage of x is one pixel of 64 images, and so is one of
-//            dy: column w of x is multiplied with columns w + pad - s of dy. Each column of dy is converted once for a row of
-//            outputs, and stays in shared memory until the last tap has read it. Padding is never read, converted or
-//            multiplied: of 3x3 filters over 2x2 pixels 16 products are left of 36, over 4x4 100 of 144, over 8x8 484 of 576.
-// Work       a unit is one row of outputs (or a segment of a long one) of 64 images for one tile; the units of all tiles are one
-//            line, of which all blocks have equal shares. A block's sums of a tile go to slot block + tile of a workspace; a
-//            second launch adds the slots of each tile in their order. With more tiles than blocks, a block has two slots, and
-//            the tiles between its first and its last go to the gradient at once (`direct`).
+// CTA tile   128 channels x the taps of a filter's row x 64 filters. A stage of x has one pixel of `image_rows` rows (1, 2 or 4) of
+//            64 / `image_rows` images, and so has one of dy: column w of x is multiplied with columns w + pad - s of dy. Each
+//            column of dy is converted once for a row of outputs, and stays in shared memory until the last tap has read it.
+//            Padding is never read, converted or multiplied: of 3x3 filters over 2x2 pixels 16 products are left of 36, over 4x4
+//            100 of 144, over 8x8 484 of 576.
+// Work       a unit is `image_rows` rows of outputs (or a segment of them) of 64 / `image_rows` images for one tile; the units of
+//            all tiles are one line, of which all blocks have equal shares. A block's sums of a tile go to slot block + tile of a
+//            workspace; a second launch adds the slots of each tile in their order. With more tiles than blocks, a block has two
+//            slots, and the tiles between its first and its last go to the gradient at once (`direct`).
 // Roles      as tensor_weight; the consumers have a ping-pong schedule, a tap at a time.
 // Measured   figure: opencnn-nhwc-wgrad tensor_weight_images/pytorch mean = 1.83
 //            figure: opencnn-nhwc-wgrad tensor_weight_images/tensor_weight mean = 1.20

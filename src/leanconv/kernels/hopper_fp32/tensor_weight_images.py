@@ -1,4 +1,4 @@
-"""Gradient of the filters on tensor cores where images are small and many: stages of 64 images."""
+"""Gradient of the filters on tensor cores where images are small and many: stages of a pixel of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leanconv.kernels.hopper_fp32.tensor_weight import MMA_N, ConsumersConfig, W
 from leanconv.plan import Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
-#: Images that a layer has at least: with fewer a stage of 64 is mostly zeros.
+#: Images that a layer has at least: with fewer a stage is mostly zeros.
 LEAST_IMAGES = 16
 #: Consumers of a block, with 64 channels each.
 WARPGROUPS = 2
@@ -69,7 +69,7 @@ class ImageSpeeds(Speeds):
 
 
 class TensorWeightImages(WeightGradient):
-    """For small and many images: a stage is one pixel of 64 images, and padding is left out; split-K by a workspace."""
+    """For small and many images: a stage is a pixel of 64 images, or of rows of fewer; padding is left out; split-K."""
 
     strategy = "images"
 
