@@ -28,7 +28,7 @@ LAYERS = {
     "medical volume": "conv:n1,c32,d256,h256,w256,k32,t3,r3,s3,pad1,NCDHW,float16",
     "video decoder, last block": "conv:n1,c256,d5,h1090,w1922,k256,t3,r3,s3,pad1,NCDHW",
 }
-SIDES = {"torch": "PyTorch", "leanconv": "leanconv"}
+SIDES = "leanconv", "torch"
 #: Outputs that are computed in float64 too: so many places, in all channels, the first and the last among them.
 _PLACES = 256
 #: Calls that are timed; one, if it takes longer than so many microseconds.
@@ -176,8 +176,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
             )
         ]  # fmt: skip
         lines.append([f"{name}{scaled}", f"`{first['problem']}`", said, *cells])
-    pair = f"{SIDES['torch']} / {SIDES['leanconv']}"
-    return ["layer", "problem", "layout", f"ms, {pair}", f"workspace, {pair}", f"error, {pair}"], lines
+    return ["layer", "problem", "layout", *(f"{what}, ours / theirs" for what in ("ms", "workspace", "error"))], lines
 
 
 def _failure(row: dict[str, Any]) -> str:

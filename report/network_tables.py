@@ -15,8 +15,8 @@ from report.drawing import dots, finish, legend, panels, refuse_empty
 from report.fields import ratio
 from report.modes import MODES, NETWORKS, PASSES, WAYS
 
-#: Modes of the short table and of the picture: `enable()` as it comes, where PyTorch computes float32 strictly and where
-#: it may round to TF32, and 16 bits.
+#: Modes of the short table and of the picture: `enable()` as it comes, where PyTorch computes float32 strictly, where
+#: it may round to TF32, and in 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
 #: What a fused network is compared with: PyTorch's way and leanconv's, of `WAYS`.
 _FUSED = {
