@@ -77,3 +77,21 @@ def test_choices_where_filters_stay_packed_do_not_count_what_packs_them() -> Non
     assert min(map(len, lost.values())) > 65
     usual, kept = (statistics.geometric_mean(ratios) for ratios in lost.values())
     assert kept < 1.04 < 1.08 < usual
+
+
+def test_which_image_filters_run_on_tensor_cores_is_what_the_page_says() -> None:
+    """Of square images of one channel; docs/algorithms/tensor-filter.md and docs/filtering.md name these sizes."""
+    never = {
+        "uint8": set[int](), "float16": set[int](), "bfloat16": {10, 11, 12, 13},
+        "int16": {2, 3, 4, 5, 10, 11, 12}, "float32": {2, 3, 4, 5, 6, 10, 11, 12, 13},
+    }  # fmt: skip
+
+    def picked(side: int, taps: int, dtype: str) -> str:
+        problem = parse_problem(f"filter:{side}x{side},{taps}x{taps},{dtype}")
+        return by_model(problem, NOMINAL, "auto", None).algorithm.stem
+
+    for dtype, small in never.items():
+        for taps in range(2, 33):
+            assert picked(1448, taps, dtype) == "register_cache", (dtype, taps)
+            large = {picked(side, taps, dtype) for side in (4096, 5792)}
+            assert ("tensor_filter" in large) == (taps not in small), (dtype, taps)
