@@ -105,7 +105,7 @@ def _rows(record: Record) -> list[Record]:
 
 
 def _suite(content: Results, file: str, results: Path, out: Path) -> Again:
-    changed = set(provenance.changed_kernels(content.machine, results))
+    changed = set(provenance.changed_kernels(content.machine, results, content.op or "fprop"))
     ours = [row for row in content.rows if row.engine.startswith("leanconv")]
     stale = {row.problem for row in ours if row.algorithm.partition(" ")[0] in changed}
     options = {"layout": content.layout if content.layout != suite_layout(content.suite) else None}

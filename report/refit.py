@@ -127,7 +127,7 @@ def suite_points(folder: Path, target: Target, groups: Collection[str] = ()) -> 
     plain, found = replace(target, model=""), []
     for path in sorted(each for each in folder.glob("*.json") if "suite" in columns.read(each)):
         results = Results.read(path)
-        changed = provenance.changed_kernels(results.machine, folder.parent)
+        changed = provenance.changed_kernels(results.machine, folder.parent, results.op or "fprop")
         times = {
             (row.problem, row.algorithm): row.us
             for row in results.rows

@@ -159,13 +159,16 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
     return len(lines)
 
 
-def equal_code(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+def equal_code(before: dict[str, Any], after: dict[str, Any], op: str = "") -> dict[str, str]:
     """The version before and the one after of sources that changed and whose machine code did not.
 
-    Those of an algorithm and of each of its kernels, where all launches that both samples have are equal.
+    Those of an algorithm and of each of its kernels, where all launches that both samples have are equal; with ``op``
+    those of this operation.
     """
     differ, compared = set(), set()
     for key, by_name in before["code"].items():
+        if op and _op_of(key) != op:
+            continue
         for name, launches in by_name.items():
             now = after["code"].get(key, {}).get(name)
             stem = before["picked"][key] if name == "auto" else name.removesuffix(" without workspace")
@@ -180,12 +183,25 @@ def equal_code(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
     return {old: new for old, new in found.items() if new not in ("", old)}
 
 
+def _op_of(key: str) -> str:
+    """The operation of a problem in words."""
+    given = key.partition(" ")[0].split(",")
+    return next((op for op in ("dgrad", "wgrad") if op in given), "fprop")
+
+
 def record(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Add what is equal to the list that pages go by."""
-    found = equal_code(before, after)
+    """Add what is equal to the list that pages go by: in all operations, and by operation what is equal in that alone.
+
+    NOTE: a change of code for one operation must not hide those of others, so all three are compared.
+    """
+    found: dict[str, Any] = equal_code(before, after)
+    for op in ("fprop", "dgrad", "wgrad"):
+        alone = {old: new for old, new in equal_code(before, after, op).items() if old not in found}
+        found |= {op: alone} if alone else {}
     path = ROOT / "benchmarks/results/same_code.json"
     path.write_text(json.dumps([*(json.loads(path.read_text()) if path.is_file() else []), found], indent=1) + "\n")
-    print(f"{path}: {len(found)} versions of sources whose code is equal")
+    count = sum(len(each) if isinstance(each, dict) else 1 for each in found.values())
+    print(f"{path}: {count} versions of sources whose code is equal")
 
 
 def of_revision(revision: str, file: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,43 @@ def test_sources_of_equal_code_are_followed(tmp_path: Path) -> None:
     listed.write_text(json.dumps([{"b": today["im2win_fused"]}, {"a": "b", "x": today["implicit_gemm"]}]))
     with pytest.raises(ValueError, match="of earlier kernels: im2win_fused changed since"):
         provenance.committed(path)
+
+
+def test_code_that_is_equal_for_one_operation_is_followed_for_that_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, kernels={"im2win_fused": "a"})
+    today = provenance.kernels(("im2win_fused",))["im2win_fused"]
+    listed = path.parent.parent / provenance.SAME_CODE
+    listed.write_text(json.dumps([{"a": "b"}, {"dgrad": {"b": "c"}, "fprop": {"b": today}}]))
+    assert provenance.committed(path).rows, "a suite without a word for it is of forward passes"
+    about = {"kernels": {"im2win_fused": "a"}}
+    assert provenance.changed_kernels(about, path.parent.parent, "fprop") == []
+    for op in ("dgrad", "wgrad", None):
+        assert provenance.changed_kernels(about, path.parent.parent, op) == ["im2win_fused"]
+    with pytest.raises(ValueError, match="of earlier kernels: im2win_fused changed since"):
+        provenance.committed_record(path)
+
+
+def test_which_code_is_equal_is_found_by_operation() -> None:
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+    try:
+        compare_code = importlib.import_module("compare_code")
+    finally:
+        sys.path.pop()
+
+    def found(version: str, *code: str) -> dict[str, Any]:
+        keys = ("conv:n1,NHWC limit None", "conv:n1,NHWC,dgrad limit None", "conv:n1,NHWC,wgrad limit None")
+        return {
+            "kernels": {"one": version}, "headers": {"one": {"one.cuh": f"{version} header"}},
+            "picked": dict.fromkeys(keys, "one"),
+            "code": {key: {"auto": [[1, each]]} for key, each in zip(keys, code, strict=True)},
+        }  # fmt: skip
+
+    before, after = found("old", "x", "y", "z"), found("new", "x", "other", "z")
+    equal = {"old": "new", "old header": "new header"}
+    assert compare_code.equal_code(before, found("new", "x", "y", "z")) == equal
+    assert compare_code.equal_code(before, after) == {}
+    by_op = {op: compare_code.equal_code(before, after, op) for op in ("fprop", "dgrad", "wgrad")}
+    assert by_op == {"fprop": equal, "dgrad": {}, "wgrad": equal}
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:

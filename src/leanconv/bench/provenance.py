@@ -133,8 +133,12 @@ def older(results: Path) -> dict[str, str]:
     return dict(read_json(read_bytes(path))) if path.is_file() else {}
 
 
-def same_code(results: Path) -> list[dict[str, str]]:
-    """What the list of sources of equal machine code says, in the order of time; nothing where there is no list."""
+def same_code(results: Path) -> list[dict[str, Any]]:
+    """What the list of sources of equal machine code says, in the order of time; nothing where there is no list.
+
+    Each entry has versions and those that came after them; under the name of an operation those whose code is equal for
+    it, and not for others.
+    """
     path = results / SAME_CODE
     return list(read_json(read_bytes(path))) if path.is_file() else []
 
@@ -142,7 +146,7 @@ def same_code(results: Path) -> list[dict[str, str]]:
 def committed(path: Path, older: Mapping[str, str] = {}) -> Results:
     """The results of a suite, for a page. Raises ValueError, as `refuse` does, and for a file that is damaged."""
     results = Results.read(path)
-    refuse(results.machine, path, older, measured=results.problems)
+    refuse(results.machine, path, older, measured=results.problems, op=results.op or "fprop")
     return results
 
 
@@ -154,14 +158,15 @@ def committed_record(path: Path, older: Mapping[str, str] = {}) -> dict[str, Any
 
 
 def refuse(
-    about: Mapping[str, Any], path: Path, older: Mapping[str, str] = {}, measured: Collection[str] | None = None
-) -> None:
+    about: Mapping[str, Any], path: Path, older: Mapping[str, str] = {}, measured: Collection[str] | None = None,
+    op: str | None = None,
+) -> None:  # fmt: skip
     """Raise ValueError where the record ``about`` of a machine, in the file ``path``, cannot be traced.
 
     That is one of another schema; of a revision that is unknown, or that the git history at hand does not have; with
     files that differ from it; or of kernels that have changed since, unless only their sources did (`same_code`) or
     ``older`` lists ``<machine>/<name>.json``.
-    A suite that ``measured`` nothing is refused, too.
+    A suite that ``measured`` nothing is refused, too. ``op`` is its operation.
     """
     commit, dirty = about.get("git_revision"), about.get("git_dirty")
     if about.get("schema") != SCHEMA:
@@ -179,7 +184,7 @@ def refuse(
         raise ValueError(f"{path} is damaged: it has no problem")
     if not isinstance(about.get("kernels"), Mapping):
         raise ValueError(f"{path} is damaged: it does not say with which kernels it was measured")
-    changed = changed_kernels(about, path.parent.parent)
+    changed = changed_kernels(about, path.parent.parent, op)
     if changed and f"{path.parent.name}/{path.name}" not in older:
         raise ValueError(
             f"{path} is of earlier kernels: {', '.join(changed)} changed since; measure it anew, or list it in {OLDER} "
@@ -187,11 +192,13 @@ def refuse(
         )
 
 
-def changed_kernels(about: Mapping[str, Any], results: Path) -> list[str]:
-    """The kernels that a record was measured with and whose machine code has changed since; ``about``: its machine."""
+def changed_kernels(about: Mapping[str, Any], results: Path, op: str | None = None) -> list[str]:
+    """The kernels that a record was measured with and whose machine code has changed since; ``about``: its machine.
+    ``op``: of what all its layers are; None where they are of several."""
     versions, today = dict(about.get("kernels", {})), kernels()
     for equal in same_code(results):
-        versions = {stem: equal.get(version, version) for stem, version in versions.items()}
+        mine = equal | equal.get(op or "", {})
+        versions = {stem: mine.get(version, version) for stem, version in versions.items()}
     return [stem for stem, version in versions.items() if today.get(stem) != version]
 
 
