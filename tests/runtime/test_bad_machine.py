@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as pools
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +160,23 @@ def test_a_process_ends_while_a_daemon_thread_compiles(nvrtc: None) -> None:
     for _ in range(3):
         done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, env=FROM_SOURCE)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_daemon_thread_compiles_in_one_that_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process' end waits for threads of pools, which are daemons where their pool's maker is one."""
+    ran: list[threading.Thread] = []
+
+    def compile_it(*given: str) -> None:
+        ran.append(threading.current_thread())
+
+    monkeypatch.setattr(compiler, "_compile_source", compile_it)
+    for daemon in (True, False):
+        thread = threading.Thread(target=compiler.compile_source, args=("", "f", "sm_80"), daemon=daemon)
+        thread.start()
+        thread.join()
+    of_daemon, own = ran
+    assert of_daemon in pools._threads_queues
+    assert own is thread, "any other thread is waited for as it is"
 
 
 def test_threads_import_the_compiler_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

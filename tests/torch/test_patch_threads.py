@@ -12,16 +12,34 @@ from tests.stand_ins import HostDevice
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import patch  # noqa: E402
+from leanconv.torch import patch, registration  # noqa: E402
+
+
+def test_kernels_stay_registered_while_another_thread_lives(device: HostDevice) -> None:
+    """It may be on its way to one, which PyTorch would free."""
+    done = threading.Event()
+    other = threading.Thread(target=done.wait)
+    other.start()
+    try:
+        leanconv.torch.enable().disable()
+        (key,) = registration._libraries
+        assert key == registration._KEY
+    finally:
+        done.set()
+        other.join()
 
 
 @pytest.mark.parametrize("exclude", [None, lambda problem: True], ids=["taken", "excluded"])
-def test_switching_while_other_threads_compute(device: HostDevice, exclude: Any) -> None:
-    """Every call has the right numbers, and none is taken that is excluded."""
+@pytest.mark.parametrize("where", [torch.nn.functional, torch], ids=["function", "dispatcher"])
+def test_switching_while_other_threads_compute(device: HostDevice, where: Any, exclude: Any) -> None:
+    """Every call has the right numbers, and none is taken that is excluded.
+
+    What torch.nn.functional has is decided before the dispatcher is asked, torch.conv2d by what is registered there.
+    """
     x, w = torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3, requires_grad=True)
 
     def step() -> list[Any]:
-        y = torch.nn.functional.conv2d(x, w)
+        y = where.conv2d(x, w)
         return [y, *torch.autograd.grad(y.sum(), w)]
 
     expected, done, failed = step(), threading.Event(), []
