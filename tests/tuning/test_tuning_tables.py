@@ -91,49 +91,64 @@ def test_by_name_the_quickest_of_that_algorithm_is_taken(stage: Stage, tmp_path:
     assert choose(LAYER, stage.target).source == tables.MODEL, "nobody has said which wins"
 
 
+#: What the candidate of an entry may be changed to: first what can be read, and is none of today's.
+STALE: dict[str, Any] = {
+    "other kernels": lambda each: each | {"kernels": dict.fromkeys(each["kernels"], "0" * 12)},
+    "unknown algorithm": lambda each: each | {"algorithm": "fft"},
+    "unknown configuration": lambda each: each | {"config": each["config"] | {"stages": 77}},
+}
+UNREADABLE: dict[str, Any] = {
+    "no number": lambda each: each | {"us": "fast"},
+    "kernels as before": lambda each: each | {"kernels": "0" * 12},
+    "no candidate": lambda each: [],
+    "workspace in words": lambda each: each | {"workspace": "a"},
+    "negative workspace": lambda each: each | {"workspace": -1},
+    "endless workspace": lambda each: each | {"workspace": 10**400},
+    "no packed bytes": lambda each: each | {"prepared": None},
+    "negative packed bytes": lambda each: each | {"prepared": -1},
+    "more packed bytes than there are": lambda each: each | {"prepared": 1 << 63},
+    "negative runs": lambda each: each | {"runs": -1},
+    "a configuration of lists": lambda each: each | {"config": {key: [1] for key in each["config"]}},
+    "a list of a configuration": lambda each: each | {"config": [*each["config"].items()]},
+    "endless": lambda each: each | {"us": float("inf")},
+    "no float": lambda each: each | {"us": 10**400},
+    "true": lambda each: each | {"us": True},
+    "no time": lambda each: each | {"us": None},
+    "a reason that is no text": lambda each: each | {"why": {}},
+}
+NO_TIMES = {
+    "no float": 10**400, "endless": float("inf"), "not a number": float("nan"), "negative": -1.0, "none": 0,
+    "in words": "1", "true": True,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "beside"),
     [
-        lambda each: each | {"kernels": dict.fromkeys(each["kernels"], "0" * 12)},
-        lambda each: each | {"algorithm": "fft"},
-        lambda each: each | {"config": each["config"] | {"stages": 77}},
-        lambda each: each | {"us": "fast"},
-        lambda each: each | {"kernels": "0" * 12},
-        lambda each: [],
-        lambda each: each | {"workspace": "a"},
-        lambda each: each | {"prepared": None},
-        lambda each: each | {"config": {key: [1] for key in each["config"]}},
-        lambda each: each | {"config": [*each["config"].items()]},
-        lambda each: each | {"us": float("inf")},
-        lambda each: each | {"us": None},
-        lambda each: each | {"why": {}},
-    ],
-    ids=[
-        "other kernels",
-        "unknown algorithm",
-        "unknown configuration",
-        "no number",
-        "kernels as before",
-        "no candidate",
-        "workspace in words",
-        "no packed bytes",
-        "a configuration of lists",
-        "a list of a configuration",
-        "endless",
-        "no time",
-        "a reason that is no text",
+        *(pytest.param(change, {}, id=name) for name, change in (STALE | UNREADABLE).items()),
+        *(pytest.param(dict, {"peers": {"torch": us}}, id=f"a peer's time: {name}") for name, us in NO_TIMES.items()),
+        pytest.param(dict, {"peers": [1.0]}, id="a list of peers"),
+        pytest.param(dict, {"winners": {"auto": 0, "-1": 0}}, id="a negative limit"),
+        pytest.param(dict, {"winners": {"auto": 0, "9" * 5000: 0}}, id="an endless limit"),
     ],
 )
-def test_what_does_not_hold_here_is_a_miss(stage: Stage, tmp_path: Path, change: Any) -> None:
+def test_what_does_not_hold_here_is_a_miss(stage: Stage, tmp_path: Path, change: Any, beside: Any) -> None:
+    """What cannot be read is named, once."""
     path = tmp_path / FILE
     tables.update(path, table(stage, 2))
     record = json.loads(path.read_text())
     entry = record["problems"][format_problem(LAYER)]
     entry["timed"][0] = change(entry["timed"][0])
+    entry |= beside
     path.write_text(json.dumps(record))
-    assert chosen(stage) == (tables.MODEL, configs(stage)[0])
-    assert doctor._tables().state == "ok" and str(leanconv.explain(LAYER, device="cuda"))
-    list(verify.verify(Table.read(path), stage.target, tables.USER))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            assert chosen(stage) == (tables.MODEL, configs(stage)[0])
+        assert doctor._tables().state == "ok" and str(leanconv.explain(LAYER, device="cuda"))
+        list(verify.verify(Table.read(path), stage.target, tables.USER))
+    named = [each for each in found if "has nothing that can be read for" in str(each.message)]
+    assert len(named) == (change not in STALE.values())
 
 
 def test_an_unknown_number_of_a_configuration_is_a_miss_named_once(stage: Stage, tmp_path: Path) -> None:

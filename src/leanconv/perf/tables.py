@@ -26,7 +26,6 @@ from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,8 @@ FORMAT = 2
 SHIPPED = Path(__file__).resolve().parent
 #: The source of a choice.
 USER, BUNDLE, SHIPPED_TABLE, MODEL = "your table", "the bundle's table", "the shipped table", "the cost model"
+#: No number of bytes or of samples, and no time, is as great.
+_MOST = 1 << 63
 #: The key of a choice without a limit in ``winners``.
 NO_LIMIT = "auto"
 
@@ -135,19 +136,27 @@ class Entry:
         known = Timed.__dataclass_fields__
         timed = tuple(Timed(**{"us": None} | {k: v for k, v in each.items() if k in known}) for each in record["timed"])
         for each in timed:
-            typed = all(isinstance(number, int) for number in (each.workspace, each.prepared, each.runs))
             texts = each.algorithm, each.why, each.code, *each.kernels.values()
-            typed &= all(isinstance(text, str) for text in texts)
+            typed = all(isinstance(text, str) for text in texts)
             typed &= all(isinstance(value, (int, str)) for value in each.config.values())
-            if not typed or not (each.us is None or 0 < each.us < inf):
+            counts = each.workspace, each.prepared, each.runs
+            typed &= all(isinstance(number, int) and 0 <= number < _MOST for number in counts)
+            if not typed or not (each.us is None or _is_time(each.us)):
                 raise ValueError(f"{each} is no candidate")
         winners = {str(limit): timed[place] for limit, place in record["winners"].items() if 0 <= place < len(timed)}
-        if not all((limit == NO_LIMIT or limit.isdecimal()) and won.us for limit, won in winners.items()):
+        limits = [limit for limit in winners if limit != NO_LIMIT]
+        limited = all(limit.isdecimal() and int(limit) < _MOST for limit in limits)
+        if not limited or not all(won.us for won in winners.values()):
             raise ValueError(f"winners {winners}")
-        peers = {str(name): float(us) for name, us in record.get("peers", {}).items()}
-        if not all(0 < us < inf for us in peers.values()):
+        peers = {str(name): us for name, us in record.get("peers", {}).items()}
+        if not all(map(_is_time, peers.values())):
             raise ValueError(f"peers that took {peers}")
         return cls(timed, winners, peers, str(record.get("versions", "")))
+
+
+def _is_time(us: Any) -> bool:
+    """Whether these are microseconds. Whole numbers of JSON have no end, which no float could be compared with."""
+    return isinstance(us, (int, float)) and not isinstance(us, bool) and 0 < us < _MOST
 
 
 def limit_key(limit: int | None) -> str:
