@@ -148,6 +148,25 @@ def test_it_is_a_module_of_pytorch(torch_on_device: HostDevice) -> None:
     assert [part.shape[2] for part in parts] == [1, 0, 9] and {part.dtype for part in parts} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize("time_padding", ["zeros", "replicate"])
+def test_symbolic_tracing_keeps_it_whole(torch_on_device: HostDevice, time_padding: Any) -> None:
+    """As PyTorch's own modules. Alone it is the functions that it calls, for videos of any size."""
+    layer, x = layer_of("stride", time_padding=time_padding, activation="relu"), whole_numbers(2, 4, 7, 5, 6)
+    traced = torch.fx.symbolic_trace(torch.nn.Sequential(layer, torch.nn.ReLU()))
+    assert [(node.op, node.target) for node in traced.graph.nodes][1] == ("call_module", "0")
+    alone = torch.fx.symbolic_trace(layer)
+    assert conv3d in [node.target for node in alone.graph.nodes]
+    with torch.no_grad():
+        y = layer(x)
+        assert torch.equal(y, expected(layer, x).relu())
+        for each in traced, alone:
+            assert torch.equal(each(x), y) and torch.equal(each(x[0]), y[0])
+        layer.streaming = True
+        assert torch.equal(torch.cat([traced(part) for part in x.split((3, 4), 2)], 2), y)
+    with says(ValueError, "torch.fx cannot trace a layer that streams by itself", "a module that it is part of"):
+        torch.fx.symbolic_trace(layer)
+
+
 def test_two_numbers_for_each_axis(torch_on_device: HostDevice) -> None:
     """What causal layers are made of, for everybody."""
     x, w = whole_numbers(1, 4, 3, 5, 6), whole_numbers(2, 4, 3, 2, 2, seed=4)

@@ -175,7 +175,9 @@ def test_modules() -> None:
     assert copy.deepcopy(mine).a.precision == "fp32"
 
 
-@pytest.mark.parametrize("name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d"])
+@pytest.mark.parametrize(
+    "name", ["Conv1d", "Conv2d", "Conv3d", "CausalConv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+)
 def test_modules_are_made_where_asked(name: str) -> None:
     kind = getattr(ours, name)
     made = torch.nn.utils.skip_init(kind, 3, 4, 3, precision="ieee", dtype=torch.float64)

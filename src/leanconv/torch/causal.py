@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from torch import fx
 
 from leanconv import options as rules
 from leanconv.call.resolve import check_axes
@@ -62,7 +63,7 @@ class CausalConv3d(Conv3d):
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1, bias: bool = True, *, time_padding: TimePadding = "zeros",
-        streaming: bool = False, **options: Any,
+        streaming: bool = False, device: Any = None, dtype: Any = None, **options: Any,
     ) -> None:  # fmt: skip
         taps, steps, apart = (
             rules.each_axis(name, value, 1, 3)
@@ -88,8 +89,9 @@ class CausalConv3d(Conv3d):
         self.time_padding = rules.one_of("time_padding", time_padding, _TIME_PADDINGS)
         self.streaming = rules.yes_or_no("streaming", streaming)
         super().__init__(
-            in_channels, out_channels, taps, steps, (back, 0, *around), apart, groups, bias=bias, **options
-        )
+            in_channels, out_channels, taps, steps, (back, 0, *around), apart, groups, bias=bias, device=device,
+            dtype=dtype, **options,
+        )  # fmt: skip
         self._back, self._around = back, around
 
     def reset(self) -> None:
@@ -99,6 +101,8 @@ class CausalConv3d(Conv3d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """The layer's result for a video (n, c, d, h, w), or (c, d, h, w), or for the next part of one; of a part that
         is too short for a further output, or empty, it has no frames."""
+        if isinstance(input, fx.Proxy):
+            return self._recorded(input)
         if input.dim() == 4:
             return self.forward(input.unsqueeze(0)).squeeze(0)
         check_axes("input", input.shape, 5)
@@ -114,6 +118,20 @@ class CausalConv3d(Conv3d):
         if self.streaming:
             self._keep(before, input, kept + given - outputs * step)
         return y
+
+    def _recorded(self, input: Any) -> Any:
+        """What torch.fx records: this module as a whole, whose way depends on shapes and on the frames that are kept;
+        where it is all that is traced, the functions of one that does not stream."""
+        tracer = input.tracer
+        if isinstance(tracer, fx.Tracer) and tracer.root is not self:
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), {})
+        if self.streaming:
+            raise ValueError("torch.fx cannot trace a layer that streams by itself; trace a module that it is part of")
+        if self.time_padding == "zeros" or not self._back:
+            return self._conv_forward(input, self.weight, self.bias)
+        padded = torch.nn.functional.pad(input, (0, 0, 0, 0, self._back, 0), mode="replicate")
+        given = self.stride, (0, 0, *self._around), self.dilation, self.groups
+        return self._compute(padded, self.weight, self.bias, *given, activation=self.activation)
 
     def _before(self, input: torch.Tensor) -> torch.Tensor | None:
         """The frames before those of a call; None where they are zeros."""
