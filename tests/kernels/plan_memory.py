@@ -6,6 +6,7 @@ Written down from the device code a second time: what a kernel makes of its cons
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.plan import Launch, Number, Plan, Pointer, TensorMap
 from leanconv.problem import ConvProblem, FilterProblem, Problem
+from leanconv.volumes.images import as_images
 from tests.cases import filter_problem
 
 #: Bytes of a C++ element type.
@@ -40,8 +42,25 @@ def draw_problem(rng: np.random.Generator) -> Problem:
         )
     while True:
         problem = _draw_layer(rng)
-        if problem.p > 0 and problem.q > 0 and (problem.dtype != "int8" or problem.op == "fprop"):
+        if problem.layout != "CHWN" and rng.random() < 0.22:  # some 15 % of all
+            problem = as_images(_draw_depth(rng, problem))
+        if min(problem.z, problem.p, problem.q) > 0 and (problem.dtype != "int8" or problem.op == "fprop"):
             return problem
+
+
+def _draw_depth(rng: np.random.Generator, images: ConvProblem) -> ConvProblem:
+    """The layer for volumes, whose outputs have slices."""
+    t, stride, dilation = (int(rng.choice(each)) for each in ((1, 2, 3, 3, 5), (1, 1, 2, 3), (1, 1, 2)))
+    padding = tuple(map(int, (t // 2, t // 2) if rng.random() < 0.7 else rng.integers(0, 4, 2)))
+    least = max(1, dilation * (t - 1) + 1 - sum(padding))
+    more = int(rng.choice((0, 1, 2, 3, 7, 20)))
+    if rng.random() < 0.15:  # filters that lie side by side
+        h, w = (taps * max(1, side // taps) for side, taps in ((images.h, images.r), (images.w, images.s)))
+        images = replace(images, h=h, w=w, stride=(images.r, images.s), padding=(0, 0, 0, 0), dilation=(1, 1))
+        images = replace(images, groups=1, c=min(images.c, 600), k=min(images.k, 600))
+        return replace(images, d=t * (1 + more), t=t, stride_d=t)
+    d = least + more
+    return replace(images, d=d, t=t, stride_d=stride, padding_d=padding, dilation_d=dilation)
 
 
 def _draw_layer(rng: np.random.Generator) -> ConvProblem:
@@ -102,23 +121,28 @@ def array_bytes(problem: Problem) -> dict[str, int]:
     return {each.role: prod(each.shape) * item_bytes(each.dtype) for each in problem.operands}
 
 
+def _rows(p: Numbers) -> int:
+    """Rows of a filter, of all its slices."""
+    return int(p.get("t", 1) * p["r"])
+
+
 def _weights(p: Numbers) -> int:
-    return int(p["k"] * p["group_c"] * p["r"] * p["s"])
+    return int(p["k"] * p["group_c"] * _rows(p) * p["s"])
 
 
 def _filters_of(p: Numbers) -> int:
-    return int(p["groups"] * p["group_k"] * p["group_c"] * p["r"] * p["s"])
+    return int(p["groups"] * p["group_k"] * p["group_c"] * _rows(p) * p["s"])
 
 
 def _split(p: Numbers, t: Numbers) -> Span:
     """The packed filters of what splits float32: of a main launch up to the maxima of channels (filter_layout.cuh), of
     one that packs or validates all (tensor_filters.cuh, speculative_filters.cuh)."""
-    states, blocks = t["states"], ceil(p["group_c"] / t["channel_block"])
+    states, blocks, rows = t["states"], ceil(p["group_c"] / t["channel_block"]), _rows(p)
     of_row = p["s"] if states == 1 else ceil(p["s"] / 3)
     of_stage = 64 // t["channel_block"]
-    stages = ceil(p["r"] * of_row * blocks / of_stage)
+    stages = ceil(rows * of_row * blocks / of_stage)
     lone = states > 1 and not t["spacing"] and blocks % of_stage == 0 and p["s"] > 3 and p["s"] % 3 == 1
-    rest = p["r"] * blocks // of_stage if lone else 0
+    rest = rows * blocks // of_stage if lone else 0
     filters = t["mma_n"] * t["n_tiles"]
     tiles = ceil(p["group_k"] / filters)
     mma_tiles = ((stages - rest) * states + 2 * rest) * t["n_tiles"]
@@ -126,7 +150,7 @@ def _split(p: Numbers, t: Numbers) -> Span:
     before = 4 + 4 * ceil(p["groups"] / 4) + p["groups"] * tiles * filters + p["groups"] * stages * 64
     end = p["first_prepared"] + before + p["groups"] * tiles * mma_tiles * floats
     if "row_block" in p:
-        channels = p["groups"] * p["group_c"] * (p["r"] * p["s"] if p["by_element"] else 1)
+        channels = p["groups"] * p["group_c"] * (rows * p["s"] if p["by_element"] else 1)
         end += 4 * ceil(channels * ceil(p["group_k"] / p["row_block"]) / 4)
         end += p["groups"] * tiles * filters + 3 if p["speculative_block"] else 0
     return 4 * p["first_prepared"], 4 * end
@@ -165,7 +189,7 @@ def _phases(p: Numbers, t: Numbers) -> Span:
 
 def _packed_nchw(p: Numbers, t: Numbers) -> Span:
     channels = 16 * ceil(p["group_c"] / 16)
-    packed = p["groups"] * ceil(p["group_k"] / t["filters"]) * t["filters"] * channels * p["r"] * p["s"]
+    packed = p["groups"] * ceil(p["group_k"] / t["filters"]) * t["filters"] * channels * _rows(p) * p["s"]
     return 2 * p["first_prepared"], 2 * (p["first_prepared"] + packed)
 
 
