@@ -449,6 +449,16 @@ def test_doctor_advises(no_gpu: None, tmp_path: Path, monkeypatch: pytest.Monkey
     ) and "tifffile and imagecodecs" in seen.text
 
 
+def test_doctor_on_a_limit_that_is_none(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls refuse it, which is nothing to report."""
+    monkeypatch.setenv("LEANCONV_WORKSPACE_LIMIT", "foo")
+    broken = [finding for finding in doctor.examine() if finding.state == "broken"]
+    assert [finding.name for finding in broken][:2] == ["environment variables", "NumPy arrays on the CPU"]
+    for finding in broken:
+        assert "LEANCONV_WORKSPACE_LIMIT='foo' is no number of bytes" in finding.text
+        assert finding.advice == "set them to what they may say, or unset"
+
+
 def test_doctor_on_the_compiler(monkeypatch: pytest.MonkeyPatch, no_gpu: None) -> None:
     def refuse(*arguments: Any) -> Any:
         raise doctor.compiler.CompileError("NVRTC_ERROR_INVALID_OPTION: --gpu-architecture\nmore", "-o", "code")

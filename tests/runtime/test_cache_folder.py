@@ -86,6 +86,22 @@ def test_files_of_others_are_not_loaded(entry: Path, monkeypatch: pytest.MonkeyP
         assert cache.load(NAME) == CODE and entry.stat().st_uid == 0
 
 
+def test_the_doctor_counts_what_may_be_loaded(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links and files of others have no kernels, and neither has a link to what has no end."""
+    assert cache.size() == (1, len(CODE.entry)) and cache.refused() == 0 and not doctor._store().advice
+    for letter, target in ("b", entry.name), ("c", "/dev/zero"), ("d", "nowhere"):
+        entry.with_name(f"{letter * 64}{cache.SUFFIX}").symlink_to(target)
+    entry.with_name(f"{'e' * 64}{cache.SUFFIX}").mkdir()
+    assert cache.size()[0] == 1 and cache.refused() == 3 and len(cache.stored()) == 1
+    finding = doctor._store()
+    assert finding.text.startswith("1 kernel, 0.0 MB") and "3 of its files are not loaded: links" in finding.text
+    assert finding.state == "ok" and finding.advice == "leanconv cache clear removes them"
+    with monkeypatch.context() as other:
+        other.setattr(os, "geteuid", lambda: entry.stat().st_uid + 1)
+        assert entry.stat().st_uid == 0 or (cache.size()[0], cache.refused()) == (0, 4)
+    assert cache.clear()[0] == 1 and [path.name[0] for path in entry.parent.iterdir()] == ["e"]
+
+
 def test_what_is_no_file_is_not_loaded(entry: Path) -> None:
     other = entry.with_name(f"{'b' * 64}{cache.SUFFIX}")
     entry.rename(other)

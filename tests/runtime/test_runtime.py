@@ -47,16 +47,16 @@ def test_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LEANCONV_CACHE_DIR", str(tmp_path / "here"))
     assert env.cache_dir() == tmp_path / "here" and cache.directory() == tmp_path / "here" / "kernels"
     monkeypatch.delenv("LEANCONV_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert env.cache_dir() == tmp_path / "leanconv"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert env.cache_dir() == tmp_path / "caches" / "leanconv"
     monkeypatch.setenv("LEANCONV_NO_CACHE", "1")
     assert cache.directory() is None
     for off in ("0", ""):
         monkeypatch.setenv("LEANCONV_NO_CACHE", off)
         assert cache.directory() is not None
     monkeypatch.setenv("LEANCONV_TUNING_DIR", "")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert env.tuning_dir() == tmp_path / "leanconv"
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert env.tuning_dir() == tmp_path / "data" / "leanconv"
 
 
 # Disk cache

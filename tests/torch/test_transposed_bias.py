@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - so that NumPy knows bfloat16
 import pytest
 
 from tests.stand_ins import HostDevice
@@ -52,9 +53,10 @@ def test_pytorchs_own_on_the_cpu(name: str, dtype: Any) -> None:
     assert once or torch.equal(y, getattr(F, function)(*given, **options))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
-def test_one_rounding_on_a_device(device: HostDevice, name: str) -> None:
-    function, nearest, given, options = layer(name, torch.float16)
+def test_one_rounding_on_a_device(device: HostDevice, name: str, dtype: Any) -> None:
+    function, nearest, given, options = layer(name, dtype)
     with torch.no_grad():
         assert torch.equal(getattr(ours, function)(*given, **options), nearest)
         if name != "padding beyond the stride":  # which is PyTorch's

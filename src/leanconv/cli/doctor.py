@@ -58,6 +58,8 @@ class Finding:
     advice: str = ""
 
 
+#: What to do about environment variables that say nothing that is known.
+_SET = "set them to what they may say, or unset"
 #: The version of what is not installed.
 _NONE = "–"
 
@@ -79,7 +81,7 @@ def installed() -> list[tuple[str, str]]:
 def examine() -> Iterator[Finding]:
     """Look at everything in turn; takes a few seconds, most of them for compiling a kernel."""
     if mistakes := env.mistakes():
-        yield Finding("environment variables", "broken", "; ".join(mistakes), "set them to what they may say, or unset")
+        yield Finding("environment variables", "broken", "; ".join(mistakes), _SET)
     yield _checked("NumPy arrays on the CPU", _run)
     gpu = _gpu()
     yield gpu
@@ -116,7 +118,9 @@ def _checked(name: str, run: Callable[[], None]) -> Finding:
     try:
         run()
     except Exception as error:
-        return Finding(name, "broken", f"{type(error).__name__}: {error}", "please report this, with what is above")
+        # calls refuse a limit of workspace that is none
+        advice = _SET if str(error) in env.mistakes() else "please report this, with what is above"
+        return Finding(name, "broken", f"{type(error).__name__}: {error}", advice)
     return Finding(name, "ok", "a layer and a filter give the right values")
 
 
@@ -250,8 +254,14 @@ def _store() -> Finding:
     if env.cache_limit() == 0:
         text = "LEANCONV_CACHE_LIMIT=0 keeps no kernel: every process compiles its kernels again"
         return Finding(name, "absent", text, "leave it out, or set it to bytes such as 256MiB")
-    count, total = cache.size()
-    return Finding(name, "ok", f"{count} kernel{'s' * (count != 1)}, {total / 1e6:.1f} MB in {folder}")
+    (count, total), refused = cache.size(), cache.refused()
+    text = f"{count} kernel{'s' * (count != 1)}, {total / 1e6:.1f} MB in {folder}"
+    if refused:
+        text += (
+            f"; {refused} of its files {'are' if refused > 1 else 'is'} not loaded: links, devices, or of other users"
+        )
+        return Finding(name, "ok", text, "leanconv cache clear removes them")
+    return Finding(name, "ok", text)
 
 
 def _bundles() -> Iterator[Finding]:

@@ -14,11 +14,13 @@ import itertools
 import json
 import os
 import re
+import stat
 import sys
 import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from leanconv.plan import Launch
 from leanconv.runtime import bundle, env
@@ -26,7 +28,7 @@ from leanconv.runtime import compile as compiler
 from leanconv.runtime.compile import INCLUDE, Compiled, CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.runtime.errors import warn_once
-from leanconv.runtime.files import process_lock, read_bytes, whole
+from leanconv.runtime.files import is_ours, process_lock, read_bytes, whole
 
 SUFFIX = ".cubin"
 #: counts up when the file format changes
@@ -224,8 +226,17 @@ _FINISHED, _UNFINISHED = (re.compile(name) for name in (rf"[0-9a-f]{{64}}{re.esc
 _ABANDONED_S = 3600
 
 
-def _entries() -> list[tuple[int, Path, int]]:
-    """When the store's files were used, and their bytes, without what other processes are writing just now."""
+class _Entry(NamedTuple):
+    """A file of the store: when it was used, its bytes, and whether `load` would open it."""
+
+    used: int
+    path: Path
+    nbytes: int
+    trusted: bool
+
+
+def _entries() -> list[_Entry]:
+    """The store's files, without what other processes are writing just now. Of a link the link itself."""
     base = env.cache_dir()
     entries = []
     with suppress(OSError):  # no folder, or none of ours
@@ -233,9 +244,12 @@ def _entries() -> list[tuple[int, Path, int]]:
             finished = _FINISHED.fullmatch(path.name)
             if finished or _UNFINISHED.fullmatch(path.name):
                 with suppress(FileNotFoundError):
-                    status = path.stat()
+                    status = path.lstat()
+                    if stat.S_ISDIR(status.st_mode):
+                        continue
                     if finished or time.time() - status.st_mtime > _ABANDONED_S:
-                        entries.append((status.st_mtime_ns, path, status.st_size))
+                        trusted = stat.S_ISREG(status.st_mode) and is_ours(status)
+                        entries.append(_Entry(status.st_mtime_ns, path, status.st_size, trusted))
     return entries
 
 
@@ -244,17 +258,23 @@ def size() -> tuple[int, int]:
     return _totals(_entries())
 
 
+def refused() -> int:
+    """How many files have the name of a kernel and are not loaded: links, devices, and files of other users."""
+    return sum(not each.trusted and _FINISHED.fullmatch(each.path.name) is not None for each in _entries())
+
+
 def stored() -> dict[str, Compiled]:
     """The stored kernels that can be used, by their keys."""
-    names = [path.name.removesuffix(SUFFIX) for _, path, _ in _entries() if _FINISHED.fullmatch(path.name)]
+    paths = [each.path for each in _entries()]
+    names = [path.name.removesuffix(SUFFIX) for path in paths if _FINISHED.fullmatch(path.name)]
     return {name: code for name in sorted(names) if (code := load(name)) is not None}
 
 
 def clear() -> tuple[int, int]:
     """Remove every stored kernel; returns their number and bytes."""
     entries = _entries()
-    for _, path, _ in entries:
-        path.unlink(missing_ok=True)
+    for each in entries:
+        each.path.unlink(missing_ok=True)
     return _totals(entries)
 
 
@@ -265,15 +285,15 @@ def shrink(limit: int) -> int:
     """
     entries, removed = _entries(), 0
     _, total = _totals(entries)
-    for _, path, size in sorted(entries) if total > limit else ():
+    for each in sorted(entries) if total > limit else ():
         if removed >= total - limit * 3 // 4:
             break
-        path.unlink(missing_ok=True)
-        removed += size
+        each.path.unlink(missing_ok=True)
+        removed += each.nbytes
     return removed
 
 
-def _totals(entries: list[tuple[int, Path, int]]) -> tuple[int, int]:
-    """The number of finished kernels, and the bytes of all entries."""
-    finished = sum(_FINISHED.fullmatch(path.name) is not None for _, path, _ in entries)
-    return finished, sum(size for _, _, size in entries)
+def _totals(entries: list[_Entry]) -> tuple[int, int]:
+    """The number of finished kernels that may be loaded, and the bytes of all entries."""
+    finished = sum(each.trusted and _FINISHED.fullmatch(each.path.name) is not None for each in entries)
+    return finished, sum(each.nbytes for each in entries)

@@ -41,12 +41,17 @@ def open_regular(path: Path | str, trusted: bool = False) -> BinaryIO:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is no regular file")
-        if trusted and hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
+        if trusted and not is_ours(status):
             raise PermissionError(f"{path} belongs to user {status.st_uid}, neither this user nor root")
         return open(number, "rb")
     except BaseException:
         os.close(number)
         raise
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user or to root."""
+    return not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), 0)
 
 
 def read_bytes(path: Path | str, most: int = MOST, trusted: bool = False) -> bytes:
