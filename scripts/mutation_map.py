@@ -1,7 +1,7 @@
 """Which tests run the functions of each module of the host code: ``python scripts/mutation_map.py`` writes
 mutation_map.json, which scripts/mutate.py reads.
 
-It runs `make test`'s tests in one process, some ten minutes. Functions that run in other processes are not noted.
+It runs `make test`'s tests in one process, some twenty minutes. Functions that run in other processes are not noted.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ MAP = ROOT / "scripts/mutation_map.json"
 TESTS_EACH = 3
 #: By module, tests that run it in a process of their own, which is not looked into.
 STARTED = {"cli/command_line.py": ("tests/cli/test_cli.py::test_a_terminal_of_ascii",)}
+#: Modules that no test here runs.
+WITHOUT_TESTS = {
+    "__main__.py": "it has no functions",
+}
 #: Tests of one function that take longer in all are chosen one by one.
 SECONDS_TOGETHER = 2.0
 
+_OURS = f"{SOURCE}/"
 #: A test, its seconds, and the functions that it has run, as ``call/choose.py:choose``.
 Record = tuple[str, float, list[str]]
 
@@ -40,7 +45,8 @@ class Recorder:
         self._run: set[CodeType] = set()
 
     def _note(self, frame: Any, event: str, argument: Any) -> None:
-        if event == "call":
+        # NOTE: what others' code refers to would be kept alive, and a test looks at that
+        if event == "call" and frame.f_code.co_filename.startswith(_OURS):
             self._run.add(frame.f_code)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -54,11 +60,10 @@ class Recorder:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
-            ours = [code for code in self._run if code.co_filename.startswith(f"{SOURCE}/")]
             # Python 3.10 has no qualified names of code
             names = {
                 f"{Path(code.co_filename).relative_to(SOURCE)}:{getattr(code, 'co_qualname', code.co_name)}"
-                for code in ours
+                for code in self._run
             }
             self.records.append((item.nodeid, time.perf_counter() - begin, sorted(names)))
 
@@ -107,6 +112,12 @@ def written(modules: dict[str, list[str]]) -> str:
     lines = [f'  "{module}": {json.dumps([numbers[test] for test in each])}' for module, each in modules.items()]
     joint = ",\n"
     return f'{{\n "tests": {json.dumps(tests, indent=1)},\n "modules": {{\n{joint.join(lines)}\n }}\n}}\n'
+
+
+def modules() -> list[str]:
+    """Those that have tests: all of the host code but what merely names others, and `WITHOUT_TESTS`."""
+    found = [path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
+    return sorted(set(found) - set(WITHOUT_TESTS))
 
 
 def read() -> dict[str, list[str]]:

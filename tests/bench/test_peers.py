@@ -14,6 +14,7 @@ import pytest
 from leanconv.bench import run_suite
 from leanconv.bench.operands import Check, Operands, _picked
 from leanconv.bench.peers import PEERS, Candidate, Unable, cudnn_graph
+from leanconv.bench.peers.cvcuda import CvcudaPeer
 from leanconv.bench.peers.others import CausalPeer, CompilePeer, FourierPeer
 from leanconv.bench.suites import Case
 from leanconv.images.borders import BORDERS, BorderName
@@ -256,3 +257,87 @@ def test_images_of_uint16_are_picked_where_pytorch_cannot() -> None:
     """On a GPU PyTorch indexes no uint16: the values come as int32, and none becomes negative."""
     images = torch.tensor([[1, 65535], [40000, 7]], dtype=torch.uint16)
     assert _picked(images, np.array([1, 0])).tolist() == [[40000, 7], [1, 65535]]
+
+
+class FakeCvcuda:
+    """As much of CV-CUDA as the benchmark calls; its filters note what they are given, and write the answer's place."""
+
+    class Border:
+        CONSTANT, REPLICATE, REFLECT, REFLECT101, WRAP = "CONSTANT", "REPLICATE", "REFLECT", "REFLECT101", "WRAP"
+
+    class MorphologyType:
+        ERODE, DILATE = "ERODE", "DILATE"
+
+    class ImageBatchVarShape(list[Any]):
+        def __init__(self, capacity: int) -> None:
+            self.capacity = capacity
+
+        def pushback(self, image: Any) -> None:
+            self.append(image)
+            assert len(self) <= self.capacity
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def as_image(self, tensor: Any) -> Any:
+        return tensor
+
+    def as_tensor(self, tensor: Any, layout: str) -> Any:
+        return tensor
+
+    def as_stream(self, stream: Any) -> Any:
+        return stream
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.endswith("_into"):
+            raise AttributeError(name)
+        return lambda target, source, *given, **named: self.calls.append((name, target, source, *given, named))
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "call"),
+    [
+        ({}, "conv2d", "conv2d_into"),
+        ({"reduction": "sum"}, "averageblur", "averageblur_into"),
+        ({"reduction": "min"}, "morphology", "morphology_into"),
+        ({"reduction": "max"}, "morphology", "morphology_into"),
+        ({"reduction": "median", "border": "replicate"}, "median_blur", "median_blur_into"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else str(each.get("reduction", "weights")),
+)
+def test_cv_cuda_is_given_images_as_it_takes_them(
+    given: dict[str, Any], name: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeCvcuda()
+    monkeypatch.setitem(sys.modules, "cvcuda", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "the stream")
+    kh = 5 if name == "median_blur" else 3
+    problem = filter_problem(2, 8, 9, kh, 5, **{"border": "reflect101", **given})
+    tensors: Any = Tensors(problem)
+    tensors.output = lambda: torch.zeros(problem.batch, problem.h, problem.w)
+    (found,) = CvcudaPeer().candidates(problem, tensors, gpu=True)
+    assert isinstance(found, Candidate) and (found.engine, found.algorithm) == ("cvcuda", name)
+    assert found.call() is found.out
+    ((called, target, source, *rest, named),) = fake.calls
+    assert called == call and named["stream"] == "the stream"
+    assert [each.data_ptr() for each in (target[0], source[0])] == [found.out.data_ptr(), tensors.image.data_ptr()]
+    assert [tuple(each.shape) for each in (*target, *source)] == [(8, 9, 1)] * 4
+    if name == "conv2d":
+        kernels, anchors, border = rest
+        assert [tuple(each.shape) for each in kernels] == [(3, 5, 1)] * 2
+        assert torch.equal(kernels[1][..., 0], tensors.kernel)
+        assert anchors.tolist() == [[2, 1]] * 2 and border == "REFLECT101"
+    elif name == "median_blur":
+        assert rest == [(5, 5)]
+    elif name == "averageblur":
+        assert rest == [(5, 3), (2, 1), "REFLECT101"]
+    else:
+        kind = {"min": "ERODE", "max": "DILATE"}[given["reduction"]]
+        assert rest == [kind, (5, 3), (2, 1)] and named["border"] == "REFLECT101"
+
+
+def test_what_cv_cuda_does_not_take_is_said() -> None:
+    for other in ({"channels": 2}, {"dtype": "float64"}, {"reduction": "median", "border": "constant"}):
+        problem = filter_problem(1, 8, 9, 3, 3, **other)
+        (unable,) = CvcudaPeer().candidates(problem, Tensors(problem), gpu=True)  # type: ignore[arg-type]
+        assert isinstance(unable, Unable), other

@@ -424,6 +424,13 @@ def test_doctor_with_a_gpu(host_device: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert len(host_device.launches) == 2
 
 
+def test_doctor_runs_what_cupy_has(fake_cupy: Any, host_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_cupy.ndarray, "get", lambda self: self.host, raising=False)
+    found = doctor._cupy(True)
+    assert (found.state, found.text) == ("ok", "a layer and a filter give the right values")
+    assert len(host_device.launches) == 2 and doctor._cupy(False).state == "absent"
+
+
 def test_doctor_sees_wrong_values(run: Any, no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = doctor.api.conv2d
     monkeypatch.setattr(doctor.api, "conv2d", lambda *a, **o: honest(*a, **o) * np.float32(1.0001))

@@ -11,6 +11,7 @@ import pytest
 from leanconv.kernels.direct.single_channel import (
     SHARED_BYTES,
     SingleChannelConfig,
+    _nchw_shapes,
     as_nchw,
     registers_needed,
     window,
@@ -175,6 +176,13 @@ def test_what_is_chosen_for_large_and_small_images() -> None:
     for config in (chosen(4096, 32, 1), chosen(4096, 32, 5), chosen(4096, 1, 3), chosen(512, 16, 3)):
         assert not config.whole_sectors
     assert chosen(512, 32, 5).rounds == 32 and chosen(64, 64, 3).rounds == 16
+
+
+@pytest.mark.parametrize(("r", "s", "held"), [(9, 11, True), (10, 10, True), (1, 101, False)])
+def test_a_hundred_weights_stay_in_registers(r: int, s: int, held: bool) -> None:
+    """In NCHW those of one filter; where there are several, they come from shared memory."""
+    shapes = list(_nchw_shapes(layer(40, 128, 2, r, s)))
+    assert {(each.rounds, each.held) for each in shapes} == {(1, held), (2, False)}
 
 
 #: First layers and multipliers as people use them, and images larger than the L2.

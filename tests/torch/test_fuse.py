@@ -406,3 +406,14 @@ def test_derivatives_in_a_graph_are_those_of_pytorch(compiler: str, monkeypatch:
             if before:
                 compiled(x)
             torch.testing.assert_close(along(compiled, x), along(model, x))
+
+
+def test_a_layer_remembers_a_bounded_number_of_ways() -> None:
+    """With images of ever other sizes it would keep one for each."""
+    (layer,) = (each for each in ours.fuse(nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU()).eval()).modules()
+                if isinstance(each, fused_layer.FusedConv))  # fmt: skip
+    kept = []
+    for number in range(600):
+        layer._ways.keep(number, TAKEN)
+        kept.append(len(layer.ways))
+    assert max(kept) == 256 and kept[256] == 1
