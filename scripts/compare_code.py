@@ -29,9 +29,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 #: Bytes of workspace that a choice may take besides none: what training allows gradients of filters.
 LIMITS = (None, 32 << 20)
-#: Problems sampled for each algorithm that ``auto`` takes, and for every algorithm that can run them; and launches that
-#: are compiled at most for each way of asking.
-EACH, EACH_OF_ALL, MOST_LAUNCHES = 5, 3, 60
+#: Problems sampled for each algorithm that ``auto`` takes, and for every algorithm that can run them; launches that are
+#: compiled at most for each way of asking, beside those of the first problems of each algorithm that ``auto`` takes.
+EACH, EACH_OF_ALL, MOST_LAUNCHES, ALWAYS = 5, 3, 60, 2
 
 
 def problems() -> Iterator[tuple[str, list[Any]]]:
@@ -101,10 +101,10 @@ def collect(
                     if key not in sampled:
                         continue
                     every = len(sampled[key]) > 1
-                elif last[chosen.algorithm.stem] > EACH or len(every_launch) > most:
+                elif last[chosen.algorithm.stem] > (EACH if len(every_launch) <= most else ALWAYS):
                     continue
                 else:
-                    every = last.total() <= EACH_OF_ALL
+                    every = last.total() <= EACH_OF_ALL and len(every_launch) <= most
                 able = {"auto": chosen}
                 for algorithm in ALGORITHMS if every else ():
                     if algorithm.solves == problem.kind and not algorithm.reasons(problem, NOMINAL):
