@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 #: Bytes of workspace that a choice may take besides none: what training allows gradients of filters.
 LIMITS = (None, 32 << 20)
+OPS = ("fprop", "dgrad", "wgrad")
 #: Problems sampled for each algorithm that ``auto`` takes, and for every algorithm that can run them; launches that are
 #: compiled at most for each way of asking, beside those of the first problems of each algorithm that ``auto`` takes.
 EACH, EACH_OF_ALL, MOST_LAUNCHES, ALWAYS = 5, 3, 60, 2
@@ -41,7 +42,7 @@ def problems() -> Iterator[tuple[str, list[Any]]]:
     filters = [case.problem for name in suite_names() if suite_layout(name) is None for case in load_suite(name)]
     yield "filter2d", filters
     ways: list[dict[str, str]] = []
-    for op in ("fprop", "dgrad", "wgrad"):
+    for op in OPS:
         ways += [{"layout": layout, "op": op} for layout in ("NCHW", "NHWC", "CHWN")]
         for layout in ("NCHW", "NHWC"):
             ways += [{"layout": layout, "op": op, "dtype": dtype} for dtype in ("float16", "bfloat16")]
@@ -95,7 +96,7 @@ def collect(
                     choices[key] = ["none", []]
                     continue
                 plan = chosen.plan(problem, NOMINAL)
-                choices[key] = [chosen.algorithm.name, [shape(each) for each in plan.all_launches]]
+                choices[key] = [chosen.algorithm.stem, [shape(each) for each in plan.all_launches]]
                 last[chosen.algorithm.stem] += 1
                 if sampled is not None:
                     if key not in sampled:
@@ -162,10 +163,14 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> int:
 def equal_code(before: dict[str, Any], after: dict[str, Any], op: str = "") -> dict[str, str]:
     """The version before and the one after of sources that changed and whose machine code did not.
 
-    Those of an algorithm and of each of its kernels, where all launches that both samples have are equal; with ``op``
-    those of this operation.
+    Those of an algorithm and of each of its kernels, where all launches that both samples have are equal, and where no
+    problem that it is chosen for has other launches; with ``op`` those of this operation.
     """
     differ, compared = set(), set()
+    for key, (stem, launches) in before["choices"].items():
+        now = after["choices"].get(key, [])
+        if (not op or _op_of(key) == op) and now[:1] == [stem] and now[1:] != [launches]:
+            differ.add(stem)
     for key, by_name in before["code"].items():
         if op and _op_of(key) != op:
             continue
@@ -191,17 +196,41 @@ def _op_of(key: str) -> str:
 
 def record(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Add what is equal to the list that pages go by: in all operations, and by operation what is equal in that alone.
-
-    NOTE: a change of code for one operation must not hide those of others, so all three are compared.
-    """
+    Of earlier versions those stay that results files name."""
     found: dict[str, Any] = equal_code(before, after)
-    for op in ("fprop", "dgrad", "wgrad"):
+    for op in OPS:
         alone = {old: new for old, new in equal_code(before, after, op).items() if old not in found}
         found |= {op: alone} if alone else {}
     path = ROOT / "benchmarks/results/same_code.json"
-    path.write_text(json.dumps([*(json.loads(path.read_text()) if path.is_file() else []), found], indent=1) + "\n")
+    entries = [*(json.loads(path.read_text()) if path.is_file() else []), found]
+    path.write_text(json.dumps(in_use(entries, _versions()), indent=0) + "\n")
     count = sum(len(each) if isinstance(each, dict) else 1 for each in found.values())
     print(f"{path}: {count} versions of sources whose code is equal")
+
+
+def in_use(entries: list[dict[str, Any]], used: set[str]) -> list[dict[str, Any]]:
+    """What such a list says of the versions ``used``, in two entries: in all operations, and then by operation."""
+
+    def last(version: str, op: str = "") -> str:
+        for entry in entries:
+            version = (entry | entry.get(op, {})).get(version, version)
+        return version
+
+    every = {version: last(version) for version in sorted(used) if last(version) != version}
+    by_op = {op: {last(each): last(each, op) for each in sorted(used) if last(each, op) != last(each)} for op in OPS}
+    return [every, {op: pairs for op, pairs in by_op.items() if pairs}]
+
+
+def _versions() -> set[str]:
+    """The versions of kernels that the results files name."""
+    found = set[str]()
+    for path in (ROOT / "benchmarks/results").rglob("*.json"):
+        record = json.loads(path.read_text())
+        machines = record.values() if isinstance(record, dict) else ()
+        for about in (record, *(each for each in machines if isinstance(each, dict))):
+            if isinstance(about, dict) and isinstance(about.get("kernels"), dict):
+                found |= set(map(str, about["kernels"].values()))
+    return found
 
 
 def of_revision(revision: str, file: Path) -> None:

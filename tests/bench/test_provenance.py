@@ -203,14 +203,26 @@ def test_which_code_is_equal_is_found_by_operation() -> None:
             "kernels": {"one": version}, "headers": {"one": {"one.cuh": f"{version} header"}},
             "picked": dict.fromkeys(keys, "one"),
             "code": {key: {"auto": [[1, each]]} for key, each in zip(keys, code, strict=True)},
+            "choices": {f"{key} again": ["one", [[len(code[1])]]] for key in keys[1:2]},
         }  # fmt: skip
 
-    before, after = found("old", "x", "y", "z"), found("new", "x", "other", "z")
+    before, after = found("old", "x", "y", "z"), found("new", "x", "o", "z")
     equal = {"old": "new", "old header": "new header"}
     assert compare_code.equal_code(before, found("new", "x", "y", "z")) == equal
     assert compare_code.equal_code(before, after) == {}
     by_op = {op: compare_code.equal_code(before, after, op) for op in ("fprop", "dgrad", "wgrad")}
     assert by_op == {"fprop": equal, "dgrad": {}, "wgrad": equal}
+    # a problem whose code was not compared has other launches
+    other = found("new", "x", "y", "z") | {"choices": found("new", "x", "yy", "z")["choices"]}
+    assert compare_code.equal_code(before, other) == compare_code.equal_code(before, other, "dgrad") == {}
+    assert compare_code.equal_code(before, other, "fprop") == equal
+    # the list keeps what results files name
+    entries: list[dict[str, Any]] = [
+        {"a": "b", "x": "y"},
+        {"b": "c", "y": "z", "fprop": {"c": "no"}},
+        {"fprop": {"c": "d"}},
+    ]
+    assert compare_code.in_use(entries, {"a", "q"}) == [{"a": "c"}, {"fprop": {"c": "d"}}]
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:

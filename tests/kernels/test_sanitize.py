@@ -42,6 +42,15 @@ def test_every_variant_has_a_run(sanitize: ModuleType) -> None:
     assert len(long) > len(ways) / 2, "rings go round"
 
 
+def test_the_committed_table_has_every_kernel() -> None:
+    table = SCRIPT.parents[1] / "benchmarks" / "results" / "nvidia-h200" / "sanitize.md"
+    rows = [line.strip("| \n").split(" | ") for line in table.read_text("utf-8").splitlines() if line.startswith("|")][
+        2:
+    ]
+    assert {row[0] for row in rows} == set(NAMED)
+    assert all(row[-2:] == ["clean", "clean"] for row in rows) == ("All are clean" in table.read_text("utf-8"))
+
+
 def test_the_list_of_commands(
     sanitize: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
