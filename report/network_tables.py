@@ -18,6 +18,8 @@ from report.modes import MODES, NETWORKS, PASSES, WAYS
 #: Modes of the short table and of the picture: `enable()` as it comes, where PyTorch computes float32 strictly, where
 #: it may round to TF32, and in 16 bits.
 _SHORT = {"fp32": "strict FP32", "tf32-fp32": "TF32 allowed", "16-bit": "16 bits"}
+#: Below this part of PyTorch's speed leanconv is slower.
+_SLOWER = 0.98
 #: What a fused network is compared with: PyTorch's way and leanconv's, of `WAYS`.
 _FUSED = {
     "`fuse`, × PyTorch": ("fused", "fused"),
@@ -47,6 +49,21 @@ def _times(row: Mapping[str, Any], way: str) -> list[tuple[float, float]]:
     """PyTorch's time and leanconv's; nothing where one of them was not measured."""
     names = f"torch_{way}_us", f"leanconv_{way}_us"
     return [(row[names[0]], row[names[1]])] if names[0] in row and names[1] in row else []
+
+
+def slower(record: dict[str, Any]) -> str:
+    """Whatever takes longer with leanconv than PyTorch alone, by more than 2 %: the slowest first."""
+    found = [
+        (theirs / ours, f"{row['network']}, {PASSES[row['pass']]}, {MODES[row['mode']].title}", way)
+        for row in record["rows"]
+        for way in WAYS
+        for theirs, ours in _times(row, way)
+        if theirs / ours < _SLOWER
+    ]
+    refuse_empty(found)
+    lines = [[what, way, ratio(each)] for each, what, way in sorted(found)]
+    every = sum(len(_times(row, way)) for row in record["rows"] for way in WAYS)
+    return f"{len(lines)} of {every} times:\n\n{records.table((['what', 'way', '×'], lines))}"
 
 
 def short(record: dict[str, Any], networks: Sequence[str] = ()) -> str:

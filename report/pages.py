@@ -143,6 +143,7 @@ MAKERS: dict[str, Maker] = {
     "cpu-calls": Maker(cpu.calls_section),
     "layers": Maker(layers.section),
     "modes": Maker(network_tables.section),
+    "slower": Maker(network_tables.slower),
     "short": Maker(network_tables.short),
     "strict": Maker(network_tables.strict),
     "fused": Maker(network_tables.fused),

@@ -88,6 +88,9 @@ def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
     text = made_up.filled(tmp_path, "short modes networks=b,a")
     assert "| b | – | – | 0.50 / – | 1.20 | – | – | – |\n" in text
     assert "| a | 3.00 / 0.90 | – | – | – | – | – | 1.10 MB / 2.00 MB |" in text, "packed filters count"
+    text = made_up.filled(tmp_path, "slower modes")
+    lines = "| b, forward pass, 16 bits | graph | 0.50 |\n| a, forward pass, strict FP32 | eager | 0.90 |\n"
+    assert "\n2 of 4 times:\n" in text and f"| what | way | × |\n|---|---|---|\n{lines}" in text
     with pytest.raises(ValueError, match="there is nothing to draw"):
         made_up.filled(tmp_path, "networks-figure modes")
 
