@@ -104,8 +104,45 @@ def test_few_phases_are_one_launch(stride, launches):
     config = next(iter(NHWC.configs(problem, TARGETS[0])))
     plan = NHWC.plan(problem, config, TARGETS[0])
     assert len(plan.launches) == launches
-    seconds = min(time for time, _ in NHWC.timed(problem, TARGETS[0]))
-    assert seconds > type(NHWC).speeds.of(TARGETS[0]).first * launches
+
+
+def test_phases_in_one_launch_are_predicted_as_one(monkeypatch):
+    """One round of the tiles of all phases, and one launch, in place of four."""
+    problem = ConvProblem(4, 128, 16, 16, 128, 3, 3, (2, 2), (1, 1, 1, 1), layout="NHWC", dtype="float16", op="dgrad")
+    target, speeds = TARGETS[0], type(NHWC).speeds.of(TARGETS[0])
+    together = {config: time for time, config in NHWC.timed(problem, target)}
+    for config in together:
+        grid = NHWC.plan(problem, config, target).launches[0].grid
+        assert config.split == 1 or grid <= target.multiprocessors, "no cluster computes two tiles"
+    monkeypatch.setattr(type(NHWC), "_in_one_launch", lambda self, problem: False)
+    apart = {config: time for time, config in NHWC.timed(problem, target)}
+    whole = [config for config in together if config.split == 1 and config.pixels * config.filters >= 128 * 64]
+    assert whole
+    for config in whole:
+        phases = 4 * speeds.first + 3 * (speeds.tile + speeds.output * config.pixels * config.filters)
+        assert together[config] + phases - speeds.first < apart[config]
+    for config in (each for each in together if each in apart and each.split > 1):
+        outputs = config.pixels * config.filters
+        assert together[config] + 3 * (speeds.first + speeds.split * outputs) < apart[config]
+
+
+def test_each_block_of_a_cluster_has_stages_of_every_phase():
+    """Of 16 and 20 stages in eight parts the last has none of the 20."""
+    problem = ConvProblem(1, 256, 8, 8, 256, 9, 3, (2, 2), (4, 4, 1, 1), layout="NHWC", dtype="float16", op="dgrad")
+    found = 0
+    for config in (each for each in NHWC.configs(problem, TARGETS[0]) if each.split > 1):
+        for phase in single_phases(problem):
+            stages = phase.problem.taps * -(-256 // config.channel_block) // config.stage_blocks
+            assert -(-stages // config.split) * (config.split - 1) < stages, config
+            found += 1
+    assert found
+
+
+def test_clusters_that_wait_are_those_of_all_phases():
+    """32 clusters of 4 wait on an H200, which 8 of each phase are."""
+    problem = ConvProblem(8, 128, 22, 22, 2048, 5, 5, (2, 2), (2, 2, 2, 2), layout="NHWC", dtype="float16", op="dgrad")
+    config = next(iter(NHWC.configs(problem, NOMINAL)))
+    assert (NHWC.plan(problem, config, NOMINAL).launches[0].grid, config.split) != (128, 4)
 
 
 @pytest.mark.parametrize(

@@ -414,6 +414,7 @@ def _compiled() -> list[Any]:
         ("native_gemm_nchw", {}, "all"),
         ("native_weight_nhwc", {}, "whole"),
         ("native_gemm_16bit", {"accumulate": True, "c": 24, "k": 133, "dtype": "bfloat16"}, "whole"),
+        ("native_gemm_16bit", {**GRADIENT, "stride": (2, 2), "bias": True, "c": 384}, "whole"),
         ("native_gemm_16bit", small, "split"),
         ("native_gemm_tf32", small, "split"),
         ("native_gemm_nchw", {"accumulate": True, "w": 54, "c": 24, "k": 133}, "all"),

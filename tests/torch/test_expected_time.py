@@ -242,3 +242,20 @@ def test_a_recorded_step_takes_the_depthwise_layers_of_convnext_that_pay(dtype: 
             theirs, saved = theirs + pytorch, saved + pytorch - chosen(problem).cost
         found.append(worth_recording(saved, theirs))
     assert found == taken
+
+
+@pytest.mark.parametrize(
+    ("layer", "taken"),
+    [
+        ("c256,h14,k256,r3,pad1,tf32", True), ("c256,h56,k64,r1,tf32", True), ("c256,h56,k91,r1,tf32", False),
+        ("c64,h28,k255,r1,tf32", False), ("c256,h28,k256,r3,stride2,pad1,tf32", False),
+        ("c256,h56,k64,r1,float16", True), ("c256,h28,k256,r3,stride2,pad1,float16", True),
+        ("c256,h56,k512,r1,stride2,float16", True), ("c512,h7,k2048,r1,float16", False),
+        ("c64,h56,k100,r1,float16", False),
+    ],
+)  # fmt: skip
+def test_gradients_of_the_input_are_taken_where_they_were_measured_to_win(layer: str, taken: bool) -> None:
+    problem = parse_problem(f"conv:n32,{layer},NHWC,dgrad")
+    tf32 = problem.dtype == "float32"
+    expected = pytorch_cycles(problem, H200, tf32)
+    assert (chosen(problem).cost / expected < most_share(problem, tf32, expected)) == taken

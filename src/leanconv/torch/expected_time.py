@@ -63,7 +63,7 @@ _MOST_TF32 = {"1x1": 0.7, "other": 0.83, "gradient": 0.3}
 #: Of gradients of the input where leanconv computes in TF32 too, channels last, where PyTorch is expected to take as
 #: many microseconds as `_LONG_US` says: with one tap, and with several and unit stride. Of the 39 layers of ResNet-50
 #: and of suite opencnn 31 are taken, and none of them lost; of three with several taps and strides all did. Fewer
-#: channels were not measured.
+#: channels, and numbers of them that copies do not take, were not measured.
 _MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": 1.2, "other": 1.1}, 64
 #: in TF32 of layers with more than 9 taps and many channels, channels first and last
 _MOST_TF32_LARGE = 0.4, 1.0
@@ -266,7 +266,7 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
     if is_16bit and op == "dgrad" and not last:
         return _MOST_16_INPUT_NCHW[kind]
     if is_16bit and op == "dgrad":
-        usual = problem.c % 8 == 0 and min(problem.c, problem.k) > _FEW
+        usual = problem.c % 8 == problem.k % 8 == 0 and min(problem.c, problem.k) > _FEW
         long = several or pytorch >= _LONG_US * CYCLES_PER_US
         return _MOST_16_INPUT[kind][strided] if usual and long else _MOST_16_INPUT_OTHER
     if is_16bit:
@@ -277,6 +277,7 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
     if op != "wgrad" and taps > _FFT_TAPS and problem.c < _FFT_CHANNELS:
         return _MOST_FFT
     both = tf32 and problem.precision == "tf32" and min(problem.c, problem.k) >= _BOTH_TF32_CHANNELS
+    both = both and problem.c % 4 == problem.k % 4 == 0
     if both and op == "dgrad" and last and not (several and strided) and pytorch >= _LONG_US * CYCLES_PER_US:
         return _MOST_BOTH_TF32_INPUT[kind]
     if tf32:

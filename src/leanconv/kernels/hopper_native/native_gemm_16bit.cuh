@@ -14,7 +14,7 @@
 // Gradient   of an input: filters are read as they lie in the layer (`mirrored`), where channels of dx are adjacent: boxes of 64
 //            or 32 of them, of channel_block filters of a tap each, an operand that is MN-major. Where the layer's channels are
 //            no whole 16 bytes, a launch rearranges filters before. Strides make phases, each with taps, outputs and a map of its
-//            own: where filters are read so, one launch computes two to four of them, and CTAs take turns over all their tiles.
+//            own. Where filters are read so, two to four phases of images are one launch, and CTAs take turns over all their tiles.
 // Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
 // One stage  wait full; for each channel block and k16 step m_tiles wgmma; commit; wait for the wgmma of the stage before and
 //            release that one. The copies of the next tile overlap the stores of this one.

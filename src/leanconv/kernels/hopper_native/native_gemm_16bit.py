@@ -34,7 +34,8 @@ MIN_STAGES, MAX_STAGES = 3, 8
 #: Phases of a gradient that one launch may compute, and the numbers in which they differ.
 MAX_PHASES = 4
 OF_PHASES = ("r", "s", "p", "q", "pad_top", "pad_left", "first_p", "first_q", "last_row", "last_column")
-#: Sums of a thread that it may have where it adds to the output, without spilling registers.
+#: Sums of a thread that it may have, without spilling registers, where it adds to the output, or a bias in a launch of
+#: several phases.
 MAX_ADDED = 128
 
 
@@ -178,10 +179,10 @@ def _with_splits(
     yield config
     each_phase = [_tiles(phase, config) * (phase.times if together else 1) for phase in phases]
     tiles = 0 if phases[0].problem.batch_invariant else sum(each_phase) if together else max(each_phase)
-    stages = min(_stages(phase.problem, config) for phase in phases)
+    stages = [_stages(phase.problem, config) for phase in phases]
     for split in SPLITS if 4 * config.pixels * config.filters <= config.ring_bytes else ():
-        each = ceil_div(stages, split)
-        shared = tiles * split <= target.multiprocessors and each >= 2 and each * (split - 1) < stages
+        shared = tiles * split <= target.multiprocessors and ceil_div(min(stages), split) >= 2
+        shared = shared and all(ceil_div(each, split) * (split - 1) < each for each in stages)
         if shared and config.filters % (32 * split) == 0 and config.sums // split <= config.max_share:
             yield variant(config, split=split)
 
@@ -201,20 +202,6 @@ def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
     return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-def _mirrored_map(problem: ConvProblem, config: NativeConfig) -> TensorMap:
-    """The same over the filters of the layer whose gradient ``problem`` is: its channels, of which as many as a row of
-    a box has, are filters here, and its filters channels."""
-    row, columns = item_bytes(problem.dtype) * problem.group_c, 64 if config.filters % 64 == 0 else 32
-    return TensorMap(
-        role="w",
-        element=problem.dtype,
-        shape=(problem.group_c, problem.taps, problem.k),
-        strides=(row, row * problem.taps),
-        box=(columns, 1, config.channel_block),
-        swizzle=config.item * columns,
-    )
-
-
 def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> TensorMap:
     """How copies walk over the filters: ``channel_block`` channels of one tap of as many filters as a tile has.
 
@@ -230,6 +217,20 @@ def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> T
         strides=(row, row * taps),
         box=(config.channel_block, 1, config.filters),
         swizzle=config.item * config.channel_block,
+    )
+
+
+def _mirrored_map(problem: ConvProblem, config: NativeConfig) -> TensorMap:
+    """The same over the filters of the layer whose gradient ``problem`` is: its channels, of which as many as a row of
+    a box has, are filters here, and its filters channels."""
+    row, columns = item_bytes(problem.dtype) * problem.group_c, 64 if config.filters % 64 == 0 else 32
+    return TensorMap(
+        role="w",
+        element=problem.dtype,
+        shape=(problem.group_c, problem.taps, problem.k),
+        strides=(row, row * problem.taps),
+        box=(columns, 1, config.channel_block),
+        swizzle=config.item * columns,
     )
 
 
@@ -278,14 +279,16 @@ class NativeGemm16bit(TimedAlgorithm):
         copies bring rows of whole 16 bytes."""
         return problem.op == "dgrad" and self.kind.item == 2 and problem.group_c * self.kind.item % 16 == 0
 
+    def _is_rearranged(self, problem: ConvProblem) -> bool:
+        return problem.op == "dgrad" and not self.is_mirrored(problem)
+
     def _in_one_launch(self, problem: ConvProblem) -> bool:
         """Whether one launch computes all phases of a gradient: those that read the layer's filters as they lie."""
         count = len(single_phases(problem)) if self.is_mirrored(problem) and not problem.is_volume else 1
         return 1 < count <= MAX_PHASES
 
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
-        rearranged = problem.op == "dgrad" and not self.is_mirrored(problem)
-        return input_gradient.prepared_bytes(problem) if rearranged else 0
+        return input_gradient.prepared_bytes(problem) if self._is_rearranged(problem) else 0
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:
         phases, kind, room = distinct_phases(problem), cast(Hashable, self.kind), target.shared_per_block
@@ -296,11 +299,13 @@ class NativeGemm16bit(TimedAlgorithm):
         blocks = _channel_blocks(phases[0].problem.group_c, problem.groups, self.kind.item)
         copies = {block: tuple(dict.fromkeys(_copies(phase.problem, block) for phase in phases)) for block in blocks}
         known = (_config(kind, tile, block, copies[block], room) for tile in self.tiles for block in blocks)
+        together = self._in_one_launch(problem)
+        held = problem.accumulate or problem.add or (problem.bias and together)
         return by_time(
             (self._cycles(problem, phases, config, target), config)
             for whole in known
-            if whole and (not (problem.accumulate or problem.add) or whole.sums <= MAX_ADDED)
-            for split in _with_splits(whole, phases, target, self._in_one_launch(problem))
+            if whole and (not held or whole.sums <= MAX_ADDED)
+            for split in _with_splits(whole, phases, target, together)
             for config in self._ways(problem, split, room)
         )
 
@@ -327,6 +332,7 @@ class NativeGemm16bit(TimedAlgorithm):
         of_tile = speeds.tile + speeds.output * outputs / config.split + (0 if is_vector else speeds.single * outputs)
         together = self._in_one_launch(problem)
         time, before, launches = 0.0, 0, 1 if together else sum(phase.times for phase in phases)
+        every = sum(phase.times * _tiles(phase, config) for phase in phases)
         for phase in phases:
             stages, tiles = _stages(phase.problem, config), _tiles(phase, config)
             rounds = ceil_div(tiles * config.split, target.multiprocessors)
@@ -338,7 +344,9 @@ class NativeGemm16bit(TimedAlgorithm):
             computed = rounds * (ceil_div(stages, config.split) * of_stage + of_tile)
             if phase.volume:
                 computed = max(computed, tiles * stages * config.stage_bytes / speeds.copied_per_cycle)
-            if config.split > (1 if phase.volume else 2) and tiles > clusters_at_once(config.split, 1, target):
+            if config.split > (1 if phase.volume else 2) and (every if together else tiles) > clusters_at_once(
+                config.split, 1, target
+            ):
                 # clusters wait for others. Explored (H200, 6f49aa5): 32 of 4 CTAs and 16 of 8 do, 66 of 2 do not
                 computed *= 2
             times = 1 if together else phase.times
@@ -350,7 +358,7 @@ class NativeGemm16bit(TimedAlgorithm):
 
     def _packings(self, problem: ConvProblem, config: NativeConfig) -> int:
         """Launches that prepare filters."""
-        return int(problem.op == "dgrad" and not self.is_mirrored(problem))
+        return int(self._is_rearranged(problem))
 
     def order_of_sums(self, problem: ConvProblem, config: NativeConfig) -> Hashable:
         block = config.channel_block
@@ -370,8 +378,7 @@ class NativeGemm16bit(TimedAlgorithm):
 
     def _preparing(self, problem: ConvProblem, config: NativeConfig) -> tuple[Launch, ...]:
         """The launches that prepare filters of a problem with phases."""
-        rearranged = problem.op == "dgrad" and not self.is_mirrored(problem)
-        return (input_gradient.filter_launch(problem),) if rearranged else ()
+        return (input_gradient.filter_launch(problem),) if self._is_rearranged(problem) else ()
 
     def _launch(
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
@@ -385,10 +392,9 @@ class NativeGemm16bit(TimedAlgorithm):
             )
             for number, each in enumerate(phases)
         ]  # fmt: skip
-        filters = _filter_map(phase, config, "prepared" if self.prepared_bytes(problem, config) else "w")
+        from_w = "prepared" if self.prepared_bytes(problem, config) else "w"
+        filters = _mirrored_map(problem, config) if mirrored else _filter_map(phase, config, from_w)
         constants = self._constants(problem, phase)
-        if mirrored:
-            filters = _mirrored_map(problem, config)
         if len(phases) > 1:
             every = [dict(self._constants(problem, each)) for each in phases]
             constants += tuple(

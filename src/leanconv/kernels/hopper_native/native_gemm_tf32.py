@@ -79,8 +79,13 @@ class NativeGemmTf32(NativeGemm16bit):
 
     def _ways(self, problem: ConvProblem, config: NativeConfig, room: int) -> Iterable[NativeConfig]:
         yield config
+        # what rearranges the filters of a gradient rounds them too
         # three consumers would spill registers, and those of many sums that also add residuals
-        if config.warpgroups == 2 and not (problem.add and (config.m_tiles > 1 or config.sums > 96)):
+        if (
+            problem.op == "fprop"
+            and config.warpgroups == 2
+            and not (problem.add and (config.m_tiles > 1 or config.sums > 96))
+        ):
             consumer, producer = REGISTERS[2, False]
             here = variant(config, in_place=True, consumer_registers=consumer, producer_registers=producer)
             if here.shared_bytes <= room and (here.split == 1 or here.sums // here.split <= here.max_share):
@@ -101,11 +106,11 @@ class NativeGemmTf32(NativeGemm16bit):
         return cycles + of_stage + of_row * config.item * config.depth * config.filters / 128
 
     def _packings(self, problem: ConvProblem, config: NativeConfig) -> int:
-        return int(problem.op == "dgrad" or not _is_in_place(config))
+        return int(not _is_in_place(config))
 
     def _preparing(self, problem: ConvProblem, config: NativeConfig) -> tuple[Launch, ...]:
         if problem.op == "dgrad":
-            return (input_gradient.filter_launch(problem, rounded=not _is_in_place(config)),)
+            return (input_gradient.filter_launch(problem, rounded=True),)
         return () if _is_in_place(config) else (_rounding_launch(problem),)
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
