@@ -37,7 +37,8 @@ struct TapPhases {
 // Writes the filters of all convolutions: for each its phases, for each phase one filter an input channel, in the order
 // in which forward filters lie in memory. A block transposes a square of filters and their elements in shared memory,
 // so that reads are adjacent in every layout, and writes in NHWC and CHWN. Elements are those of w, but in CHWN, where
-// neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC. With `rounded` float32 is rounded to TF32.
+// neighbouring filters are adjacent in it and neighbouring channels in what is written, counted as in NHWC. With `rounded`
+// float32 is rounded to TF32.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void gradient_filters(ElementsIn<Problem> w, ElementsOut<Problem> prepared) {
     constexpr int taps = filter_taps<Problem>, size = Problem::group_c * taps;
