@@ -344,13 +344,12 @@ class NativeGemm16bit(TimedAlgorithm):
             computed = rounds * (ceil_div(stages, config.split) * of_stage + of_tile)
             if phase.volume:
                 computed = max(computed, tiles * stages * config.stage_bytes / speeds.copied_per_cycle)
-            if config.split > (1 if phase.volume else 2) and (every if together else tiles) > clusters_at_once(
-                config.split, 1, target
-            ):
+            clusters = every if together else tiles
+            if config.split > (1 if phase.volume else 2) and clusters > clusters_at_once(config.split, 1, target):
                 # clusters wait for others. Explored (H200, 6f49aa5): 32 of 4 CTAs and 16 of 8 do, 66 of 2 do not
                 computed *= 2
-            times = 1 if together else phase.times
-            time += times * (computed + (speeds.split * outputs if config.split > 1 and rounds else 0))
+            added = speeds.split * outputs if config.split > 1 and rounds else 0
+            time += (1 if together else phase.times) * (computed + added)
         packing = speeds.packing + 2 * self.prepared_bytes(problem, config) / target.bytes_per_cycle
         time = overlapped(time, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden)
         time += residual_cycles(problem, speeds.residual, target)
@@ -392,8 +391,8 @@ class NativeGemm16bit(TimedAlgorithm):
             )
             for number, each in enumerate(phases)
         ]  # fmt: skip
-        from_w = "prepared" if self.prepared_bytes(problem, config) else "w"
-        filters = _mirrored_map(problem, config) if mirrored else _filter_map(phase, config, from_w)
+        read = "prepared" if self.prepared_bytes(problem, config) else "w"
+        filters = _mirrored_map(problem, config) if mirrored else _filter_map(phase, config, read)
         constants = self._constants(problem, phase)
         if len(phases) > 1:
             every = [dict(self._constants(problem, each)) for each in phases]
