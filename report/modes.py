@@ -217,6 +217,8 @@ def _enabled(
 ) -> tuple[dict[str, Any], float]:
     """Patches of PyTorch's networks in these layouts, by what they are called as leanconv's, whose calls are added; and
     for how many seconds the first one's kernels were compiled. The last one that is enabled decides."""
+    import torch
+
     import leanconv.torch
 
     patches, waited = dict[str, Any](), 0.0
@@ -224,10 +226,10 @@ def _enabled(
         net, given = nets[layout]
         ours = layout.replace("torch", "leanconv")
         patches[ours] = during.enter_context(leanconv.torch.enable(net, precision=mode.precision))
-        if not net.training:  # steps compile in their first call
-            begin = time.perf_counter()
+        begin = time.perf_counter()
+        with torch.autocast("cuda", torch.bfloat16, enabled=mode.half and net.training):
             leanconv.torch.warm_up(net, given, progress=False)
-            waited = waited or time.perf_counter() - begin
+        waited = waited or time.perf_counter() - begin
         calls[ours] = calls[layout]
     return patches, waited
 

@@ -223,6 +223,7 @@ def test_a_step_is_timed_as_a_graph_too_and_pytorchs_once_more(
     monkeypatch.setattr(
         modes, "eager", lambda calls, patches, least: {who: 5.0 + i + 0.1 * least for i, who in enumerate(calls)}
     )
+    monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
     net = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3))
     with patched_cpu(monkeypatch):
         row = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"])
@@ -273,22 +274,29 @@ def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkey
     assert len(order) == 3 + 3 * 9
 
 
-def test_both_layouts_of_a_step_are_enabled_and_the_last_one_decides() -> None:
-    """Nothing is compiled before: `warm_up` would refuse the CPU's tensors, as of a network that does not train."""
+def test_both_layouts_are_compiled_before_and_the_last_one_that_is_enabled_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps in 16 bits are compiled for what autocast makes of them."""
+    compiled = list[Any]()
+
+    def warm_up(net: Any, given: Any, progress: bool) -> None:
+        compiled.append((net.training, torch.is_autocast_enabled("cuda"), registration.active()))
+
+    monkeypatch.setattr(leanconv.torch, "warm_up", warm_up)
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     x = torch.randn(2, 3, 8, 8)
     for train in True, False:
         nets = modes.in_layouts(torch.nn.Conv2d(3, 4, 3).train(train), x.contiguous(memory_format=torch.channels_last))
         calls: dict[str, Any] = dict(nets)
         with ExitStack() as during:
-            given = during, nets, nets, modes.MODES["tf32"], calls
-            if not train:
-                with pytest.raises(ValueError, match="no tensor on a GPU"):
-                    modes._enabled(*given)
-                continue
-            patches, waited = modes._enabled(*given)
-            assert [*patches] == ["leanconv_nchw", "leanconv_nhwc"] and not waited
+            patches, waited = modes._enabled(during, nets, nets, modes.MODES["16-bit"], calls)
+            assert [*patches] == ["leanconv_nchw", "leanconv_nhwc"] and waited > 0
             assert registration.active() is patches["leanconv_nhwc"]
+            assert compiled == [(train, train, patch) for patch in patches.values()]
             assert all(calls[ours] is nets[ours.replace("leanconv", "torch")] for ours in patches)
+        compiled.clear()
     assert registration.active() is None
 
 
