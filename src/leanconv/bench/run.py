@@ -297,7 +297,6 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
         "floor_us": significant(run.ceilings.floor_us(problem, "fp32")),
     }
     begin = time.perf_counter()
-    spent: dict[str, float] = {}
     operands = Operands(problem, run.gpu)
     check = Check(operands)
     timed: list[tuple[int, Candidate]] = []
@@ -309,7 +308,6 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
             engines = [engine for engine in peer.engines if run.wants(engine)]
             results.skipped += [{"problem": name, "engine": engine, "reason": why} for engine in engines]
             continue
-        start = time.perf_counter()
         iterator = peer.candidates(problem, operands, run.gpu)
         while True:
             candidate: Candidate | Unable | None = None
@@ -337,9 +335,8 @@ def _measure(name: str, problem: Problem, run: _Run, peers: Sequence[Peer], resu
             if run.gpu:
                 timed.clear()
             _release(run.gpu)
-        spent[peer.name] = round(time.perf_counter() - start, 2)
     _further_rounds(name, problem, timed, run, results)
-    results.problems[name] |= {"seconds": round(time.perf_counter() - begin, 1), "spent": spent}
+    results.problems[name]["seconds"] = round(time.perf_counter() - begin, 1)
 
 
 def _further_rounds(
