@@ -71,7 +71,8 @@ def modes(
     compiled: Annotated[bool, typer.Option("--compile", help="Under torch.compile too.")] = False,
     tuned: Annotated[bool, typer.Option("--tune", help="Tuned too; use an empty LEANCONV_TUNING_DIR.")] = False,
     way: Annotated[
-        str | None, typer.Option(help="Of rows that are there the times alone of: eager, tuned, fused or backend.")
+        str | None,
+        typer.Option(help="Of rows that are there the times alone of: eager, tuned, fused, sustained or backend."),
     ] = None,
     seconds: command_line.Seconds = None,
     results: Records = RESULTS,

@@ -21,6 +21,7 @@ from typing import Any
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
+from report.energy import Work, at_work, open_meter
 from report.timed import captured, eager, in_turn, only
 
 #: Names for `models.build`, and the shape of the input: a batch, channels, of videos frames, height and width.
@@ -66,11 +67,13 @@ MODES = {
 }
 #: by their names what they are
 PASSES = {"forward": "forward pass", "training": "training step"}
-#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned or fused, eagerly, under
-#: torch.compile; there also with leanconv's backend, beside PyTorch with its own.
-WAYS = ("graph", "tuned", "fused", "eager", "compile", "backend")
+#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, fused, or replayed until the
+#: card is warm, eagerly, under torch.compile; there also with leanconv's backend, beside PyTorch with its own.
+WAYS = ("graph", "tuned", "fused", "sustained", "eager", "compile", "backend")
 #: Those that can be measured without the others.
-ALONE = ("eager", "tuned", "fused", "backend")
+ALONE = ("eager", "tuned", "fused", "sustained", "backend")
+#: Sustained replays: seconds of rest before those of each side, of replays before the meter is read, and while it is.
+_REST_S, _WARM_S, _RUN_S = 0.4, 0.4, 0.7
 
 
 def memory_format(x: Any, layout: str) -> Any:
@@ -285,6 +288,8 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str, ours: st
     which PyTorch and leanconv are quicker."""
     import torch
 
+    import leanconv.torch
+
     layouts = "torch_nhwc", f"torch_{quicker.lower()}"
     with torch.inference_mode(), ExitStack() as enabled:
         if way == "backend":
@@ -295,12 +300,41 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str, ours: st
             return _fused(nets, layouts, mode, captured(calls[layouts[1]])[0], error)
         if way == "tuned":
             return _tuned(*nets[f"torch_{ours.lower()}"], mode, captured(calls[layouts[1]])[0], error)
+        if way == "sustained":
+            graphs = {"torch": captured(calls[layouts[1]])[0]}
+            net, given = nets[f"torch_{ours.lower()}"]
+            with torch.inference_mode(False):
+                whole: Any = leanconv.torch.fuse(net, precision=mode.precision)
+            graphs["fused"], fused = captured(partial(whole, given))
+            _enabled(enabled, nets, (f"torch_{ours.lower()}",), mode, calls)
+            graphs["leanconv"], result = captured(partial(net, given))
+            return _sustained(graphs) | {"leanconv_sustained_error": _most((error(result), error(fused)))}
         patches, _ = _enabled(enabled, nets, layouts, mode, calls)
         us, errors = _fields("eager", eager(calls, patches)), list[float]()
         for ours, taken in patches.items():
             only(taken)
             errors.append(error(calls[ours]()))
         return us | {"leanconv_eager_error": _most(errors)}
+
+
+def _sustained(
+    graphs: Mapping[str, Any], rest_s: float = _REST_S, warm_s: float = _WARM_S, run_s: float = _RUN_S
+) -> dict[str, float]:
+    """Microseconds of each graph's replay while replays follow one another, and the card's watts and MHz meanwhile
+    where it tells: means of two turns, of which the second goes backward, each after a rest."""
+    meter, said = open_meter()
+    print(f"meter: {said}", flush=True)
+    works: dict[str, list[Work]] = {who: [] for who in graphs}
+    for who in (*graphs, *list(graphs)[::-1]):
+        time.sleep(rest_s)
+        works[who].append(at_work(graphs[who].replay, meter, warm_s=warm_s, run_s=run_s))
+    found = dict[str, float]()
+    for who, turns in works.items():
+        found[f"{who}_sustained_us"] = round(sum(each.us for each in turns) / len(turns), 1)
+        for unit, told in (("watts", [each.watts for each in turns]), ("mhz", [each.mhz for each in turns])):
+            if known := [each for each in told if each is not None]:
+                found[f"{who}_{unit}"] = round(sum(known) / len(known))
+    return found
 
 
 def _quicker(us: dict[str, float], side: str, way: str) -> str:

@@ -146,6 +146,26 @@ def _fused(row: dict[str, Any]) -> list[float]:
     ]
 
 
+def energy(record: dict[str, Any]) -> str:
+    """What replays that follow one another take and draw: PyTorch, leanconv's `enable` and `fuse`."""
+    sides = {"torch": "PyTorch", "leanconv": "`enable`", "fused": "`fuse`"}
+    rows = [row for row in record["rows"] if all(f"{who}_watts" in row for who in sides)]
+    refuse_empty(rows)
+    lines = []
+    for row in rows:
+        millijoules = {who: row[f"{who}_watts"] * row[f"{who}_sustained_us"] * 1e-3 / row["batch"] for who in sides}
+        cells = [
+            f"{row[f'{who}_sustained_us'] / row['batch']:.4g} / {row[f'{who}_watts']:.0f} / {each:.3g}"
+            for who, each in millijoules.items()
+        ]
+        ratios = [ratio(millijoules["torch"] / millijoules[who]) for who in ("leanconv", "fused")]
+        lines.append([row["network"], MODES[row["mode"]].title, *cells, *ratios])
+    heads = [f"{side}: µs / W / mJ an image" for side in sides.values()]
+    when = [{name: row[f"sustained_{name}"] for name in ("revision", "date")} for row in rows]
+    said = records.origin_of_rows(record | {"rows": when})
+    return f"{said}.\n\n{records.table((['network', 'mode', *heads, '`enable`, × energy', '`fuse`, × energy'], lines))}"
+
+
 def strict(record: dict[str, Any]) -> str:
     """Networks in strict FP32, PyTorch in its quicker layout: milliseconds, the ratio, errors, memory of a pass."""
     lines, rows = [], [row for row in record["rows"] if (row["mode"], row["pass"]) == ("fp32", "forward")]

@@ -144,6 +144,7 @@ MAKERS: dict[str, Maker] = {
     "layers": Maker(layers.section),
     "modes": Maker(network_tables.section),
     "slower": Maker(network_tables.slower),
+    "network-energy": Maker(network_tables.energy),
     "short": Maker(network_tables.short),
     "strict": Maker(network_tables.strict),
     "fused": Maker(network_tables.fused),

@@ -25,7 +25,7 @@ from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 from report import records
 from report.drawing import INK, finish, panels, tidy
-from research.energy import Meter, Work, at_work, idle, open_meter
+from report.energy import Meter, Work, at_work, idle, open_meter
 from research.studies import compiled_from
 
 TAKEN_APART = ("tensor_gemm", "tensor_winograd")

@@ -18,6 +18,7 @@ from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.tuning.search import WrongResultError  # noqa: E402
 from report import models, modes, network_tables, records, timed  # noqa: E402
+from report.energy import Work  # noqa: E402
 from tests import made_up  # noqa: E402
 from tests.stand_ins import HostDevice, patched_cpu, set_capturing  # noqa: E402
 
@@ -233,6 +234,38 @@ def test_a_step_is_timed_as_a_graph_too_and_pytorchs_once_more(
         bare = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=False)
         assert (bare["taken"], bare["left"]) == (0, 5) and "leanconv_graph_us" not in bare
     assert launches == {False: 0, True: 10}
+
+
+def test_replays_that_follow_one_another_are_metered_in_turns(
+    torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch alone, fused, and with leanconv's layers; the second turn goes backward, after rests."""
+    replayed, rests, meters = list[int](), list[float](), iter(((object(), "a"), (None, "no library")))
+    monkeypatch.setattr(modes, "open_meter", lambda: next(meters))
+    monkeypatch.setattr(modes.time, "sleep", rests.append)
+
+    def captured(call: Any) -> tuple[Any, Any]:
+        before, result = len(torch_on_device.launches), call()
+        return SimpleNamespace(replay=len(torch_on_device.launches) - before), result
+
+    def at_work(kernels: int, meter: Any, warm_s: float, run_s: float) -> Work:
+        replayed.append(kernels)
+        return Work(10.0 + len(replayed), *((500.0 + len(replayed), 1500.0) if meter else (None, None)))
+
+    monkeypatch.setattr(modes, "at_work", at_work)
+    monkeypatch.setattr(modes, "captured", captured)
+    monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
+    monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: lambda x: x[:, :, 2:-2, 2:-2])
+    monkeypatch.setattr(patch.Patch, "decide", lambda *given: Decision("it", "", 9.0, 99.0))
+    net, x = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3)).eval(), torch.randn(2, 4, 9, 8)
+    with patched_cpu(monkeypatch):
+        row = modes.measure_way(net, x, modes.MODES["fp32"], "sustained", "NHWC", "NHWC")
+        for who in "torch", "fused", "leanconv":
+            assert (row[f"{who}_sustained_us"], row[f"{who}_watts"], row[f"{who}_mhz"]) == (13.5, 504, 1500)
+        assert row["leanconv_sustained_error"] > 0.5, "of what only pretends to be fused"
+        bare = modes.measure_way(net, x, modes.MODES["fp32"], "sustained", "NHWC", "NHWC")
+        assert "torch_sustained_us" in bare and not any(name.endswith(("watts", "mhz")) for name in bare)
+    assert replayed == 2 * [0, 0, 2, 2, 0, 0] and len(rests) == 12
 
 
 def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,23 @@ def test_fused_networks_are_compared_with_what_torch_compile_makes(tmp_path: Pat
         made_up.filled(tmp_path, "fused modes")
 
 
+def test_what_networks_draw_is_shown_where_the_card_told_it(tmp_path: Path) -> None:
+    sides = {"torch": (8000.0, 700), "leanconv": (6000.0, 600), "fused": (4000.0, 500)}
+    told = {f"{who}_sustained_us": us for who, (us, _) in sides.items()}
+    told |= {f"{who}_watts": watts for who, (_, watts) in sides.items()}
+    when = {"sustained_revision": "b" * 40, "sustained_date": "2026-02-03T00:00:00"}
+    row: dict[str, Any] = {"network": "vgg16", "mode": "16-bit", "pass": "forward", "batch": 4, **told, **when}
+    silent = {name: each for name, each in row.items() if "watts" not in name} | {"network": "unet"}
+    records.write(tmp_path, "modes", made_up.ABOUT, [row, silent])
+    text = made_up.filled(tmp_path, "network-energy modes")
+    cells = "2000 / 700 / 1.4e+03 | 1500 / 600 / 900 | 1000 / 500 / 500 | 1.56 | 2.80"
+    assert f"| vgg16 | 16 bits | {cells} |" in text and "unet" not in text
+    assert "NVIDIA X, 2026-02-03, revision bbbbbbbbbbbb." in text
+    records.write(tmp_path, "modes", made_up.ABOUT, [silent])
+    with pytest.raises(ValueError, match="there is nothing to"):
+        made_up.filled(tmp_path, "network-energy modes")
+
+
 def test_networks_that_all_modes_have_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     times = {"pass": "forward", "torch_graph_us": 30.0, "leanconv_graph_us": 10.0}

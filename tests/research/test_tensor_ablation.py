@@ -15,7 +15,8 @@ from leanconv.bench import columns
 from leanconv.cpu import oracle
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import compile_launch
-from research import energy, pages
+from report import energy
+from research import pages
 from research import tensor_ablation as study
 from tests import emulator
 from tests.cases import TARGETS
