@@ -15,7 +15,7 @@ from leanconv.kernels import ALGORITHMS
 from leanconv.kernels.common.split_k import MOST_PIXELS
 from leanconv.kernels.contract import variant
 from leanconv.kernels.hopper_native import native_weight_nhwc
-from leanconv.kernels.hopper_native.native_weight_nhwc import SHARING_TILES, TILES, pixels_of, row_pitch
+from leanconv.kernels.hopper_native.native_weight_nhwc import NARROW, SHARING_TILES, TILES, pixels_of, row_pitch
 from leanconv.problem import ConvProblem
 from tests import proof, selection
 from tests.cases import TARGETS
@@ -34,8 +34,9 @@ def named(name):
 
 
 #: Tiles of taps that share x, and of others; ``make test`` plays a few.
-EVERY_TILE = [*((1, tile) for tile in TILES), *((3, tile) for tile in SHARING_TILES)]
-CHOSEN = [(1, (2, 1, 2, 3)), (1, (1, 2, 1, 2)), (3, (2, 1, 1, 2)), (3, (2, 1, 2, 1)), (3, (1, 3, 1, 1))]
+EVERY_TILE = [*((1, tile) for tile in (*TILES, NARROW)), *((3, tile) for tile in (*SHARING_TILES, NARROW))]
+CHOSEN = [(1, (2, 1, 2, 3)), (1, (1, 2, 1, 2)), (1, NARROW), (3, (2, 1, 1, 2)), (3, (2, 1, 2, 1)), (3, (1, 3, 1, 1)),
+          (3, NARROW)]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,12 @@ CHOSEN = [(1, (2, 1, 2, 3)), (1, (1, 2, 1, 2)), (3, (2, 1, 1, 2)), (3, (2, 1, 2,
     selection.marked(EVERY_TILE, CHOSEN, lambda each: (each, f"{each[0]}-{'x'.join(map(str, each[1]))}")),
 )
 def test_every_tile_is_right(taps, tile):
-    filters, channels = 64 * tile[0] * tile[2], 64 * tile[1] * tile[3]
+    block = 32 if tile == NARROW else 64
+    filters, channels = 64 * tile[0] * tile[2], block * tile[1] * tile[3]
     problem = ConvProblem(
         1, channels + 8, 6, 7, filters + 8, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", dtype="float16", op="wgrad"
     )
-    config = native_weight_nhwc._config(tile, tile[3], taps, 64, taps - 1, HOPPER.shared_per_block)
+    config = native_weight_nhwc._config(tile, tile[3], taps, block, taps - 1, HOPPER.shared_per_block)
     proof.check(WEIGHT, problem, config, kinds=("positive",))
 
 
@@ -122,6 +124,19 @@ def test_no_block_sums_more_pixels_than_the_tensor_core_may(images):
     for limit, fits in ((0, pixels <= 16 * MOST_PIXELS), (least - 1, pixels <= 16 * MOST_PIXELS), (least, True)):
         said = f"it needs {least} bytes of workspace, and workspace_limit is {limit}"
         assert consider(plain, problem, HOPPER, "auto", limit).reasons == (() if fits else (said,))
+
+
+@pytest.mark.parametrize(("kernel", "taps"), [(1, 1), (3, 3)])
+def test_few_filters_and_channels_make_more_blocks(kernel, taps):
+    """Of 64 channels half at a time, where clusters alone share the pixels: else a third of the GPU computes."""
+    problem = ConvProblem(128, 64, 56, 56, 64, kernel, kernel, layout="NHWC", dtype="float16", op="wgrad")
+    first, *_ = WEIGHT.configs(problem, HOPPER)
+    assert (first.consumers, first.channel_block, first.taps, first.split) == (1, 32, taps, 16)
+    blocks = native_weight_nhwc.tiles_of(problem, first) * first.split
+    others = [config for config in WEIGHT.configs(problem, HOPPER) if config.channel_block == 64]
+    assert others and all(native_weight_nhwc.tiles_of(problem, each) * each.split < blocks for each in others)
+    wide = replace(problem, c=256, k=256)
+    assert next(iter(WEIGHT.configs(wide, HOPPER))).channel_block == 64
 
 
 def test_partial_sums_fill_the_room_that_there_is():

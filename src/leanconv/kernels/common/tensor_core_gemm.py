@@ -14,7 +14,7 @@ ROW = 32
 #: Registers of a consumer's and a producer's thread, by the number of consumers and whether tensor maps bring pixels.
 REGISTERS = {
     (2, True): (240, 24), (3, True): (160, 24), (4, True): (112, 24),
-    (2, False): (232, 40), (3, False): (160, 32), (4, False): (112, 32),
+    (1, False): (232, 40), (2, False): (232, 40), (3, False): (160, 32), (4, False): (112, 32),
 }  # fmt: skip
 #: Flops that a multiprocessor of an H200 computes in a cycle for each teraflop a second of the whole GPU.
 FLOPS_PER_CYCLE = 1e12 / 132 / 1.98e9

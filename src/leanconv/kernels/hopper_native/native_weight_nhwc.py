@@ -117,8 +117,10 @@ TILES: tuple[Tile, ...] = (
 SMALLEST: Tile = (1, 2, 1, 1)
 #: Tiles whose taps share x: the last number counts column blocks, of three taps or as many as there are.
 SHARING_TILES: tuple[Tile, ...] = ((2, 1, 1, 2), (2, 1, 2, 1), (1, 2, 1, 2), (2, 1, 1, 1), (1, 3, 1, 1), (1, 2, 1, 1))
+#: One consumer with half as many channels: of few filters and channels clusters alone make few blocks.
+NARROW: Tile = (1, 1, 1, 1)
 #: Sums of a thread, at most, by the number of consumers.
-MOST_SUMS = {2: 192, 3: 96}
+MOST_SUMS = {1: 192, 2: 192, 3: 96}
 
 
 def row_pitch(problem: ConvProblem, taps: int) -> int:
@@ -240,15 +242,15 @@ class NativeWeightNhwc(split_k.PredictedSplitK):
 def _whole(problem: ConvProblem, target: Target) -> Iterator[NativeWeightConfig]:
     """A configuration of each tile, computed by one block: those of which half has not room for all filters or
     columns; the smallest in any case."""
-    ways: list[tuple[int, tuple[Tile, ...]]] = [(1, TILES)]
-    if may_share(problem):
-        ways.append((sharing_taps(problem), SHARING_TILES))
-    for taps, tiles in ways:
-        block = channel_block(problem.group_c)
+    most, all_taps = channel_block(problem.group_c), [1, *([sharing_taps(problem)] if may_share(problem) else [])]
+    ways = [(taps, most, TILES if taps == 1 else SHARING_TILES) for taps in all_taps]
+    if most > BLOCKS[-1]:
+        ways += [(taps, BLOCKS[-1], (NARROW,)) for taps in all_taps]
+    for taps, block, tiles in ways:
         columns = columns_of(problem, taps, block)
         for tile in tiles:
             filter_groups, column_groups, m_tiles, width = tile
-            blocks = width * (64 // block if taps == 1 else 1)
+            blocks = width * (most // block if taps == 1 and tile != NARROW else 1)
             made = filter_groups * m_tiles * MMA_M, column_groups * blocks
             if (problem.group_k <= made[0] // 2 or columns <= made[1] // 2) and tile != SMALLEST:
                 continue
