@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from leanconv.kernels import cost
 from leanconv.kernels.common.input_gradient import single_phases
 from leanconv.problem import ConvProblem
 from leanconv.runtime.compile import INCLUDE
-from tests import emulator, proof
+from tests import emulator, proof, selection
 from tests.cases import TARGETS, draw_conv
 from tests.cases_16bit import NATIVE_CASES
 from tests.kernels.patching import Patch, broken_kernels
@@ -42,6 +43,27 @@ def test_small_outputs_share_the_reduction_over_a_cluster():
         longer = replace(problem, c=256)
         config = next(c for c in NHWC.configs(longer, TARGETS[0]) if c.split == split)
         proof.check(NHWC, longer, config, kinds=("zero-mean",))
+
+
+#: Filters of a tile, CTAs that share them, and changes of a problem; each stores 32, 32, 96 and 32 bytes of a pixel.
+SHARES: list[tuple[int, int, dict[str, Any]]] = [
+    (32, 2, {}), (128, 8, {"k": 67}), (192, 4, {"dtype": "bfloat16"}), (256, 16, {"c": 2048, "r": 1, "s": 1, "k": 248}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("filters", "split", "changes"), selection.marked(SHARES, SHARES[1:], lambda each: (each, str(each)))
+)
+@pytest.mark.parametrize("op", ["fprop", "dgrad"])
+def test_a_block_of_a_cluster_stores_few_filters(op, filters, split, changes):
+    """With a bias and a residual, as rows of whole sectors."""
+    problem = replace(named("float16-copies-long"), **{"c": 256} | changes)
+    if op == "dgrad":
+        problem = replace(
+            problem, op=op, c=problem.k // 8 * 8, k=problem.c, bias=False, scale=False, add=False, activation=None
+        )
+    config = next(c for c in NHWC.configs(problem, TARGETS[0]) if (c.filters, c.split) == (filters, split))
+    proof.check(NHWC, problem, config, kinds=("zero-mean",))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

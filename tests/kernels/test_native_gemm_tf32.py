@@ -82,6 +82,17 @@ def test_filters_rounded_in_place_are_those_rounded_before(filters, split, stage
     assert (found[0] == found[1]).all()
 
 
+@pytest.mark.parametrize(("filters", "split", "in_place"), [(32, 4, True), (64, 8, False), (128, 16, True)])
+def test_a_block_of_a_cluster_stores_eight_filters(filters, split, in_place):
+    problem = parse_problem("conv:n1,c1024,h5,w6,k136,r1,NHWC,tf32,bias")
+    config = next(
+        config
+        for config in TF32.configs(problem, TARGETS[0])
+        if (config.filters, config.split, config.in_place) == (filters, split, in_place)
+    )
+    proof.check(TF32, problem, config, kinds=("zero-mean",))
+
+
 def test_no_memory_for_filters_is_enough():
     """With a limit of 0 bytes filters are rounded in place; without one a launch may round them."""
     problem = parse_problem("conv:n64,c256,h28,k256,r3,pad1,NHWC,tf32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 from typing import ClassVar, cast
 
 from leanconv.dtypes import item_bytes
@@ -15,7 +16,6 @@ from leanconv.kernels.common.tensor_core_gemm import (
     FLOPS_PER_CYCLE,
     MAX_REACH,
     REGISTERS,
-    SPLITS,
     pixel_map,
     reach_of,
 )
@@ -25,6 +25,8 @@ from leanconv.options import Precision
 from leanconv.plan import Constants, Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
 
+#: CTAs of a cluster that share a reduction, and bytes of a pixel's filters that each of them stores at least.
+SPLITS, LEAST_STORED = (2, 4, 8, 16), 32
 #: Bytes of one tap's channels that a copy may bring: as many as a swizzle spans, and a wgmma takes 32 of.
 BLOCK_BYTES = (128, 64, 32)
 #: Channels with the zeros of the last block, over the fewest that there can be: blocks with more are not tried.
@@ -94,8 +96,8 @@ class NativeConfig(Config):
 
     @property
     def output_bytes(self) -> int:
-        """Bytes in which the consumers' warps transpose outputs: 16 pixels x 128 bytes of filters each, or 64."""
-        return 4 * self.warpgroups * 16 * (128 if self.filters // self.split * self.item % 128 == 0 else 64)
+        """Bytes in which the consumers' warps transpose outputs: 16 pixels x 128 bytes of filters each, or 64 or 32."""
+        return 4 * self.warpgroups * 16 * gcd(self.filters // self.split * self.item, 128)
 
     @property
     def shared_bytes(self) -> int:
@@ -182,8 +184,11 @@ def _with_splits(
     stages = [_stages(phase.problem, config) for phase in phases]
     for split in SPLITS if 4 * config.pixels * config.filters <= config.ring_bytes else ():
         shared = tiles * split <= target.multiprocessors and ceil_div(min(stages), split) >= 2
+        shared = (
+            shared and split <= target.most_in_cluster and config.filters * config.item % (LEAST_STORED * split) == 0
+        )
         shared = shared and all(ceil_div(each, split) * (split - 1) < each for each in stages)
-        if shared and config.filters % (32 * split) == 0 and config.sums // split <= config.max_share:
+        if shared and config.sums // split <= config.max_share:
             yield variant(config, split=split)
 
 

@@ -30,7 +30,8 @@ template <class Problem, int filters>
 struct OutputNhwc {
     using T = typename Problem::result;
     static constexpr int element_bytes = sizeof(T), unit = 16 / element_bytes;
-    static constexpr int row_bytes = filters * element_bytes % 128 == 0 ? 128 : 64, width = row_bytes / element_bytes;
+    static constexpr int bytes = filters * element_bytes, row_bytes = bytes % 128 == 0 ? 128 : bytes % 64 == 0 ? 64 : 32;
+    static constexpr int width = row_bytes / element_bytes;
     static constexpr int rows = 16, warp_bytes = rows * row_bytes, units = row_bytes / 16, passes = rows * units / 32;
     static constexpr bool vectors = Problem::k % unit == 0 && Problem::group_k % unit == 0, staged = Problem::add && vectors;
     static constexpr int rounds = filters / width, most = element_bytes == 2 ? 4 : 2, ahead = rounds < most ? rounds : most;
