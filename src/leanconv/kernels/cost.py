@@ -177,6 +177,8 @@ def clusters_at_once(split: int, fitting: int, target: Target) -> int:
     return max(1, int(speeds.cluster_places * places))
 
 
+#: Algorithms of all layers that were timed on enough depthwise ones for fits of these.
+_WITH_DEPTHWISE = ("direct", "direct_tiled")
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
 
@@ -211,6 +213,7 @@ def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
     if problem.kind == "filter2d":
         return ""
     words = [algorithm.stem, problem.layout, op or problem.op]
+    words += ["depthwise"] if algorithm.stem in _WITH_DEPTHWISE and 1 == problem.group_c < problem.groups else []
     words += [problem.dtype] if problem.dtype != "float32" else []
     # the FP32 cores do the same whatever precision is asked for
     words += ["tf32"] if problem.precision == "tf32" and algorithm.arithmetic(problem) != "fp32" else []
