@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -92,6 +93,13 @@ def test_the_house_is_whole() -> None:
             assert (PACKAGE / entry / name).exists(), f"{entry} {name}"
     for name in re.findall(r"resolve|choose|bind|weights|explain|precompile", house()["call/"]):
         assert (PACKAGE / "call" / f"{name}.py").exists(), name
+
+
+def test_the_folder_of_pytorch_says_what_each_file_has() -> None:
+    folder = ROOT / "src/leanconv/torch"
+    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert files <= set(re.findall(r"`(\w+)`", said))
 
 
 def test_families() -> None:
