@@ -114,6 +114,7 @@ def _tf32_cases() -> list[Case]:
     layers.add("gradient-stride", 2, 40, 8, 7, 20, 4, 3, op="dgrad", stride=(2, 2), padding=(1, 1, 1, 0), **last)
     layers.add("gradient-zeros", 1, 16, 9, 9, 32, 1, 1, op="dgrad", stride=(2, 2), **last)
     layers.add("gradient-bias", 2, 20, 6, 7, 36, 3, 3, op="dgrad", stride=(1, 2), bias=True, **same)
+    layers.add("gradient-phases", 2, 32, 9, 8, 64, 4, 4, op="dgrad", groups=2, stride=(2, 2), **same)
     return layers.cases
 
 

@@ -316,10 +316,12 @@ def _of_map(spec: TensorMap) -> Span:
 
 def _reached(launch: Launch, batch: int) -> dict[str, Span]:
     """What a launch reaches of each array, as far as it is known: scratch memory, and what tensor maps describe."""
-    reached = {}
+    reached: dict[str, Span] = {}
     for each in launch.arguments:
-        if isinstance(each, TensorMap):
-            reached[each.role] = _of_map(each)
+        if isinstance(each, TensorMap):  # several where a launch computes several phases
+            first, end = _of_map(each)
+            before = reached.get(each.role, (first, end))
+            reached[each.role] = min(first, before[0]), max(end, before[1])
         elif isinstance(each, Pointer) and each.role in SCRATCH:
             given = {a.name: a.value for a in launch.arguments if isinstance(a, Number)}
             numbers = {**dict(launch.problem), **given, "grid": launch.grid}

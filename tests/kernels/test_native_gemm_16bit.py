@@ -1,4 +1,7 @@
-"""16-bit elements on tensor cores: the rows that copies bring, long sums. More is in test_tensor_cores.py."""
+"""16-bit elements on tensor cores: the rows that copies bring, long sums.
+
+More is in test_tensor_cores.py and test_native_phases.py.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,10 @@ from leanconv.call.explain import NOMINAL
 from leanconv.cpu import oracle
 from leanconv.dtypes import DTYPES
 from leanconv.kernels import cost
-from leanconv.kernels.common.input_gradient import single_phases
 from leanconv.problem import ConvProblem
-from leanconv.runtime.compile import INCLUDE
-from tests import emulator, proof, selection
+from tests import proof, selection
 from tests.cases import TARGETS, draw_conv
 from tests.cases_16bit import NATIVE_CASES
-from tests.kernels.patching import Patch, broken_kernels
 from tests.kernels.tensor_cores import LAYERS
 from tests.variants import NAMED
 
@@ -87,84 +87,6 @@ def test_filters_are_read_as_they_lie(op, channels, prepared):
     plan = NHWC.plan(problem, config, TARGETS[0])
     assert (len(plan.launches), len(plan.prepare), plan.workspace_bytes) == (1, prepared, 0)
     assert bool(plan.prepared_bytes) is bool(prepared)
-
-
-def error_of_phases(stride, size, blocks, kernels=INCLUDE, **more):
-    """Of a gradient on a GPU of so many multiprocessors, whose blocks take turns over the tiles of all phases."""
-    problem = ConvProblem(
-        3, 64, 19, 18, 64, size, size, stride, layout="NHWC", dtype="float16", op="dgrad", padding=(1, 1, 1, 1), **more
-    )
-    target = replace(TARGETS[0], multiprocessors=blocks)
-    config = next(each for each in NHWC.configs(problem, target) if each.split == 1 and each.filters == 64)
-    plan = NHWC.plan(problem, config, target)
-    assert len(single_phases(problem)) == (4 if stride == (2, 2) else 3)
-    assert [launch.grid for launch in plan.launches] == [min(blocks, plan.launches[0].grid)] and not plan.prepare
-    given = draw_conv(problem, "zero-mean")
-    dx = np.full(problem.y_shape, np.nan, "float16")
-    emulator.run_plan(plan, {**given, "dx": dx}, kernels=kernels)
-    exact = oracle.conv2d(problem, *(given[each.role] for each in problem.operands[:-1]))
-    return oracle.relative_error(dx.astype(np.float64), exact)
-
-
-@pytest.mark.parametrize("blocks", [1, 3, 132])
-@pytest.mark.parametrize(
-    ("stride", "size", "more"), [((2, 2), 3, {}), ((2, 2), 2, {"bias": True}), ((3, 1), 3, {"groups": 2})]
-)
-def test_one_launch_computes_all_phases(blocks, stride, size, more):
-    assert error_of_phases(stride, size, blocks, **more) < 1e-3
-
-
-def test_blocks_go_on_in_the_ring_with_the_next_phase(tmp_path):
-    anew = Patch("anew", "run_phases", "before + tiles.count(), {{place => RingPlace<Tuning::stages>()}}")
-    with pytest.raises(emulator.EmulatorError):
-        error_of_phases((2, 2), 3, 1, broken_kernels(tmp_path, anew))
-
-
-@pytest.mark.parametrize(("stride", "launches"), [((1, 1), 1), ((2, 2), 1), ((2, 1), 1), ((3, 2), 6)])
-def test_few_phases_are_one_launch(stride, launches):
-    problem = replace(LAYER, op="dgrad", stride=stride, bias=False, activation=None)
-    config = next(iter(NHWC.configs(problem, TARGETS[0])))
-    plan = NHWC.plan(problem, config, TARGETS[0])
-    assert len(plan.launches) == launches
-
-
-def test_phases_in_one_launch_are_predicted_as_one(monkeypatch):
-    """One round of the tiles of all phases, and one launch, in place of four."""
-    problem = ConvProblem(4, 128, 16, 16, 128, 3, 3, (2, 2), (1, 1, 1, 1), layout="NHWC", dtype="float16", op="dgrad")
-    target, speeds = TARGETS[0], type(NHWC).speeds.of(TARGETS[0])
-    together = {config: time for time, config in NHWC.timed(problem, target)}
-    for config in together:
-        grid = NHWC.plan(problem, config, target).launches[0].grid
-        assert config.split == 1 or grid <= target.multiprocessors, "no cluster computes two tiles"
-    monkeypatch.setattr(type(NHWC), "_in_one_launch", lambda self, problem: False)
-    apart = {config: time for time, config in NHWC.timed(problem, target)}
-    whole = [config for config in together if config.split == 1 and config.pixels * config.filters >= 128 * 64]
-    assert whole
-    for config in whole:
-        three = 3 * (speeds.first + speeds.tile + speeds.output * config.pixels * config.filters)
-        assert together[config] + three < apart[config]
-    for config in (each for each in together if each in apart and each.split > 1):
-        outputs = config.pixels * config.filters
-        assert together[config] + 3 * (speeds.first + speeds.split * outputs) < apart[config]
-
-
-def test_each_block_of_a_cluster_has_stages_of_every_phase():
-    """Of 16 and 20 stages in eight parts the last has none of the 20."""
-    problem = ConvProblem(1, 256, 8, 8, 256, 9, 3, (2, 2), (4, 4, 1, 1), layout="NHWC", dtype="float16", op="dgrad")
-    found = 0
-    for config in (each for each in NHWC.configs(problem, TARGETS[0]) if each.split > 1):
-        for phase in single_phases(problem):
-            stages = phase.problem.taps * -(-256 // config.channel_block) // config.stage_blocks
-            assert -(-stages // config.split) * (config.split - 1) < stages, config
-            found += 1
-    assert found
-
-
-def test_clusters_that_wait_are_those_of_all_phases():
-    """32 clusters of 4 wait on an H200, which 8 of each phase are."""
-    problem = ConvProblem(8, 128, 22, 22, 2048, 5, 5, (2, 2), (2, 2, 2, 2), layout="NHWC", dtype="float16", op="dgrad")
-    config = next(iter(NHWC.configs(problem, NOMINAL)))
-    assert (NHWC.plan(problem, config, NOMINAL).launches[0].grid, config.split) != (128, 4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""TF32 on tensor cores: both factors rounded to the nearest. More is in test_tensor_cores.py."""
+"""TF32 on tensor cores: both factors rounded to the nearest.
+
+More is in test_tensor_cores.py and test_native_phases.py.
+"""
 
 from __future__ import annotations
 

@@ -339,16 +339,17 @@ __device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const Tens
 }
 
 // A number for each phase of a gradient that one launch computes.
-template <int... numbers>
+template <int64... numbers>
 struct OfPhases {
     static constexpr int count = sizeof...(numbers);
-    static __host__ __device__ constexpr int at(int phase) {
-        constexpr int all[] = {numbers...};
+    static __host__ __device__ constexpr int64 at(int phase) {
+        constexpr int64 all[] = {numbers...};
         return all[phase];
     }
 };
 
-// One of several phases, as a problem of its own.
+// One of several phases, as a problem of its own. Filters that are read as they lie have taps back from `last_row` and
+// `last_column`; those that were rearranged begin at `first_weight`.
 template <class Problem, int number>
 struct PhaseProblem : Problem {
     static constexpr int r = Problem::phase_r::at(number), s = Problem::phase_s::at(number);
@@ -356,35 +357,45 @@ struct PhaseProblem : Problem {
     static constexpr int pad_top = Problem::phase_pad_top::at(number), pad_left = Problem::phase_pad_left::at(number);
     static constexpr int first_p = Problem::phase_first_p::at(number), first_q = Problem::phase_first_q::at(number);
     static constexpr int last_row = Problem::phase_last_row::at(number), last_column = Problem::phase_last_column::at(number);
+    static constexpr int64 first_weight = Problem::phase_first_weight::at(number);
 };
 
-// The tiles of the phases from `phase` on, `before` of which come before these; CTAs take turns over all of them. Each phase has a
-// map of the pixels.
-template <class Problem, class Tuning, int phase, int count>
-__device__ __forceinline__ void run_phases(const TensorMap* const (&x)[count], const TensorMap& w, Bias<Problem> bias,
-                                           typename Problem::result* y, long long batch, int warpgroup, Offset<Problem> before,
+// The tensor maps of each phase: of its pixels and of its filters.
+template <int count>
+struct PhaseMaps {
+    const TensorMap* x[count];
+    const TensorMap* w[count];
+};
+
+// The tiles of the phases from `phase` on, `before` of which come before these; CTAs take turns over all of them.
+template <class Problem, class Tuning, template <class, class> class Consumer, int phase, int count>
+__device__ __forceinline__ void run_phases(const PhaseMaps<count>& maps, Bias<Problem> bias, typename Problem::result* y,
+                                           long long batch, int warpgroup, Offset<Problem> before,
                                            RingPlace<Tuning::stages> place) {
     using P = PhaseProblem<Problem, phase>;
     const GemmRing<P, Tuning> ring;
     const GemmTiles<P, Tuning> tiles(batch);
     const Offset<Problem> step = gridDim.x / Tuning::split, first = (blockIdx.x / Tuning::split + step - before % step) % step;
-    if (warpgroup == Tuning::warpgroups) place = produce<P, Tuning>(*x[phase], w, batch, tiles, ring, first, step, place);
-    else place = Consumer16bit<P, Tuning>::consume(bias, y, tiles, ring, warpgroup, first, step, place);
+    if (warpgroup == Tuning::warpgroups)
+        place = produce<P, Tuning>(*maps.x[phase], *maps.w[phase], batch, tiles, ring, first, step, place);
+    else place = Consumer<P, Tuning>::consume(bias, y, tiles, ring, warpgroup, first, step, place);
     if constexpr (phase + 1 < count)
-        run_phases<Problem, Tuning, phase + 1>(x, w, bias, y, batch, warpgroup, before + tiles.count(), place);
+        run_phases<Problem, Tuning, Consumer, phase + 1>(maps, bias, y, batch, warpgroup, before + tiles.count(), place);
 }
 
 // A CTA of a launch that computes several phases.
-template <class Problem, class Tuning, int count>
-__device__ __forceinline__ void run_roles(const TensorMap* const (&x)[count], const TensorMap& w, Bias<Problem> bias,
-                                          typename Problem::result* y, long long batch) {
-    static_assert(Problem::phase_r::count == count, "each phase has a map");
-    if (threadIdx.x == 0) GemmRing<PhaseProblem<Problem, 0>, Tuning>().template init<false>();
+template <class Problem, class Tuning, template <class, class> class Consumer, int count>
+__device__ __forceinline__ void run_roles(const PhaseMaps<count>& maps, Bias<Problem> bias, typename Problem::result* y,
+                                          long long batch) {
+    using First = PhaseProblem<Problem, 0>;
+    static_assert(Problem::phase_r::count == count, "each phase has maps");
+    static_assert(Consumer<First, Tuning>::rounders == 0, "filters need no rounding");
+    if (threadIdx.x == 0) GemmRing<First, Tuning>().template init<false>();
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
-        if (threadIdx.x % 128 == 0) run_phases<Problem, Tuning, 0>(x, w, bias, y, batch, warpgroup, 0, {});
+        if (threadIdx.x % 128 == 0) run_phases<Problem, Tuning, Consumer, 0>(maps, bias, y, batch, warpgroup, 0, {});
         if constexpr (Tuning::split > 1) {
             __syncwarp();
             meet_in_cluster();
@@ -392,28 +403,28 @@ __device__ __forceinline__ void run_roles(const TensorMap* const (&x)[count], co
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        run_phases<Problem, Tuning, 0>(x, w, bias, y, batch, warpgroup, 0, {});
+        run_phases<Problem, Tuning, Consumer, 0>(maps, bias, y, batch, warpgroup, 0, {});
     }
 }
 
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& x1, const TensorMap& w, Bias<Problem> bias,
                                                   typename Problem::result* y, long long batch) {
-    const TensorMap* const maps[] = {&x, &x1};
-    run_roles<Problem, Tuning>(maps, w, bias, y, batch);
+    const PhaseMaps<2> maps = {{&x, &x1}, {&w, &w}};
+    run_roles<Problem, Tuning, Consumer16bit>(maps, bias, y, batch);
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& x1, const TensorMap& x2, const TensorMap& w,
                                                   Bias<Problem> bias, typename Problem::result* y, long long batch) {
-    const TensorMap* const maps[] = {&x, &x1, &x2};
-    run_roles<Problem, Tuning>(maps, w, bias, y, batch);
+    const PhaseMaps<3> maps = {{&x, &x1, &x2}, {&w, &w, &w}};
+    run_roles<Problem, Tuning, Consumer16bit>(maps, bias, y, batch);
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_16bit(const TensorMap& x, const TensorMap& x1, const TensorMap& x2,
                                                   const TensorMap& x3, const TensorMap& w, Bias<Problem> bias,
                                                   typename Problem::result* y, long long batch) {
-    const TensorMap* const maps[] = {&x, &x1, &x2, &x3};
-    run_roles<Problem, Tuning>(maps, w, bias, y, batch);
+    const PhaseMaps<4> maps = {{&x, &x1, &x2, &x3}, {&w, &w, &w, &w}};
+    run_roles<Problem, Tuning, Consumer16bit>(maps, bias, y, batch);
 }
 
 }  // namespace leanconv

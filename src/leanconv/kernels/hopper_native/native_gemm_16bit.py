@@ -35,7 +35,9 @@ MAX_ZEROS = 1.34
 MIN_STAGES, MAX_STAGES = 3, 8
 #: Phases of a gradient that one launch may compute, and the numbers in which they differ.
 MAX_PHASES = 4
-OF_PHASES = ("r", "s", "p", "q", "pad_top", "pad_left", "first_p", "first_q", "last_row", "last_column")
+OF_PHASES = (
+    "r", "s", "p", "q", "pad_top", "pad_left", "first_p", "first_q", "last_row", "last_column", "first_weight",
+)  # fmt: skip
 #: Sums of a thread that it may have, without spilling registers, where it adds to the output, or a bias in a launch of
 #: several phases.
 MAX_ADDED = 128
@@ -208,7 +210,7 @@ def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
     return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> TensorMap:
+def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str, suffix: str) -> TensorMap:
     """How copies walk over the filters: ``channel_block`` channels of one tap of as many filters as a tile has.
 
     The filters of a gradient's phase lie behind those of the phases before: so many rows of channels further, which
@@ -223,6 +225,7 @@ def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str) -> T
         strides=(row, row * taps),
         box=(config.channel_block, 1, config.filters),
         swizzle=config.item * config.channel_block,
+        suffix=suffix,
     )
 
 
@@ -288,9 +291,14 @@ class NativeGemm16bit(TimedAlgorithm):
     def _is_rearranged(self, problem: ConvProblem) -> bool:
         return problem.op == "dgrad" and not self.is_mirrored(problem)
 
+    def _joins_phases(self, problem: ConvProblem) -> bool:
+        """Whether the kernel can compute several phases of a gradient in a launch: those that read the layer's filters
+        as they lie."""
+        return self.is_mirrored(problem)
+
     def _in_one_launch(self, problem: ConvProblem) -> bool:
-        """Whether one launch computes all phases of a gradient: those that read the layer's filters as they lie."""
-        count = len(single_phases(problem)) if self.is_mirrored(problem) and not problem.is_volume else 1
+        """Whether one launch computes all phases of a gradient."""
+        count = len(single_phases(problem)) if self._joins_phases(problem) and not problem.is_volume else 1
         return 1 < count <= MAX_PHASES
 
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
@@ -398,10 +406,15 @@ class NativeGemm16bit(TimedAlgorithm):
             for number, each in enumerate(phases)
         ]  # fmt: skip
         read = "prepared" if self.prepared_bytes(problem, config) else "w"
-        filters = _mirrored_map(problem, config) if mirrored else _filter_map(phase, config, read)
+        filters = [
+            _mirrored_map(problem, config) if mirrored else _filter_map(each, config, read, f"map{number or ''}")
+            for number, each in enumerate(phases[:1] if mirrored else phases)
+        ]
         constants = self._constants(problem, phase)
         if len(phases) > 1:
-            every = [dict(self._constants(problem, each)) for each in phases]
+            every = [
+                dict((*self._constants(problem, each), *input_gradient.mirrored_taps(problem, each))) for each in phases
+            ]
             constants += tuple(
                 (f"phase_{name}", f"leanconv::OfPhases<{', '.join(str(each[name]) for each in every)}>")
                 for name in OF_PHASES
@@ -410,7 +423,7 @@ class NativeGemm16bit(TimedAlgorithm):
         tuning = (*config.constants(), ("mirrored", mirrored), ("barriers_at", at))
         tiles = sum(_tiles(each, config) for each in phases)
         grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
-        arguments = (*maps, filters, *conv_arguments(problem)[2:])
+        arguments = (*maps, *filters, *conv_arguments(problem)[2:])
         return self.launch(config, constants, arguments, grid, config.shared_bytes, tuning)
 
     def _constants(self, problem: ConvProblem, phase: PartialConvolution) -> Constants:

@@ -7,6 +7,8 @@
 // Roles      as native_gemm_16bit, but consumers load pixels to registers: ldmatrix, four elements a thread and wgmma, each
 //            rounded by one instruction. With `in_place` the producer's three other warps round filters, each those of every
 //            third stage.
+// Gradient   of an input: a launch has rearranged the filters. Two to four phases of images are one launch, as in
+//            native_gemm_16bit; each has a map of its pixels and one of its filters.
 // Pipelines  as native_gemm_16bit; with `in_place` also rounded: a lane of the warp -> consumers
 // One stage  wgmma of the stage from registers; commit; wait for the copies of the next stage, load and round its pixels; wait for
 //            the wgmma; release the stage.
@@ -104,11 +106,12 @@ struct ConsumerTf32 {
         }
     }
 
-    static __device__ __forceinline__ void consume(Bias<Problem> bias, float* y, const GemmTiles<Problem, Tuning>& tiles,
-                                                   const Ring& ring, int warpgroup, Offset<Problem> first_tile,
-                                                   Offset<Problem> step) {
+    static __device__ __forceinline__ RingPlace<Tuning::stages> consume(Bias<Problem> bias, float* y,
+                                                                        const GemmTiles<Problem, Tuning>& tiles, const Ring& ring,
+                                                                        int warpgroup, Offset<Problem> first_tile,
+                                                                        Offset<Problem> step,
+                                                                        RingPlace<Tuning::stages> place = {}) {
         const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
-        RingPlace<Tuning::stages> place;
         for (Offset<Problem> tile = first_tile; tile < tiles.count(); tile += step) {
             prefetch_tile<Problem, Tuning>(bias, y, tiles, first_row, tile);
             float sums[Tuning::m_tiles][Tuning::filters / 2];
@@ -141,6 +144,7 @@ struct ConsumerTf32 {
             }
             store_tile<Problem, Tuning>(sums, bias, y, tiles, ring, first_row, tile);
         }
+        return place;
     }
 };
 
@@ -148,6 +152,29 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void native_gemm_tf32(const TensorMap& x, const TensorMap& w, Bias<Problem> bias, float* y,
                                                  long long batch) {
     run_roles<Problem, Tuning, ConsumerTf32<Problem, Tuning>>(x, w, bias, y, batch);
+}
+
+// The phases of a gradient, whose filters were rearranged: those of each have a map of their own.
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_tf32(const TensorMap& x, const TensorMap& x1, const TensorMap& w, const TensorMap& w1,
+                                                 Bias<Problem> bias, float* y, long long batch) {
+    const PhaseMaps<2> maps = {{&x, &x1}, {&w, &w1}};
+    run_roles<Problem, Tuning, ConsumerTf32>(maps, bias, y, batch);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_tf32(const TensorMap& x, const TensorMap& x1, const TensorMap& x2, const TensorMap& w,
+                                                 const TensorMap& w1, const TensorMap& w2, Bias<Problem> bias, float* y,
+                                                 long long batch) {
+    const PhaseMaps<3> maps = {{&x, &x1, &x2}, {&w, &w1, &w2}};
+    run_roles<Problem, Tuning, ConsumerTf32>(maps, bias, y, batch);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_tf32(const TensorMap& x, const TensorMap& x1, const TensorMap& x2,
+                                                 const TensorMap& x3, const TensorMap& w, const TensorMap& w1,
+                                                 const TensorMap& w2, const TensorMap& w3, Bias<Problem> bias, float* y,
+                                                 long long batch) {
+    const PhaseMaps<4> maps = {{&x, &x1, &x2, &x3}, {&w, &w1, &w2, &w3}};
+    run_roles<Problem, Tuning, ConsumerTf32>(maps, bias, y, batch);
 }
 
 }  // namespace leanconv

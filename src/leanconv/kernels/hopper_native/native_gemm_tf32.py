@@ -67,6 +67,9 @@ class NativeGemmTf32(NativeGemm16bit):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "tf32"
 
+    def _joins_phases(self, problem: ConvProblem) -> bool:
+        return problem.op == "dgrad"
+
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         as_they_lie = problem.op == "fprop" and (config is None or _is_in_place(config))
         return 0 if as_they_lie else input_gradient.prepared_bytes(problem)
@@ -78,6 +81,10 @@ class NativeGemmTf32(NativeGemm16bit):
         return self.prepared_bytes(problem, config) - self.prepared_bytes(problem)
 
     def _ways(self, problem: ConvProblem, config: NativeConfig, room: int) -> Iterable[NativeConfig]:
+        if config.split > 1 and self._in_one_launch(problem):
+            # the sums that a cluster adds up for each phase would spill: so many, or beside what three consumers add
+            if config.filters == 256 or (config.warpgroups == 3 and (problem.accumulate or problem.bias)):
+                return
         yield config
         # what rearranges the filters of a gradient rounds them too
         # three consumers would spill registers, and those of many sums that also add residuals
