@@ -248,7 +248,8 @@ def test_a_recorded_step_takes_the_depthwise_layers_of_convnext_that_pay(dtype: 
     ("layer", "taken"),
     [
         ("c256,h14,k256,r3,pad1,tf32", True), ("c256,h56,k64,r1,tf32", True), ("c256,h56,k91,r1,tf32", False),
-        ("c64,h28,k255,r1,tf32", False), ("c256,h28,k256,r3,stride2,pad1,tf32", False),
+        ("c64,h28,k255,r1,tf32", False), ("c256,h28,k256,r3,stride2,pad1,tf32", True),
+        ("c512,h14,k512,r3,stride2,pad1,tf32", False), ("c1024,h14,k2048,r1,stride2,tf32", True),
         ("c256,h56,k64,r1,float16", True), ("c256,h28,k256,r3,stride2,pad1,float16", True),
         ("c256,h56,k512,r1,stride2,float16", True), ("c512,h7,k2048,r1,float16", False),
         ("c64,h56,k100,r1,float16", False),

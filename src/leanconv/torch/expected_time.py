@@ -61,10 +61,11 @@ _MOST_FP32 = {"fprop": 1.5, "dgrad": 1.3, "wgrad": 1.5}
 _MOST_FP32_WEIGHT_NCHW = 0.74
 _MOST_TF32 = {"1x1": 0.7, "other": 0.83, "gradient": 0.3}
 #: Of gradients of the input where leanconv computes in TF32 too, channels last, where PyTorch is expected to take as
-#: many microseconds as `_LONG_US` says: with one tap, and with several and unit stride. Of the 39 layers of ResNet-50
-#: and of suite opencnn 31 are taken, and none of them lost; of three with several taps and strides all did. Fewer
-#: channels, and numbers of them that copies do not take, were not measured.
-_MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": 1.2, "other": 1.1}, 64
+#: many microseconds as `_LONG_US` says: with one tap and with several, by whether there are strides. Of the 39 layers of
+#: ResNet-50 and of suite opencnn 34 are taken, and none of them lost. Explored (H200, a06f7127): of 17 with several taps
+#: and strides 11 are taken, which won 1.1 to 2 times; of the others two lost. Fewer channels, and numbers of them that
+#: copies do not take, were not measured.
+_MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": (1.2, 1.75), "other": (1.1, 1.4)}, 64
 #: in TF32 of layers with more than 9 taps and many channels, channels first and last
 _MOST_TF32_LARGE = 0.4, 1.0
 #: Of filters of more than 225 taps with fewer than 96 channels: cuDNN's FFT takes less than expected.
@@ -279,8 +280,8 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
         return _MOST_FFT
     both = tf32 and problem.precision == "tf32" and min(problem.c, problem.k) >= _BOTH_TF32_CHANNELS
     both = both and problem.c % 4 == problem.k % 4 == 0
-    if both and op == "dgrad" and last and not (several and strided) and pytorch >= _LONG_US * CYCLES_PER_US:
-        return _MOST_BOTH_TF32_INPUT[kind]
+    if both and op == "dgrad" and last and pytorch >= _LONG_US * CYCLES_PER_US:
+        return _MOST_BOTH_TF32_INPUT[kind][strided]
     if tf32:
         large = taps > 9 and problem.c > _FEW and op == "fprop"
         return _MOST_TF32_LARGE[last] if large else _MOST_TF32[kind if op == "fprop" else "gradient"]
