@@ -30,6 +30,7 @@
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
 #include <device/pipeline/rings.cuh>
+#include <device/ptx/copy_pairs.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
 #include <device/ptx/sync.cuh>
@@ -56,10 +57,10 @@ struct WeightTile : SliceOf<Depth<Problem>::volume> {
           s(number % of_columns * tap_columns) {
         if constexpr (Depth<Problem>::volume) this->slice = number % of_group / (of_taps * of_channels * of_filters);
     }
-    // Where a row of dy begins in shared memory, from the first column of x on: a multiple of 16 bytes before what the last
-    // tap of the tile reads.
+    // Where a row of dy begins in shared memory, from the first column of x on: before what the last tap of the tile reads,
+    // where copies may begin.
     __device__ __forceinline__ int window_begin() const {
-        return (Problem::pad_left - (s + tap_columns - 1) * Problem::dilation_w) & ~7;
+        return (Problem::pad_left - (s + tap_columns - 1) * Problem::dilation_w) & -(Tuning::dy_unit / 2);
     }
 };
 
@@ -79,6 +80,26 @@ struct StageShare {
     }
 };
 
+// What a stage copies: columns, channels and rows of a slice of an image, of x and of dy from these on.
+template <class Problem, class Tuning>
+struct StagePlace {
+    using D = Depth<Problem>;
+    int n, z, p, q, k, from, row, column, c;
+    __device__ __forceinline__ StagePlace(const WeightTile<Problem, Tuning>& tile, int stage) {
+        using Share = StageShare<Problem, Tuning>;
+        const int rows = stage / Share::of_columns % Share::of_rows;
+        column = stage % Share::of_columns * Tuning::columns;
+        p = rows / Share::spacing * (Tuning::rows * Share::spacing) + rows % Share::spacing;
+        z = stage / (Share::of_columns * Share::of_rows) % D::z;
+        n = stage / Share::of_image;
+        q = column + tile.window_begin();
+        row = p * Problem::stride_h - Problem::pad_top + tile.r * Problem::dilation_h;
+        from = z * D::stride - D::pad + tile.slice * D::dilation;
+        k = tile.group * Problem::group_k + tile.first_filter;
+        c = tile.group * Problem::group_c + tile.first_channel;
+    }
+};
+
 // Shared memory: a ring of stages, each the rows of x as tiles of channels x columns, and those of dy; at the end the sums;
 // the barriers.
 template <class Problem, class Tuning>
@@ -89,7 +110,11 @@ struct WeightStages {
     static_assert(Tuning::x_rows == (Tuning::rows - 1) * Tuning::row_step + Tuning::tap_rows, "the rows that taps read");
     static constexpr int dy_row = 2 * Tuning::window, dy_tile = Tile::filters * dy_row, dy_bytes = Tuning::rows * dy_tile;
     static_assert(dy_row % 32 == 16, "rows of eight filters meet each bank once");
-    static constexpr int copied = x_bytes + dy_bytes, stage_bytes = ceil_div(copied, 1024) * 1024;
+    static constexpr int stage_bytes = ceil_div(x_bytes + dy_bytes, 1024) * 1024;
+    // What TMA copies, and whether warps copy what it cannot.
+    static constexpr bool map_x = Tuning::x_unit == 16, map_dy = Tuning::dy_unit == 16, by_maps = map_x || map_dy;
+    static constexpr bool by_lanes = !map_x || !map_dy;
+    static constexpr int copied = (map_x ? x_bytes : 0) + (map_dy ? dy_bytes : 0);
     static constexpr int bytes = Tuning::barriers_at;
     // Steps of 16 columns: none that has no pixel.
     static constexpr int all_steps = Tuning::columns / 16, held_steps = ceil_div(Problem::w, 16);
@@ -109,41 +134,123 @@ struct WeightStages {
     // By one thread, before a barrier of the CTA.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::stages; ++i) {
-            mbarrier_init(full(i), 1);
+            mbarrier_init(full(i), by_maps + 4 * by_lanes);
             mbarrier_init(empty(i), 4 * consumers);
         }
         fence_mbarrier_init();
     }
 };
 
-// One thread's copies of all stages.
+// By one thread: what tensor maps describe.
+template <class Problem>
+__device__ __forceinline__ void copy_box(unsigned char* to, const TensorMap& map, Mbarrier* full, int column, int channel, int row,
+                                         int slice, int n) {
+    if constexpr (Depth<Problem>::volume) cp_async_bulk_tensor_shared_global(to, map, full, column, channel, row, slice, n);
+    else cp_async_bulk_tensor_shared_global(to, map, full, column, channel, row, n);
+}
+
+// A warp's copies of `rows` x `channels` lines of `units` of `unit` bytes: neighbouring lanes have neighbouring units. `copy`
+// gets row, channel and byte.
+template <int unit, int units, int rows, int channels, class Copy>
+__device__ __forceinline__ void copy_lines(int warp, int lane, const Copy& copy) {
+    constexpr int of_line = units < 32 ? units : 32, lines = 32 / of_line;
+    if (lane >= of_line * lines) return;
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row)
+#pragma unroll 1
+        for (int channel = warp * lines + lane / of_line; channel < channels; channel += 4 * lines)
+#pragma unroll
+            for (int i = lane % of_line; i < units; i += of_line) copy(row, channel, i * unit);
+}
+template <int unit>
+__device__ __forceinline__ void copy_unit(void* to, const void* from, bool exists) {
+    if constexpr (unit == 8) cp_async_8(to, from, exists);
+    else cp_async_4(to, from, exists);
+}
+
+// By the producers' warps: rows that are no whole 16 bytes, in units of 8 or 4; zeros beside the image. x swizzled as TMA
+// does.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap& dy, const WeightTile<Problem, Tuning>& tile,
+__device__ __forceinline__ void copy_x(unsigned char* to, const typename Problem::element* x,
+                                       const StagePlace<Problem, Tuning>& place, int channels, int warp, int lane) {
+    using Ring = WeightStages<Problem, Tuning>;
+    using D = Depth<Problem>;
+    constexpr int64 plane = static_cast<int64>(D::d) * Problem::h * Problem::w;
+    constexpr int columns = Ring::steps * 16;
+    const auto* const from = x + (static_cast<int64>(place.n) * Problem::c + place.c) * plane +
+                             (static_cast<int64>(place.from) * Problem::h + place.row) * Problem::w + place.column;
+    const bool slice = static_cast<unsigned>(place.from) < static_cast<unsigned>(D::d);
+    const auto copy = [&](int row, int channel, int byte) {
+        const int at = channel * Ring::span + byte, down = row * Problem::dilation_h;
+        const bool exists = slice && channel < channels && place.column + byte / 2 < Problem::w &&
+                            static_cast<unsigned>(place.row + down) < static_cast<unsigned>(Problem::h);
+        copy_unit<Tuning::x_unit>(to + row * Ring::x_tile + (at ^ (at >> 3 & Ring::span - 16)),
+                                  from + channel * plane + (down * Problem::w + byte / 2), exists);
+    };
+    copy_lines<Tuning::x_unit, 2 * columns / Tuning::x_unit, Tuning::x_rows, Tuning::channels>(warp, lane, copy);
+}
+template <class Problem, class Tuning>
+__device__ __forceinline__ void copy_dy(unsigned char* to, const typename Problem::element* dy,
+                                        const StagePlace<Problem, Tuning>& place, int filters, int warp, int lane) {
+    using Ring = WeightStages<Problem, Tuning>;
+    constexpr int64 plane = static_cast<int64>(output_pixels<Problem>);
+    const auto* const from = dy + (static_cast<int64>(place.n) * Problem::k + place.k) * plane +
+                             (static_cast<int64>(place.z) * Problem::p + place.p) * Problem::q + place.q;
+    const auto copy = [&](int row, int filter, int byte) {
+        const int down = row * Tuning::row_spacing;
+        const bool exists = filter < filters && place.p + down < Problem::p &&
+                            static_cast<unsigned>(place.q + byte / 2) < static_cast<unsigned>(Problem::q);
+        copy_unit<Tuning::dy_unit>(to + row * Ring::dy_tile + filter * Ring::dy_row + byte,
+                                   from + filter * plane + (down * Problem::q + byte / 2), exists);
+    };
+    copy_lines<Tuning::dy_unit, 2 * Tuning::dy_columns / Tuning::dy_unit, Tuning::rows, WeightTile<Problem, Tuning>::filters>(
+        warp, lane, copy);
+}
+
+// All copies of all stages: by one thread, or by four warps. X and Dy are tensor maps, or pointers to what warps copy.
+template <class Problem, class Tuning, class X, class Dy>
+__device__ __forceinline__ void copy_stages(const X& x, const Dy& dy, const WeightTile<Problem, Tuning>& tile,
                                             const WeightStages<Problem, Tuning>& ring,
                                             const StageShare<Problem, Tuning>& share) {
     using Ring = WeightStages<Problem, Tuning>;
-    using Share = StageShare<Problem, Tuning>;
-    using D = Depth<Problem>;
-    const int k = tile.group * Problem::group_k + tile.first_filter, c = tile.group * Problem::group_c + tile.first_channel;
-    const int begin = tile.window_begin(), above = tile.r * Problem::dilation_h - Problem::pad_top;
-    RingPlace<Tuning::stages> place;
-    for (int stage = share.first; stage < share.end; ++stage, place.advance()) {
-        const int column = stage % Share::of_columns * Tuning::columns;
-        const int rows = stage / Share::of_columns % Share::of_rows;
-        const int p = rows / Share::spacing * (Tuning::rows * Share::spacing) + rows % Share::spacing;
-        const int n = stage / Share::of_image, row = p * Problem::stride_h + above;
-        Mbarrier* const full = ring.full(place.stage);
-        mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
-        mbarrier_arrive_expect_tx(full, Ring::copied);
-        if constexpr (D::volume) {
-            const int z = stage / (Share::of_columns * Share::of_rows) % D::z;
-            const int from = z * D::stride - D::pad + tile.slice * D::dilation;
-            cp_async_bulk_tensor_shared_global(ring.x(place.stage), x, full, column, c, row, from, n);
-            cp_async_bulk_tensor_shared_global(ring.dy(place.stage), dy, full, column + begin, k, p, z, n);
-        } else {
-            cp_async_bulk_tensor_shared_global(ring.x(place.stage), x, full, column, c, row, n);
-            cp_async_bulk_tensor_shared_global(ring.dy(place.stage), dy, full, column + begin, k, p, n);
+    constexpr int ahead = Tuning::stages > 3 ? 2 : 1;  // stages of a warp's copies under way beside the latest
+    static_assert(Tuning::stages > ahead + 1, "a stage that the consumers wait for is not behind one that they hold");
+    const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = threadIdx.x % 32;
+    if (!Ring::by_lanes && threadIdx.x % 128 != 0) return;
+    RingPlace<Tuning::stages> at, landed;
+    const auto arrive = [&] {
+        fence_proxy_async();  // wgmma reads what these copies wrote
+        __syncwarp();
+        mbarrier_arrive_warp(ring.full(landed.stage), lane);
+        landed.advance();
+    };
+    for (int stage = share.first; stage < share.end; ++stage, at.advance()) {
+        const StagePlace<Problem, Tuning> place(tile, stage);
+        Mbarrier* const full = ring.full(at.stage);
+        mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
+        if (Ring::by_maps && threadIdx.x % 128 == 0) {
+            mbarrier_arrive_expect_tx(full, Ring::copied);
+            if constexpr (Ring::map_x)
+                copy_box<Problem>(ring.x(at.stage), x, full, place.column, place.c, place.row, place.from, place.n);
+            if constexpr (Ring::map_dy)
+                copy_box<Problem>(ring.dy(at.stage), dy, full, place.q, place.k, place.p, place.z, place.n);
         }
+        if constexpr (Ring::by_lanes) {
+            __syncwarp();
+            if constexpr (!Ring::map_x)
+                copy_x(ring.x(at.stage), x, place, Problem::group_c - tile.first_channel, warp, lane);
+            if constexpr (!Ring::map_dy)
+                copy_dy(ring.dy(at.stage), dy, place, Problem::group_k - tile.first_filter, warp, lane);
+            cp_async_commit_group();
+            if (stage - share.first >= ahead) {
+                cp_async_wait_group<ahead>();
+                arrive();
+            }
+        }
+    }
+    if constexpr (Ring::by_lanes) {
+        cp_async_wait_group<0>();
+        for (int stage = max(share.first, share.end - ahead); stage < share.end; ++stage) arrive();
     }
 }
 
@@ -224,14 +331,13 @@ __device__ __forceinline__ void store_sums(Result* dw, const WeightTile<Problem,
                                            const WeightStages<Problem, Tuning>& ring) {
     using Ring = WeightStages<Problem, Tuning>;
     using Tile = WeightTile<Problem, Tuning>;
-    constexpr int filters = Tile::filters / Tuning::split, all_taps = Problem::r * Problem::s;
-    static_assert(filters * Tuning::split == Tile::filters, "blocks of a cluster share filters evenly");
+    constexpr int share = ceil_div(Tile::filters, Tuning::split), all_taps = Problem::r * Problem::s;
     constexpr int64 of_channel = static_cast<int64>(Tile::slices) * all_taps, of_filter = of_channel * Problem::group_c;
-    const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * filters, lane = threadIdx.x % 32;
-    const int exist = min(first + filters, Problem::group_k - tile.first_filter);
+    const int first = Tuning::split == 1 ? 0 : static_cast<int>(cluster_rank()) * share, lane = threadIdx.x % 32;
+    const int end = min(min(first + share, Tile::filters), Problem::group_k - tile.first_filter);
     Result* const to = dw + (static_cast<int64>(tile.group) * Problem::group_k + tile.first_filter) * of_filter +
                        tile.first_channel * of_channel + tile.slice * all_taps + tile.r * Problem::s + tile.s;
-    for (int filter = first + static_cast<int>(threadIdx.x) / 32; filter < exist; filter += 4 * Ring::consumers) {
+    for (int filter = first + static_cast<int>(threadIdx.x) / 32; filter < end; filter += 4 * Ring::consumers) {
         const float* const from = ring.sums() + filter * Ring::pitch;
 #pragma unroll 4
         for (int i = lane; i < Ring::of_filter; i += 32) {
@@ -285,8 +391,8 @@ __device__ __forceinline__ void sum_tile(Result* dw, const WeightTile<Problem, T
 }
 
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
-template <class Problem, class Tuning, class Result>
-__device__ __forceinline__ void native_weight_kmajor(const TensorMap& x, const TensorMap& dy, Result* dw, long long batch) {
+template <class Problem, class Tuning, class X, class Dy, class Result>
+__device__ __forceinline__ void native_weight_kmajor(const X& x, const Dy& dy, Result* dw, long long batch) {
     using Tile = WeightTile<Problem, Tuning>;
     using Ring = WeightStages<Problem, Tuning>;
     static_assert(!Problem::nhwc && !Problem::chwn, "pixels of a channel are adjacent");
@@ -295,8 +401,8 @@ __device__ __forceinline__ void native_weight_kmajor(const TensorMap& x, const T
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, slice = number / Tile::count;
     const Tile tile(number % Tile::count);
     if (threadIdx.x == 128 * Ring::consumers) {
-        prefetch_tensormap(x);
-        prefetch_tensormap(dy);
+        if constexpr (Ring::map_x) prefetch_tensormap(x);
+        if constexpr (Ring::map_dy) prefetch_tensormap(dy);
         ring.init();
     }
     __syncthreads();
@@ -310,9 +416,9 @@ __device__ __forceinline__ void native_weight_kmajor(const TensorMap& x, const T
         sum_tile<Problem, Tuning>(dw + slice * all, tile, ring, share, warpgroup);
     } else {
         set_registers_down<Tuning::producer_registers>();
-        if (threadIdx.x % 128 == 0) copy_stages<Problem, Tuning>(x, dy, tile, ring, share);
+        copy_stages<Problem, Tuning>(x, dy, tile, ring, share);
         if constexpr (Tuning::split > 1) {
-            // NOTE: the warp of the thread that copied converges before the barriers that all threads take part in.
+            // NOTE: the warp of a thread that copied by itself converges before the barriers that all threads take part in.
             __syncwarp();
             meet_in_cluster();
             meet_in_cluster();

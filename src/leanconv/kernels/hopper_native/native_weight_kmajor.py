@@ -8,21 +8,19 @@ from functools import lru_cache
 from math import gcd
 from operator import itemgetter
 
-from leanconv.dtypes import item_bytes
-from leanconv.kernels.common import layers, split_k
+from leanconv.kernels.common import layers, split_k, tensor_core_gemm
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
-from leanconv.kernels.common.tensor_core_gemm import REGISTERS
 from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import overlapped
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightSpeeds, shares, stage_cycles
-from leanconv.plan import Constants, Plan, Target, TensorMap
+from leanconv.plan import Constants, Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Filters of a wgmma, columns of a k16 step, and bytes of an element.
 MMA_M, K16, ITEM = 64, 16, 2
-#: Elements of 16 bytes: where copies begin, and what rows are multiples of.
-ALIGNED = 8
+#: Bytes that TMA copies at once, and where its copies begin; the fewest that a lane copies.
+MAP_UNIT, LEAST_UNIT = 16, 4
 #: Columns of x in a stage: rows as long as a swizzle spans.
 COLUMNS = (64, 32, 16)
 #: Output rows of a stage; stages of the ring, at least and at most.
@@ -37,6 +35,8 @@ TILES: tuple[Tile, ...] = (
 )  # fmt: skip
 #: Sums of a thread, at most, by the number of consumers.
 MOST_SUMS = {2: 160, 3: 96}
+#: Registers of consumers and of producers that copy by lanes, by the number of consumers.
+REGISTERS = {2: (208, 88), 3: (152, 56)}
 #: Bytes of shared memory that a multiprocessor moves in a clock cycle.
 SHARED_BYTES = 128
 
@@ -90,14 +90,18 @@ class KMajorWeightConfig(Config):
         """Steps of 16 pixels of a stage."""
         return self.rows * held_steps(problem, self.columns)
 
-    def window(self, problem: ConvProblem) -> int:
-        """Pixels of a row of dy: what all taps of a tile read, from a multiple of 16 bytes on, and an odd number of
-        these, so that eight rows meet each bank of shared memory once."""
-        step, read = problem.dilation[1], K16 * held_steps(problem, self.columns)
+    def dy_columns(self, problem: ConvProblem) -> int:
+        """Pixels of a row of dy that taps of a tile read, from where a copy may begin to where one ends."""
+        aligned, step = copy_unit(problem.q) // ITEM, problem.dilation[1]
+        read = K16 * held_steps(problem, self.columns)
         firsts = (problem.padding[2] - first * step for first in range(0, problem.s, self.all_columns))
-        begins = ((first, (first - (self.all_columns - 1) * step) // ALIGNED * ALIGNED) for first in firsts)
-        units = max(ceil_div(first - begin + read, ALIGNED) for first, begin in begins)
-        return ALIGNED * (units | 1)
+        begins = ((first, (first - (self.all_columns - 1) * step) // aligned * aligned) for first in firsts)
+        return max(ceil_div(first - begin + read, aligned) for first, begin in begins) * aligned
+
+    def window(self, problem: ConvProblem) -> int:
+        """Pixels from one row of dy to the next in shared memory: an odd number of 16 bytes, so that eight rows meet
+        each bank once."""
+        return MAP_UNIT // ITEM * (ceil_div(self.dy_columns(problem) * ITEM, MAP_UNIT) | 1)
 
     def x_rows(self, problem: ConvProblem) -> int:
         """Rows of x of a stage, as far apart as the taps of a filter column."""
@@ -116,6 +120,9 @@ class KMajorWeightConfig(Config):
         """What the kernel knows of a stage, and where its barriers begin."""
         step, spacing = row_steps(problem)
         return (
+            ("x_unit", copy_unit(problem.w)),
+            ("dy_unit", copy_unit(problem.q)),
+            ("dy_columns", self.dy_columns(problem)),
             ("window", self.window(problem)),
             ("row_step", step),
             ("row_spacing", spacing),
@@ -136,6 +143,16 @@ def row_steps(problem: ConvProblem) -> tuple[int, int]:
     stride, dilation = problem.stride[0], problem.dilation[0]
     common = gcd(stride, dilation)
     return stride // common, dilation // common
+
+
+def copy_unit(pixels: int) -> int:
+    """Bytes that are copied at once, where rows have so many pixels: what divides each row, 16 for TMA."""
+    return gcd(ITEM * pixels, MAP_UNIT)
+
+
+def lanes_copy(problem: ConvProblem) -> bool:
+    """Whether warps copy x or dy, of which rows are no whole 16 bytes."""
+    return min(copy_unit(problem.w), copy_unit(problem.q)) < MAP_UNIT
 
 
 def held_steps(problem: ConvProblem, columns: int) -> int:
@@ -164,14 +181,16 @@ def tensor_map(problem: ConvProblem, role: str, box: tuple[int, int, int], step:
     )
 
 
-def maps_of(problem: ConvProblem, config: KMajorWeightConfig) -> tuple[TensorMap, TensorMap]:
-    """Those of x and of dy."""
+def maps_of(problem: ConvProblem, config: KMajorWeightConfig) -> dict[str, TensorMap]:
+    """Those of x and of dy, where TMA copies them."""
     x = config.columns, config.channels, config.x_rows(problem)
     dy = config.window(problem), config.filters, config.rows
-    return (
-        tensor_map(problem, "x", x, problem.dilation[0], ITEM * config.columns),
-        tensor_map(problem, "dy", dy, row_steps(problem)[1], 0),
-    )
+    maps = {}
+    if copy_unit(problem.w) == MAP_UNIT:
+        maps["x"] = tensor_map(problem, "x", x, problem.dilation[0], ITEM * config.columns)
+    if copy_unit(problem.q) == MAP_UNIT:
+        maps["dy"] = tensor_map(problem, "dy", dy, row_steps(problem)[1], 0)
+    return maps
 
 
 class NativeWeightKMajor(split_k.PredictedSplitK):
@@ -194,14 +213,14 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
         if reasons:
             return reasons
         for pixels, what in ((problem.w, "x"), (problem.q, "the output")):
-            if pixels * item_bytes(problem.dtype) % 16:
-                return [f"rows of {pixels} pixels of {what} are no multiple of 16 bytes, which tensor copies require"]
+            if copy_unit(pixels) < LEAST_UNIT:
+                return [f"rows of {pixels} pixels of {what} are no multiple of {LEAST_UNIT} bytes, the fewest of a copy"]
         if problem.pixels >= 2**31:
             return [f"the output has {problem.pixels} pixels, 2**31 or more"]
         if not whole_configs(problem, target):
-            config = _config(problem, TILES[-1], COLUMNS[-1], ROWS[-2], MIN_STAGES)
+            config = config_of(problem, TILES[-1], COLUMNS[-1], ROWS[-2], MIN_STAGES)
             maps = maps_of(problem, config)
-            reasons = [f"no tensor map describes {each.role}: {why}" for each in maps for why in each.why_not()]
+            reasons = [f"no tensor map describes {role}: {why}" for role in maps for why in maps[role].why_not()]
             room = f"the {target.shared_per_block} bytes of shared memory that a block has"
             return reasons or [f"{MIN_STAGES} stages of {config.copied_bytes(problem)} bytes take more than {room}"]
         return []
@@ -222,9 +241,11 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
                 yield cycles(split, slices), whole, split, slices
 
     def plan(self, problem: ConvProblem, config: KMajorWeightConfig, target: Target) -> Plan:
-        *_, batch = gradient_arguments(problem)
+        *pointers, _, batch = gradient_arguments(problem)
+        maps = maps_of(problem, config)
+        operands = (maps.get(each.role, each) for each in pointers if isinstance(each, Pointer))
         tuning = (*config.constants(), *config.layout(problem))
-        arguments = (*maps_of(problem, config), split_k.destination(problem, config.split_k), batch)
+        arguments = (*operands, split_k.destination(problem, config.split_k), batch)
         grid = tiles_of(problem, config) * config.split * config.split_k
         shared = config.barriers_at(problem) + 16 * config.stages
         first = self.launch(config, conv_constants(problem), arguments, grid, shared, tuning)
@@ -274,24 +295,24 @@ def _ways(problem: ConvProblem, tile: Tile, target: Target) -> Iterator[tuple[fl
         for rows in ROWS:
             if rows * held_steps(problem, columns) % 2:
                 continue
-            config = _config(problem, tile, columns, rows, 1)
+            config = config_of(problem, tile, columns, rows, 1)
             each = ceil_div(config.copied_bytes(problem), 1024) * 1024 + 16
             stages = min(target.shared_per_block // each, MAX_STAGES)
-            config = _config(problem, tile, columns, rows, stages)
+            config = config_of(problem, tile, columns, rows, stages)
             room = config.barriers_at(problem) + 16 * stages <= target.shared_per_block
-            if stages < MIN_STAGES or not room or any(each.why_not() for each in maps_of(problem, config)):
+            if stages < MIN_STAGES or not room or any(each.why_not() for each in maps_of(problem, config).values()):
                 continue
             copied = config.copied_bytes(problem) / speeds.copied_per_cycle[0]
             cycles = overlapped(computed_cycles(problem, config, target), copied, speeds.not_hidden[0])
             yield cycles * config.stages_of(problem), config
 
 
-def _config(problem: ConvProblem, tile: Tile, columns: int, rows: int, stages: int) -> KMajorWeightConfig:
+def config_of(problem: ConvProblem, tile: Tile, columns: int, rows: int, stages: int) -> KMajorWeightConfig:
     filter_groups, column_groups, width = tile
     consumers, tap_rows = filter_groups * column_groups, rows_of_product(problem)
     most = max(1, 2 * MOST_SUMS[consumers] // width)
     tap_columns = ceil_div(problem.s, ceil_div(problem.s, most * column_groups) * column_groups)
-    registers = REGISTERS[consumers, False]
+    registers = REGISTERS[consumers] if lanes_copy(problem) else tensor_core_gemm.REGISTERS[consumers, False]
     return KMajorWeightConfig(
         filter_groups, column_groups, width // tap_rows, tap_rows, tap_columns, columns, rows, stages, *registers
     )
@@ -299,7 +320,8 @@ def _config(problem: ConvProblem, tile: Tile, columns: int, rows: int, stages: i
 
 def computed_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Target) -> float:
     """Cycles of a stage's products: of the tensor cores at their peak, or of shared memory, from which a product reads
-    32 bytes a column, and a lane a word of dy for each pair of pixels, or two."""
+    32 bytes a column, a lane a word of dy for each pair of pixels, or two, and to which lanes copy. NOTE: counted from
+    the code, not fitted to times."""
     step, left = problem.dilation[1], problem.padding[2]
     words = 0
     for group in range(config.column_groups):
@@ -308,4 +330,18 @@ def computed_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Ta
     columns = config.all_columns * config.tap_rows * config.channels
     products = 2 * MMA_M * K16 * columns / target.tensor_flops
     reads = (ITEM * K16 * columns + ITEM * MMA_M * K16 * words) / SHARED_BYTES
-    return config.steps(problem) * config.filter_groups * max(products, reads)
+    repeated = config.steps(problem) * config.filter_groups
+    return max(repeated * products, repeated * reads + copied_lines(problem, config))
+
+
+def copied_lines(problem: ConvProblem, config: KMajorWeightConfig) -> int:
+    """Lines of shared memory, of 128 bytes, that lanes write in a stage: at least one for a row of a channel."""
+    x, dy = K16 * held_steps(problem, config.columns), config.dy_columns(problem)
+    lines = 0
+    for pixels, read, rows in (
+        (problem.w, x, config.x_rows(problem) * config.channels),
+        (problem.q, dy, config.rows * config.filters),
+    ):
+        if copy_unit(pixels) < MAP_UNIT:
+            lines += rows * ceil_div(ITEM * read, SHARED_BYTES)
+    return lines
