@@ -399,8 +399,8 @@ def test_windows_of_all_kinds_are_right(changes: dict[str, Any]) -> None:
 
 
 def _compiled() -> list[Any]:
-    """Kernels, changes of their layers, and which configurations: all, those that split, or do not, each tile, the best, or
-    the one whose threads have most sums, which spills first, of those with as many registers."""
+    """Kernels, changes of their layers, and which configurations: all, those that split, or do not, each tile, the
+    best, or the one whose threads have most sums, which spills first, of those with as many registers."""
     small = {"n": 1, "h": 7, "w": 7}
     every: list[tuple[str, dict[str, Any], str]] = [
         ("native_gemm_16bit", {}, "largest"),

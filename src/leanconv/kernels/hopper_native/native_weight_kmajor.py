@@ -163,9 +163,7 @@ def held_steps(problem: ConvProblem, columns: int) -> int:
 def tensor_map(problem: ConvProblem, role: str, box: tuple[int, int, int], step: int, swizzle: int) -> TensorMap:
     """How TMA walks over x or dy, a ``box`` of columns, channels and rows at a time, of which every ``step``-th."""
     c, d, h, w = (
-        (problem.c, problem.d, problem.h, problem.w)
-        if role == "x"
-        else (problem.k, problem.z, problem.p, problem.q)
+        (problem.c, problem.d, problem.h, problem.w) if role == "x" else (problem.k, problem.z, problem.p, problem.q)
     )
     slices = (d,) * problem.is_volume
     row, plane, channel = ITEM * w, ITEM * w * h, ITEM * w * h * d
@@ -214,7 +212,9 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
             return reasons
         for pixels, what in ((problem.w, "x"), (problem.q, "the output")):
             if copy_unit(pixels) < LEAST_UNIT:
-                return [f"rows of {pixels} pixels of {what} are no multiple of {LEAST_UNIT} bytes, the fewest of a copy"]
+                return [
+                    f"rows of {pixels} pixels of {what} are no multiple of {LEAST_UNIT} bytes, the fewest of a copy"
+                ]
         if problem.pixels >= 2**31:
             return [f"the output has {problem.pixels} pixels, 2**31 or more"]
         if not whole_configs(problem, target):
@@ -268,7 +268,7 @@ def rows_of_product(problem: ConvProblem) -> int:
 def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightConfig, ...]:
     """The quickest configuration of each tile, computed by one block: those of which half has not room for all filters
     or channels; the smallest in any case."""
-    found = []
+    found: list[KMajorWeightConfig] = []
     for tile in TILES:
         filter_groups, column_groups, columns = tile
         tap_rows = rows_of_product(problem)
