@@ -149,62 +149,78 @@ __device__ __forceinline__ void copy_box(unsigned char* to, const TensorMap& map
     else cp_async_bulk_tensor_shared_global(to, map, full, column, channel, row, n);
 }
 
-// A warp's copies of `rows` x `channels` lines of `units` of `unit` bytes: neighbouring lanes have neighbouring units. `copy`
-// gets row, channel and byte.
-template <int unit, int units, int rows, int channels, class Copy>
-__device__ __forceinline__ void copy_lines(int warp, int lane, const Copy& copy) {
-    constexpr int of_line = units < 32 ? units : 32, lines = 32 / of_line;
-    if (lane >= of_line * lines) return;
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row)
-#pragma unroll 1
-        for (int channel = warp * lines + lane / of_line; channel < channels; channel += 4 * lines)
-#pragma unroll
-            for (int i = lane % of_line; i < units; i += of_line) copy(row, channel, i * unit);
-}
 template <int unit>
 __device__ __forceinline__ void copy_unit(void* to, const void* from, bool exists) {
     if constexpr (unit == 8) cp_async_8(to, from, exists);
     else cp_async_4(to, from, exists);
 }
 
-// By the producers' warps: rows that are no whole 16 bytes, in units of 8 or 4; zeros beside the image. x swizzled as TMA
-// does.
+// Where byte `at` of a tile of rows of `span` bytes lies: swizzled as TMA does.
+template <int span>
+__device__ __forceinline__ int swizzled(int at) { return at ^ (at >> 3 & span - 16); }
+__device__ __forceinline__ int unswizzled(int at) { return at; }
+
+// By the producers' four warps: `rows` x `channels` lines of `units` of `unit` bytes, zeros where there are none. A lane has the
+// same bytes of every so many-th channel: one address for all. `place` tells where a byte of a row's tile lies, whose channels
+// are `pitch` bytes apart; every eight of them it repeats.
+template <int unit, int units, int rows, int channels, int pitch, bool whole, class T, class Place, class Row, class Column>
+__device__ __forceinline__ void copy_lines(unsigned char* to, int tile, const T* from, int64 plane, int down, int exist,
+                                           const Place& place, const Row& row_exists, const Column& column_exists) {
+    constexpr int of_line = units < 32 ? units : 32, at_once = 32 / of_line, step = 4 * at_once;
+    constexpr int unrolled = ceil_div(channels, step) > 8 ? 4 : 8;
+    const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) % 128 / 32 * at_once + lane / of_line;
+    if (lane >= of_line * at_once) return;
+#pragma unroll 1
+    for (int row = 0; row < rows; ++row, to += tile, from += down) {
+        const bool exists = row_exists(row);
+#pragma unroll
+        for (int i = 0; i < units; i += of_line) {
+            const int byte = (i + lane % of_line) * unit;
+            if (units % of_line != 0 && byte >= units * unit) continue;
+            const bool column = exists && column_exists(byte / 2);
+            const T* const source = from + first * plane + byte / 2;
+            const int at = place(first * pitch + byte);
+#pragma unroll unrolled
+            for (int more = 0; more < channels; more += step) {
+                if (channels % step != 0 && first + more >= channels) continue;
+                copy_unit<unit>(to + (step % 8 == 0 ? at + more * pitch : place((first + more) * pitch + byte)),
+                                source + more * plane, column && (whole || first + more < exist));
+            }
+        }
+    }
+}
+
+// Rows of x, and of dy, that are no whole 16 bytes, in units of 8 or 4.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_x(unsigned char* to, const typename Problem::element* x,
-                                       const StagePlace<Problem, Tuning>& place, int channels, int warp, int lane) {
+                                       const StagePlace<Problem, Tuning>& place, int exist) {
     using Ring = WeightStages<Problem, Tuning>;
     using D = Depth<Problem>;
     constexpr int64 plane = static_cast<int64>(D::d) * Problem::h * Problem::w;
-    constexpr int columns = Ring::steps * 16;
+    constexpr int units = 32 * Ring::steps / Tuning::x_unit;
     const auto* const from = x + (static_cast<int64>(place.n) * Problem::c + place.c) * plane +
                              (static_cast<int64>(place.from) * Problem::h + place.row) * Problem::w + place.column;
     const bool slice = static_cast<unsigned>(place.from) < static_cast<unsigned>(D::d);
-    const auto copy = [&](int row, int channel, int byte) {
-        const int at = channel * Ring::span + byte, down = row * Problem::dilation_h;
-        const bool exists = slice && channel < channels && place.column + byte / 2 < Problem::w &&
-                            static_cast<unsigned>(place.row + down) < static_cast<unsigned>(Problem::h);
-        copy_unit<Tuning::x_unit>(to + row * Ring::x_tile + (at ^ (at >> 3 & Ring::span - 16)),
-                                  from + channel * plane + (down * Problem::w + byte / 2), exists);
-    };
-    copy_lines<Tuning::x_unit, 2 * columns / Tuning::x_unit, Tuning::x_rows, Tuning::channels>(warp, lane, copy);
+    copy_lines<Tuning::x_unit, units, Tuning::x_rows, Tuning::channels, Ring::span, Problem::group_c % Tuning::channels == 0>(
+        to, Ring::x_tile, from, plane, Problem::dilation_h * Problem::w, exist, swizzled<Ring::span>,
+        [&](int row) {
+            const int h = place.row + row * Problem::dilation_h;
+            return slice && static_cast<unsigned>(h) < static_cast<unsigned>(Problem::h);
+        },
+        [&](int column) { return place.column + column < Problem::w; });
 }
 template <class Problem, class Tuning>
 __device__ __forceinline__ void copy_dy(unsigned char* to, const typename Problem::element* dy,
-                                        const StagePlace<Problem, Tuning>& place, int filters, int warp, int lane) {
+                                        const StagePlace<Problem, Tuning>& place, int exist) {
     using Ring = WeightStages<Problem, Tuning>;
     constexpr int64 plane = static_cast<int64>(output_pixels<Problem>);
+    constexpr int units = 2 * Tuning::dy_columns / Tuning::dy_unit, filters = WeightTile<Problem, Tuning>::filters;
     const auto* const from = dy + (static_cast<int64>(place.n) * Problem::k + place.k) * plane +
                              (static_cast<int64>(place.z) * Problem::p + place.p) * Problem::q + place.q;
-    const auto copy = [&](int row, int filter, int byte) {
-        const int down = row * Tuning::row_spacing;
-        const bool exists = filter < filters && place.p + down < Problem::p &&
-                            static_cast<unsigned>(place.q + byte / 2) < static_cast<unsigned>(Problem::q);
-        copy_unit<Tuning::dy_unit>(to + row * Ring::dy_tile + filter * Ring::dy_row + byte,
-                                   from + filter * plane + (down * Problem::q + byte / 2), exists);
-    };
-    copy_lines<Tuning::dy_unit, 2 * Tuning::dy_columns / Tuning::dy_unit, Tuning::rows, WeightTile<Problem, Tuning>::filters>(
-        warp, lane, copy);
+    copy_lines<Tuning::dy_unit, units, Tuning::rows, filters, Ring::dy_row, Problem::group_k % filters == 0>(
+        to, Ring::dy_tile, from, plane, Tuning::row_spacing * Problem::q, exist, unswizzled,
+        [&](int row) { return place.p + row * Tuning::row_spacing < Problem::p; },
+        [&](int column) { return static_cast<unsigned>(place.q + column) < static_cast<unsigned>(Problem::q); });
 }
 
 // All copies of all stages: by one thread, or by four warps. X and Dy are tensor maps, or pointers to what warps copy.
@@ -215,7 +231,7 @@ __device__ __forceinline__ void copy_stages(const X& x, const Dy& dy, const Weig
     using Ring = WeightStages<Problem, Tuning>;
     constexpr int ahead = Tuning::stages > 3 ? 2 : 1;  // stages of a warp's copies under way beside the latest
     static_assert(Tuning::stages > ahead + 1, "a stage that the consumers wait for is not behind one that they hold");
-    const int warp = static_cast<int>(threadIdx.x) % 128 / 32, lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     if (!Ring::by_lanes && threadIdx.x % 128 != 0) return;
     RingPlace<Tuning::stages> at, landed;
     const auto arrive = [&] {
@@ -238,9 +254,9 @@ __device__ __forceinline__ void copy_stages(const X& x, const Dy& dy, const Weig
         if constexpr (Ring::by_lanes) {
             __syncwarp();
             if constexpr (!Ring::map_x)
-                copy_x(ring.x(at.stage), x, place, Problem::group_c - tile.first_channel, warp, lane);
+                copy_x(ring.x(at.stage), x, place, Problem::group_c - tile.first_channel);
             if constexpr (!Ring::map_dy)
-                copy_dy(ring.dy(at.stage), dy, place, Problem::group_k - tile.first_filter, warp, lane);
+                copy_dy(ring.dy(at.stage), dy, place, Problem::group_k - tile.first_filter);
             cp_async_commit_group();
             if (stage - share.first >= ahead) {
                 cp_async_wait_group<ahead>();
