@@ -1,26 +1,29 @@
-// native_weight_kmajor: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NCHW, both operands
-// loaded by TMA, sums in float32.
+// native_weight_kmajor: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NCHW, both operands as
+// they lie, sums in float32.
 //
 //   dw[k, c, r, s] = sum over rows h and columns j of x of x[h, j, c] * dy[p, j + pad - s * dilation, k]
 //
-// Requires   sm_90a; NCHW; rows of x and dy of whole 16 bytes; a stride along the row of 1.
+// Requires   sm_90a; NCHW; rows of x and of dy of whole 4 bytes; a stride along the row of 1.
 // Volumes    each output slice is an image; a tile has taps of one slice of the filters.
 // Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-10 of
 //            a sum of one sign is lost. Columns beside the image are multiplied as zeros. NOTE: so an infinite pixel of x or dy
 //            next to the image's edge makes NaN of the gradients of taps that do not read it, of its channel or filter.
 // CTA tile   filters x channels x (tap_rows x columns of taps) of weights; a stage has `rows` output rows x `columns` columns of
-//            x. Both operands are K-major as they lie in memory: pixels are the reduction, nothing is transposed. Split-K by
+//            x. Pixels are the reduction and neighbours in memory: both operands are K-major, nothing is transposed. Split-K by
 //            cluster (`split`, in the order of ranks), or through a workspace (`split_k`, added by split_k.cuh).
 // Sharing    a stage has each row of x once, channels of it as a tile of swizzled rows. The rows that the taps of a filter
 //            column read lie behind each other: they are the columns of one wgmma. Of taps along a row dy moves instead of x,
-//            in registers, by words and by a byte permutation: TMA brings only what begins at a multiple of 16 bytes.
+//            in registers, by words and by a byte permutation: an operand in shared memory, and what TMA copies, begin at
+//            multiples of 16 bytes.
 // Roles      warpgroups 0..n-1  consumers: dy of 64 filters by 32-bit loads, moved for each filter column; wgmma with x; stores
-//            warpgroup n        producer: one thread issues both TMA copies of a stage
-// Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
+//            warpgroup n        producer: one thread issues TMA copies of x and of dy; four warps copy in units of 8 or 4 bytes
+//                               (cp.async) what has rows of no whole 16
+// Pipelines  stages   full: bytes of the copies, and a lane of each warp that copies -> consumers
+//                     empty: a lane of each consumer warp -> producer
 // One stage  wait full; for each k16 step: 4 or 8 loads and 0 or 4 permutations for a filter column, wgmma for each of these;
 //            commit; wait for the step before; in the first step release the stage before.
-// Registers  tap_columns * tap_rows * channels / 2 sums, 8 * tap_columns of fragments, of 232 with two consumers, of 160 with
-//            three.
+// Registers  tap_columns * tap_rows * channels / 2 sums, 8 * tap_columns of fragments; 232 or, with lanes that copy, 208 with two
+//            consumers, 160 or 152 with three.
 // Work       2 N P W flops a weight, W a multiple of 16; tensor cores start 4096 flops a cycle and multiprocessor. 64 filters,
 //            64 channels, 3x3, two rows of 64 columns: 54 KiB copied in 2304 cycles. A wgmma reads 64 bytes of x a cycle; loads
 //            of dy 21 to 43 more, of 128.
