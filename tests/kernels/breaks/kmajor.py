@@ -38,6 +38,7 @@ BREAKS = (
         UNDER_WAY | RACE,
         WORDS,
         stages=3,
+        rows=2,
         split=1,
     ),
     weight(
@@ -47,6 +48,7 @@ BREAKS = (
         RULE | RACE | WRONG,
         WORDS,
         stages=3,
+        rows=2,
         split=1,
     ),
     weight(
@@ -66,6 +68,8 @@ BREAKS = (
         "{{barrier_sync(...);}} float",
         UNDER_WAY | RACE,
         WORDS,
+        rows=2,
+        stages=3,
         split=1,
     ),
     weight(

@@ -24,7 +24,9 @@ MAP_UNIT, LEAST_UNIT = 16, 4
 #: Columns of x in a stage: rows as long as a swizzle spans.
 COLUMNS = (64, 32, 16)
 #: Output rows of a stage; stages of the ring, at least and at most.
-ROWS, MIN_STAGES, MAX_STAGES = (8, 4, 2, 1), 3, 8
+ROWS, MIN_STAGES, MAX_STAGES = (14, 10, 8, 7, 6, 4, 2, 1), 3, 8
+#: Rows of stages that many blocks share evenly.
+FEW_ROWS = 2
 #: Filter rows of one product, at most.
 MOST_ROWS = 4
 #: Columns of a product: groups of filters and of filter columns, channels times filter rows.
@@ -218,7 +220,7 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
         if problem.pixels >= 2**31:
             return [f"the output has {problem.pixels} pixels, 2**31 or more"]
         if not whole_configs(problem, target):
-            config = config_of(problem, TILES[-1], COLUMNS[-1], ROWS[-2], MIN_STAGES)
+            config = config_of(problem, TILES[-1], COLUMNS[-1], FEW_ROWS, MIN_STAGES)
             maps = maps_of(problem, config)
             reasons = [f"no tensor map describes {role}: {why}" for role in maps for why in maps[role].why_not()]
             room = f"the {target.shared_per_block} bytes of shared memory that a block has"
@@ -266,8 +268,8 @@ def rows_of_product(problem: ConvProblem) -> int:
 
 @lru_cache(maxsize=64)
 def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightConfig, ...]:
-    """The quickest configuration of each tile, computed by one block: those of which half has not room for all filters
-    or channels; the smallest in any case."""
+    """The quickest configurations of each tile, computed by one block, one of any rows and one of few: of those tiles of
+    which half has not room for all filters or channels; of the smallest in any case."""
     found: list[KMajorWeightConfig] = []
     for tile in TILES:
         filter_groups, column_groups, columns = tile
@@ -278,9 +280,9 @@ def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightCon
         small = problem.group_c <= channels // 2 or (filter_groups > 1 and problem.group_k <= MMA_M)
         if small and found and tile != TILES[-1]:
             continue
-        best = min(_ways(problem, tile, target), key=itemgetter(0), default=None)
-        if best:
-            found.append(best[1])
+        ways = sorted(_ways(problem, tile, target), key=itemgetter(0))
+        few = [way for way in ways if way[1].rows <= FEW_ROWS]
+        found += dict.fromkeys(config for _, config in ways[:1] + few[:1])
     return tuple(found)
 
 
