@@ -268,8 +268,8 @@ def rows_of_product(problem: ConvProblem) -> int:
 
 @lru_cache(maxsize=64)
 def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightConfig, ...]:
-    """The quickest configurations of each tile, computed by one block, one of any rows and one of few: of those tiles of
-    which half has not room for all filters or channels; of the smallest in any case."""
+    """The quickest configurations of each tile, computed by one block: one of any rows, and one of few. Of those tiles
+    of which half has not room for all filters or channels; of the smallest in any case."""
     found: list[KMajorWeightConfig] = []
     for tile in TILES:
         filter_groups, column_groups, columns = tile
