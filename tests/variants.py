@@ -31,6 +31,7 @@ SPLIT_K = (
     "tensor_weight",
     "native_weight_nhwc",
     "native_weight_nchw",
+    "native_weight_kmajor",
     "native_weight_groups",
     "native_weight_rows",
     "native_weight_sync",

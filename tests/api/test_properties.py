@@ -59,7 +59,12 @@ def suited(algorithm, problem):
     if name in ("native_weight_nhwc", "native_weight_nhwc_split_k"):
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
-    if name.startswith(("native_gemm_nchw", "native_weight_nchw")):
+    if name.startswith("native_weight_kmajor"):
+        # rows of x and of dy of whole words
+        reach, w = (problem.s - 1) * problem.dilation[1], problem.w + problem.w % 2
+        stride, padding = (problem.stride[0], 1), (*problem.padding[:2], reach, reach % 2)
+        problem = replace(problem, w=w, stride=stride, padding=padding)
+    if name.startswith(("native_gemm_nchw", "native_weight_nchw", "native_weight_kmajor")):
         problem = replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
     if name in ("native_gemm_rows", "native_weight_rows", "native_weight_rows_split_k", "tensor_gemm_sync_col2im"):
         # a group of few channels, neighbouring columns; rows of taps that fit

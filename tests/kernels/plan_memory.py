@@ -303,8 +303,8 @@ SPANS: dict[str, Callable[[Numbers, Numbers], Span]] = {
     **dict.fromkeys(("tensor_weight_images", "sum_image_slots"), _image_slots),
     **dict.fromkeys(("depthwise_weight", "depthwise_weight_large"), _partial_sums),
     **dict.fromkeys(("implicit_gemm_weight", "tensor_weight"), _partial_sums),
-    **dict.fromkeys(("native_weight_nhwc", "native_weight_nchw", "native_weight_rows"), _partial_sums),
-    **dict.fromkeys(("native_weight_groups", "native_weight_sync", "sum_split_k"), _partial_sums),
+    **dict.fromkeys(("native_weight_nhwc", "native_weight_nchw", "native_weight_kmajor"), _partial_sums),
+    **dict.fromkeys(("native_weight_groups", "native_weight_rows", "native_weight_sync", "sum_split_k"), _partial_sums),
     **dict.fromkeys(("im2win_transform", "im2win", "im2win_basic"), _windows),
 }
 

@@ -208,6 +208,7 @@ def _no_numbers() -> dict[str, Any]:
         "native_gemm_nchw": PROBLEMS["float16-blocks-nchw"].plain,
         "native_weight_nhwc": PROBLEMS["float16-weight-copies-nhwc"],
         "native_weight_nchw": PROBLEMS["float16-weight-windows-nchw"],
+        "native_weight_kmajor": PROBLEMS["float16-weight-windows-nchw"],
     }
     return of_split | of_gradients | one | {name: (Way(name, problem), "normal") for name, problem in native.items()}
 
@@ -351,6 +352,8 @@ def test_a_tile_that_is_left_is_shared(stem: str, layout: Any, tuning: dict[str,
         ("native_weight_nhwc", "float16-weight-copies-groups-nhwc"),
         ("native_weight_nchw", "bfloat16-weight-groups-nchw"),
         ("native_weight_nchw", "bfloat16-weight-windows-stride-nchw"),
+        ("native_weight_kmajor", "float16-weight-windows-nchw"),
+        ("native_weight_kmajor", "bfloat16-weight-copied-rows-nchw"),
     ],
 )
 def test_wide_offsets_are_right(stem: str, name: str) -> None:
@@ -396,8 +399,8 @@ def test_windows_of_all_kinds_are_right(changes: dict[str, Any]) -> None:
 
 
 def _compiled() -> list[Any]:
-    """Kernels, changes of their layers, and which configurations: all, those that split, or do not, the best, or the
-    one whose threads have most sums, which spills first, of those with as many registers."""
+    """Kernels, changes of their layers, and which configurations: all, those that split, or do not, each tile, the
+    best, or the one whose threads have most sums, which spills first, of those with as many registers."""
     small = {"n": 1, "h": 7, "w": 7}
     every: list[tuple[str, dict[str, Any], str]] = [
         ("native_gemm_16bit", {}, "largest"),
@@ -407,6 +410,8 @@ def _compiled() -> list[Any]:
         ("native_weight_nchw_split_k", {}, "best"),
         ("native_weight_nchw_split_k", ONE_BY_ONE, "best"),
         ("native_weight_nchw", {"h": 7, "w": 7}, "best"),
+        ("native_weight_kmajor", {}, "tiles"),
+        ("native_weight_kmajor", {"h": 14, "w": 14}, "tiles"),
     ]
     more: list[tuple[str, dict[str, Any], str]] = [
         ("native_gemm_16bit", {}, "whole"),
@@ -430,6 +435,9 @@ def _compiled() -> list[Any]:
         ("native_weight_nhwc_split_k", {"c": 32, "stride": (2, 2)}, "best"),
         ("native_weight_nchw_split_k", {"c": 64, "k": 64}, "best"),
         ("native_weight_nchw", {"stride": (2, 2)}, "best"),
+        ("native_weight_kmajor", ONE_BY_ONE, "tiles"),
+        ("native_weight_kmajor", {"r": 7, "s": 7, "padding": (3, 3, 3, 3), "w": 28, "dtype": "bfloat16"}, "tiles"),
+        ("native_weight_kmajor", {"accumulate": True, "padding": (0, 0, 0, 0)}, "tiles"),
     ]
     return selection.marked(every + more, every, lambda each: (each, f"{each[0]}-{each[1]}-{each[2]}"))
 
@@ -447,6 +455,8 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
     configs: list[Any] = list(algorithm.configs(problem, HOPPER))
     if which in ("whole", "split"):
         configs = [config for config in configs if (config.split > 1) == (which == "split")]
+    if which == "tiles":
+        configs = [config for config in configs if config.split == 1]
     if which == "largest":
         configs = list({config.consumer_registers: config for config in sorted(configs, key=sums)}.values())
     assert configs, "nothing was compiled"
@@ -472,8 +482,9 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
         ("native_weight_nhwc", {"stride": (2, 2)}, "native_weight_nhwc"),
         ("native_weight_nhwc", {"c": 3}, "native_weight_rows"),
         ("native_weight_nhwc", {"groups": 256}, "depthwise_weight"),
-        ("native_weight_nchw", {}, "native_weight_nchw"),
-        ("native_weight_nchw", ONE_BY_ONE, "native_weight_nchw"),
+        ("native_weight_nchw", {}, "native_weight_kmajor"),
+        ("native_weight_nchw", ONE_BY_ONE, "native_weight_kmajor"),
+        ("native_weight_nchw", {"h": 7, "w": 7}, "native_weight_nchw"),
         ("native_weight_nchw", {"stride": (2, 2)}, "native_weight_nchw"),
         ("native_weight_nchw", {"groups": 256}, "depthwise_weight"),
         ("native_weight_nchw", {"layout": "NHWC"}, "native_weight_nhwc"),

@@ -122,6 +122,18 @@ LIMITS: dict[str, list[tuple[dict[str, Any], str | list[str]]]] = {
         ({"stride": (1, 65)}, "stride=(1, 65) is more than 64"),
         ({"w": 4000}, "windows of 64 outputs see 8069 pixels"),
     ],
+    "native_weight_kmajor": [
+        ({"dtype": "float32"}, "dtype='float32' is neither float16 nor bfloat16"),
+        ({"op": "dgrad"}, "op='dgrad' is not the gradient of the filters"),
+        ({"layout": "NHWC"}, "layout='NHWC' is not NCHW"),
+        ({"n": 0}, "n=0"),
+        ({"n": 700000}, "pixels, 2**31 or more"),
+        ({"stride": (2, 2)}, "stride=(2, 2): along a row neighbouring outputs must read neighbouring pixels"),
+        ({"w": 57, "padding": (1, 1, 1, 0)}, "rows of 57 pixels of x are no multiple of 4 bytes"),
+        ({"padding": (1, 1, 1, 0)}, "rows of 55 pixels of the output are no multiple of 4 bytes"),
+        ({"dilation": (9, 1), "padding": (9, 9, 1, 1)}, "no tensor map describes x: traversal"),
+        ({"w": 8, "h": 500, "stride": (200, 1)}, "take more than the 232448 bytes of shared memory"),
+    ],
 }
 
 

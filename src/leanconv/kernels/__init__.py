@@ -19,6 +19,7 @@ from leanconv.kernels.hopper_fp32.tensor_winograd import TensorWinograd
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
+from leanconv.kernels.hopper_native.native_weight_kmajor import NativeWeightKMajor
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
 from leanconv.kernels.image_filter.box import Box
@@ -78,6 +79,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorWeight(),
     TensorWeightImages(),
     NativeWeightNchw(),
+    NativeWeightKMajor(),
     NativeWeightNhwc(),
     NativeWeightGroups(),
     NativeWeightRows(),

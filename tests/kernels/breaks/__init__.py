@@ -8,6 +8,7 @@ from tests.kernels.breaks import (
     hopper_native,
     hopper_winograd,
     image_filter,
+    kmajor,
     mma_sync,
     papers,
     simt,
@@ -25,6 +26,6 @@ BREAKS = (
         *fourier.BREAKS,
         *papers.BREAKS,
     ),
-    *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS),
+    *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS, *kmajor.BREAKS),
     *volumes.BREAKS,
 )

@@ -292,11 +292,15 @@ def pixels_of(problem: ConvProblem, taps: int) -> int:
 def _shared_by(
     problem: ConvProblem, whole: NativeWeightConfig, target: Target, room: float
 ) -> Iterator[tuple[int, int]]:
+    pixels = pixels_of(problem, whole.taps)
+    return shares(pixels, ceil_div(pixels, PIXELS), tiles_of(problem, whole), target, room)
+
+
+def shares(pixels: int, stages: int, tiles: int, target: Target, room: float) -> Iterator[tuple[int, int]]:
     """``split`` and ``split_k`` for tiles computed by one block each, by clusters, and by as many blocks or clusters as
     keep the GPU busy for one to three rounds, with up to ``room`` partial sums. No block sums more than
     `split_k.MOST_PIXELS`."""
-    pixels, most = pixels_of(problem, whole.taps), target.most_in_cluster
-    stages, tiles, least = ceil_div(pixels, PIXELS), tiles_of(problem, whole), ceil_div(pixels, split_k.MOST_PIXELS)
+    least, most = ceil_div(pixels, split_k.MOST_PIXELS), target.most_in_cluster
     yield from ((split, 1) for split in SPLITS if least <= split <= min(max(1, stages), most))
     if room < 2:
         return
@@ -312,11 +316,18 @@ def _shared_by(
 
 def cycles_of(problem: ConvProblem, whole: NativeWeightConfig, target: Target) -> Callable[[int, int], float]:
     """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``split_k``."""
-    speeds, all_places = NativeWeightSpeeds.of(target), target.multiprocessors
     weights = whole.filters * whole.all_blocks * whole.taps * whole.channel_block
-    computed = 2 * weights * PIXELS / target.tensor_flops
-    stage_bytes, tiles = whole.stage_bytes(problem), tiles_of(problem, whole)
+    computed, copied = 2 * weights * PIXELS / target.tensor_flops, whole.stage_bytes(problem)
     stages = ceil_div(pixels_of(problem, whole.taps), PIXELS)
+    return stage_cycles(problem, target, stages, tiles_of(problem, whole), weights, computed, copied)
+
+
+def stage_cycles(
+    problem: ConvProblem, target: Target, stages: int, tiles: int, weights: int, computed: float, stage_bytes: float
+) -> Callable[[int, int], float]:
+    """A function that predicts the clock cycles of ``tiles`` of ``weights`` with a ``split`` and ``split_k``: of all
+    ``stages`` each multiplies for ``computed`` cycles at the tensor cores' peak, and copies ``stage_bytes``."""
+    speeds, all_places = NativeWeightSpeeds.of(target), target.multiprocessors
     memory = moved_bytes(problem) / target.bytes_per_cycle
     sums = 8 * split_k.weights_of(problem) / speeds.added_per_cycle
     # pairs of blocks find a place on all multiprocessors
