@@ -4,7 +4,8 @@
 own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
 ``--write FILE`` only collects, ``--like FILE`` the sample of another one, ``--family NAME`` the code of one family,
 ``--most N`` a smaller sample; ``--files BEFORE AFTER`` only compares. ``--record`` adds the versions of sources whose
-code is equal wherever it was compared to benchmarks/results/same_code.json, so that figures hold for the new sources.
+code is equal wherever it was compared to benchmarks/results/same_code.json, so that figures hold for the new sources. With
+``--anew`` problems whose words with their limit match a pattern do not count, since no results file of before has them.
 
 Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
 and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
@@ -23,6 +24,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +257,9 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=MOST_LAUNCHES, help="launches for each way of asking")
     parser.add_argument("--files", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
     parser.add_argument("--record", action="store_true", help="note the sources of equal code")
+    parser.add_argument(
+        "--anew", nargs="*", default=(), metavar="PATTERN", help="problems that were measured anew: left out"
+    )
     given = parser.parse_args()
     if given.write:
         collect(given.write, given.like, given.family, given.most)
@@ -268,6 +274,8 @@ def main() -> int:
     else:
         parser.error("give a revision, --write or --files")
     both = json.loads(before.read_text()), json.loads(after.read_text())
+    for part, pattern in product(("choices", "code"), given.anew):
+        both[0][part] = {key: each for key, each in both[0][part].items() if not fnmatchcase(key, pattern)}
     if given.record:
         record(*both)
     return int(compare(*both) > 0)

@@ -177,8 +177,8 @@ def clusters_at_once(split: int, fitting: int, target: Target) -> int:
     return max(1, int(speeds.cluster_places * places))
 
 
-#: Algorithms of all layers that were timed on enough depthwise ones for fits of these.
-_WITH_DEPTHWISE = ("direct", "direct_tiled")
+#: Algorithms of all layers that were timed on enough depthwise ones for a fit of these.
+_WITH_DEPTHWISE = ("direct_tiled",)
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
 
@@ -252,7 +252,8 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     if algorithm.writes_phases and problem.kind == "conv2d":
         phases = _phase_cycles(problem, target, not algorithm.counts_scattered(problem))
     fits = known(target.model) if target.model else {}
-    fit = fits.get(group(algorithm, problem)) if fits else None
+    name = group(algorithm, problem)
+    fit = (fits.get(name) or fits.get(name.replace(" depthwise", ""))) if fits else None
     if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
         fit = fits.get(group(algorithm, problem, "fprop"))
     if fit is None and leaves_out_launch(algorithm, problem):

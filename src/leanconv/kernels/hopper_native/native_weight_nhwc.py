@@ -250,7 +250,7 @@ def _whole(problem: ConvProblem, target: Target) -> Iterator[NativeWeightConfig]
         columns = columns_of(problem, taps, block)
         for tile in tiles:
             filter_groups, column_groups, m_tiles, width = tile
-            blocks = width * (most // block if taps == 1 and tile != NARROW else 1)
+            blocks = width * (64 // block if taps == 1 and tile != NARROW else 1)
             made = filter_groups * m_tiles * MMA_M, column_groups * blocks
             if (problem.group_k <= made[0] // 2 or columns <= made[1] // 2) and tile != SMALLEST:
                 continue
