@@ -4,8 +4,8 @@
 own copy of this file, and of the working tree, then lists every difference; it exits with 1 where there is one.
 ``--write FILE`` only collects, ``--like FILE`` the sample of another one, ``--family NAME`` the code of one family,
 ``--most N`` a smaller sample; ``--files BEFORE AFTER`` only compares. ``--record`` adds the versions of sources whose
-code is equal wherever it was compared to benchmarks/results/same_code.json, so that figures hold for the new sources. With
-``--anew`` problems whose words with their limit match a pattern do not count, since no results file of before has them.
+code is equal wherever it was compared to benchmarks/results/same_code.json, so that figures hold for the new sources.
+With ``--anew`` problems whose words with their limit match a pattern do not count: no results file of before has them.
 
 Two things are compared for an H200. Choices: for every problem of all suites, in every layout, operation, element type
 and precision, the launches that ``auto`` takes by the cost model (grid, block, shared memory, cluster). Code: the
