@@ -23,9 +23,9 @@
 // Registers  m_tiles * (columns of a warpgroup) / 2 sums of 232 with two consumers, of 160 with three.
 // Work       2 N P Q flops a weight; tensor cores start 4096 flops a cycle and multiprocessor. Copied for a stage of 128 filters
 //            x 128 channels x 3 taps: 33 KiB in 1536 cycles; of 128 x 256 columns without sharing 48 KiB in 1024.
-// Measured   figure: opencnn-nhwc-float16-wgrad native_weight_nhwc/16-bit mean = 1.03
-//            figure: opencnn-nhwc-float16-wgrad native_weight_nhwc/16-bit least = 0.55
-//            figure: opencnn-nhwc-float16-wgrad native_weight_nhwc-split-K/16-bit least = 1.16
+// Measured   figure: opencnn-nhwc-float16-wgrad native_weight_nhwc/16-bit mean = 1.16
+//            figure: opencnn-nhwc-float16-wgrad native_weight_nhwc/16-bit least = 0.94
+//            figure: opencnn-nhwc-float16-wgrad native_weight_nhwc-split-K/16-bit least = 1.17
 // Explored   H200, e3ec3a9: burst, 3x3, 56x56, 256 channels and filters: 725 TFLOP/s; 64: 580; without sharing 656 and 490.
 #pragma once
 
