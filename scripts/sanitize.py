@@ -35,6 +35,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 import ml_dtypes  # noqa: E402, F401 - so that NumPy knows bfloat16
 
 from leanconv.kernels.contract import Config, GpuAlgorithm  # noqa: E402
+from leanconv.plan import TensorMap  # noqa: E402
 from leanconv.problem import Problem  # noqa: E402
 from leanconv.runtime.files import write_text  # noqa: E402
 from tests import proof  # noqa: E402
@@ -57,6 +58,8 @@ MOST_FLOPS = 3e7
 SWITCHES = {
     "spacing": 0, "row_pixels": 0, "resident_pixels": 0, "split": 1, "split_k": 1, "partials": 0, "multicast": 1
 }  # fmt: skip
+#: Kernels of which one launch may compute several phases of a strided gradient.
+JOINED = ("native_gemm_16bit", "native_gemm_tf32")
 #: An arrival counts 32 times, or is that of one lane of 32.
 _32 = '"mbarrier.arrive.release.cta.{}.b64 _, [%0]{};\\n"'.format
 EVERY_LANE = (
@@ -119,11 +122,15 @@ class Run:
         return " ".join(filter(None, (self.algorithm.stem, self.case, self.kind)))
 
 
-def _kind(config: Config) -> str:
+def _kind(algorithm: GpuAlgorithm, problem: Problem, config: Config) -> str:
     known: dict[str, Any] = dict(config.constants())
     answers = [f"{name} {value}" for name, value in proof.decisions(config) if not isinstance(value, bool)]
     answers += [name for name, value in known.items() if isinstance(value, bool) and value]
     answers += [name for name, first in SWITCHES.items() if known.get(name, first) > first]
+    if algorithm.stem in JOINED and problem.op == "dgrad":
+        # a launch of several phases has a map of each
+        maps = [each for launch in algorithm.plan(problem, config, TARGET).launches for each in launch.arguments]
+        answers += ["phases"] * any(isinstance(each, TensorMap) and each.suffix == "1" for each in maps)
     return ", ".join(answers)
 
 
@@ -142,7 +149,7 @@ def runs() -> tuple[Run, ...]:
             if case.problem.is_empty or algorithm.reasons(case.problem, TARGET):
                 continue
             for config in algorithm.configs(case.problem, TARGET):
-                run = Run(algorithm, case.name, case.problem, config, _kind(config))
+                run = Run(algorithm, case.name, case.problem, config, _kind(algorithm, case.problem, config))
                 found.setdefault((algorithm.stem, run.kind), run)
     return tuple(sorted(found.values(), key=lambda run: run.name))
 

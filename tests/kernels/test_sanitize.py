@@ -38,6 +38,8 @@ def test_every_variant_has_a_run(sanitize: ModuleType) -> None:
     for way in ("rows", "linear", "spacing", "split", "ping_pong", "row_pixels"):
         assert any(way in kind for kind in ways), way
     assert any(not {"rows", "linear", "spacing"} & set(kind.replace(",", "").split()) for kind in ways), "columns"
+    joined = {run.algorithm.stem for run in runs if "phases" in run.kind.split(", ")}
+    assert joined == {"native_gemm_16bit", "native_gemm_tf32"}
     long = [run for run in runs if run.algorithm.stem == "tensor_gemm" and run.problem.terms >= 4 * 64]
     assert len(long) > len(ways) / 2, "rings go round"
 
