@@ -169,7 +169,11 @@ def _predicted(name: str, problem: Problem, target: Target) -> dict[Any, tuple[T
 
 def fitted(some: Sequence[Point]) -> dict[str, Fit]:
     """A fit for each group that has enough times, and one for others: all whose predictions leave out a launch are
-    drawn to the median of what such a launch takes."""
+    drawn to the median of what such a launch takes. Depthwise layers count among all layers of an algorithm too."""
+    some = [
+        *some,
+        *(replace(each, group=cost.whole(each.group)) for each in some if each.group != cost.whole(each.group)),
+    ]
     groups = {
         group: each
         for group, each in _by("group", some).items()

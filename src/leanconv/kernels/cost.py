@@ -178,7 +178,7 @@ def clusters_at_once(split: int, fitting: int, target: Target) -> int:
 
 
 #: Algorithms of all layers that were timed on enough depthwise ones for a fit of these.
-_WITH_DEPTHWISE = ("direct_tiled",)
+_DEPTHWISE, _WITH_DEPTHWISE = "depthwise", ("direct_tiled",)
 #: What is fitted to algorithms of which too few times are known, and whose predictions leave out a launch.
 OTHERS = "others"
 
@@ -213,11 +213,16 @@ def group(algorithm: Algorithm, problem: Problem, op: str = "") -> str:
     if problem.kind == "filter2d":
         return ""
     words = [algorithm.stem, problem.layout, op or problem.op]
-    words += ["depthwise"] if algorithm.stem in _WITH_DEPTHWISE and 1 == problem.group_c < problem.groups else []
+    words += [_DEPTHWISE] if algorithm.stem in _WITH_DEPTHWISE and 1 == problem.group_c < problem.groups else []
     words += [problem.dtype] if problem.dtype != "float32" else []
     # the FP32 cores do the same whatever precision is asked for
     words += ["tf32"] if problem.precision == "tf32" and algorithm.arithmetic(problem) != "fp32" else []
     return " ".join(words)
+
+
+def whole(name: str) -> str:
+    """The group of all layers of an algorithm, also those that are depthwise."""
+    return name.replace(f" {_DEPTHWISE}", "")
 
 
 def leaves_out_launch(algorithm: Algorithm, problem: Problem) -> bool:
@@ -253,7 +258,7 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
         phases = _phase_cycles(problem, target, not algorithm.counts_scattered(problem))
     fits = known(target.model) if target.model else {}
     name = group(algorithm, problem)
-    fit = (fits.get(name) or fits.get(name.replace(" depthwise", ""))) if fits else None
+    fit = fits.get(name) or fits.get(whole(name)) if fits else None
     if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
         fit = fits.get(group(algorithm, problem, "fprop"))
     if fit is None and leaves_out_launch(algorithm, problem):

@@ -61,10 +61,10 @@ _MOST_FP32 = {"fprop": 1.5, "dgrad": 1.3, "wgrad": 1.5}
 _MOST_FP32_WEIGHT_NCHW = 0.74
 _MOST_TF32 = {"1x1": 0.7, "other": 0.83, "gradient": 0.3}
 #: Of gradients of the input where leanconv computes in TF32 too, channels last, where PyTorch is expected to take as
-#: many microseconds as `_LONG_US` says: with one tap and with several, by whether there are strides. Of the 39 layers of
-#: ResNet-50 and of suite opencnn 34 are taken, and none of them lost. Explored (H200, a06f7127): of 17 with several taps
-#: and strides 11 are taken, which won 1.1 to 2 times; of the others two lost. Fewer channels, and numbers of them that
-#: copies do not take, were not measured.
+#: many microseconds as `_LONG_US` says: with one tap and with several, by whether there are strides. Of the 39 layers
+#: of ResNet-50 and of suite opencnn 34 are taken, and none of them lost. Explored (H200, a06f7127): of 17 with several
+#: taps and strides 11 are taken, which won 1.1 to 2 times; of the others two lost. Fewer channels, and numbers of them
+#: that copies do not take, were not measured.
 _MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": (1.2, 1.75), "other": (1.1, 1.4)}, 64
 #: in TF32 of layers with more than 9 taps and many channels, channels first and last
 _MOST_TF32_LARGE = 0.4, 1.0
