@@ -60,9 +60,9 @@ def suited(algorithm, problem):
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
     if name.startswith("native_weight_kmajor"):
-        # rows of x and of dy of whole words
-        reach, w = (problem.s - 1) * problem.dilation[1], problem.w + problem.w % 2
-        stride, padding = (problem.stride[0], 1), (*problem.padding[:2], reach, reach % 2)
+        # rows of x and of dy of whole 16 bytes
+        reach, w = (problem.s - 1) * problem.dilation[1], 8 * (1 + problem.w % 3)
+        stride, padding = (problem.stride[0], 1), (*problem.padding[:2], problem.n % 2, reach - problem.n % 2)
         problem = replace(problem, w=w, stride=stride, padding=padding)
     if name.startswith(("native_gemm_nchw", "native_weight_nchw", "native_weight_kmajor")):
         problem = replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")

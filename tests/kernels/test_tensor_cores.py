@@ -208,7 +208,7 @@ def _no_numbers() -> dict[str, Any]:
         "native_gemm_nchw": PROBLEMS["float16-blocks-nchw"].plain,
         "native_weight_nhwc": PROBLEMS["float16-weight-copies-nhwc"],
         "native_weight_nchw": PROBLEMS["float16-weight-windows-nchw"],
-        "native_weight_kmajor": PROBLEMS["float16-weight-windows-nchw"],
+        "native_weight_kmajor": replace(PROBLEMS["bfloat16-weight-copied-rows-nchw"], n=3, dtype="float16"),
     }
     return of_split | of_gradients | one | {name: (Way(name, problem), "normal") for name, problem in native.items()}
 
@@ -352,7 +352,6 @@ def test_a_tile_that_is_left_is_shared(stem: str, layout: Any, tuning: dict[str,
         ("native_weight_nhwc", "float16-weight-copies-groups-nhwc"),
         ("native_weight_nchw", "bfloat16-weight-groups-nchw"),
         ("native_weight_nchw", "bfloat16-weight-windows-stride-nchw"),
-        ("native_weight_kmajor", "float16-weight-windows-nchw"),
         ("native_weight_kmajor", "bfloat16-weight-copied-rows-nchw"),
     ],
 )
@@ -411,7 +410,7 @@ def _compiled() -> list[Any]:
         ("native_weight_nchw_split_k", ONE_BY_ONE, "best"),
         ("native_weight_nchw", {"h": 7, "w": 7}, "best"),
         ("native_weight_kmajor", {}, "tiles"),
-        ("native_weight_kmajor", {"h": 14, "w": 14}, "tiles"),
+        ("native_weight_kmajor", {"h": 16, "w": 16}, "tiles"),
     ]
     more: list[tuple[str, dict[str, Any], str]] = [
         ("native_gemm_16bit", {}, "whole"),
@@ -436,8 +435,8 @@ def _compiled() -> list[Any]:
         ("native_weight_nchw_split_k", {"c": 64, "k": 64}, "best"),
         ("native_weight_nchw", {"stride": (2, 2)}, "best"),
         ("native_weight_kmajor", ONE_BY_ONE, "tiles"),
-        ("native_weight_kmajor", {"r": 7, "s": 7, "padding": (3, 3, 3, 3), "w": 28, "dtype": "bfloat16"}, "tiles"),
-        ("native_weight_kmajor", {"accumulate": True, "padding": (0, 0, 0, 0)}, "tiles"),
+        ("native_weight_kmajor", {"r": 7, "s": 7, "padding": (3, 3, 3, 3), "w": 32, "dtype": "bfloat16"}, "tiles"),
+        ("native_weight_kmajor", {"accumulate": True, "padding": (0, 0, 4, 6)}, "tiles"),
     ]
     return selection.marked(every + more, every, lambda each: (each, f"{each[0]}-{each[1]}-{each[2]}"))
 

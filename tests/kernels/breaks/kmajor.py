@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, GONE, MISALIGNED, RACE, RULE, STUCK, UNDER_WAY, WRONG, breaks_of
+from tests.kernels.breaks.base import FENCE, GONE, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
 
 weight = breaks_of("native_weight_kmajor", "{}-nchw")
 split_k = breaks_of("native_weight_kmajor_split_k", "{}-nchw")
 
-ROWS, GROUPS, WORDS = "bfloat16-weight-copied-rows", "float16-weight-copied-rows-groups", "bfloat16-weight-copied-words"
+ROWS, GROUPS = "bfloat16-weight-copied-rows", "float16-weight-copied-rows-groups"
 
 BREAKS = (
     weight(
@@ -36,29 +36,11 @@ BREAKS = (
         "copy_stages",
         "{{mbarrier_wait_parity(_.empty(...), ...);}}",
         UNDER_WAY | RACE,
-        WORDS,
+        ROWS,
         stages=3,
         rows=2,
         split=1,
     ),
-    weight(
-        "a stage is given away before its copies have landed",
-        "copy_stages",
-        "{{cp_async_wait_group<ahead>();}}",
-        RULE | RACE | WRONG,
-        WORDS,
-        stages=3,
-        rows=2,
-        split=1,
-    ),
-    weight(
-        "the last stages are given away before their copies have landed",
-        "copy_stages",
-        "{{cp_async_wait_group<0>();}}",
-        RULE | RACE | WRONG,
-        WORDS,
-    ),
-    weight("products read what lanes copied without a fence", "copy_stages", "{{fence_proxy_async();}}", RULE, WORDS),
     weight(
         "sums are stored before the products are done", "sum_stages", "{{wgmma_wait_group<0>(...);}}", UNDER_WAY, ROWS
     ),
@@ -67,7 +49,7 @@ BREAKS = (
         "sum_tile",
         "{{barrier_sync(...);}} float",
         UNDER_WAY | RACE,
-        WORDS,
+        ROWS,
         rows=2,
         stages=3,
         split=1,
@@ -153,19 +135,26 @@ BREAKS = (
     ),
     weight(
         "output rows follow each other at once",
-        "StagePlace::StagePlace",
-        "_ {{* Problem::stride_h}} - _",
+        "copy_stages",
+        "row = _ {{* Problem::stride_h}} + _",
         WRONG,
         GROUPS,
     ),
     weight(
         "output rows of a stage are neighbours",
-        "StagePlace::StagePlace",
+        "copy_stages",
         "{{_ / Share::spacing * (...) + _ % Share::spacing => rows * Tuning::rows}}",
         WRONG,
         GROUPS,
     ),
-    weight("pixels of the first group", "StagePlace::StagePlace", "{{_.group => 0}} * Problem::group_c", WRONG, GROUPS),
+    weight("pixels of the first group", "copy_stages", "{{_.group => 0}} * Problem::group_c", WRONG, GROUPS),
+    weight(
+        "rows of x begin at the first of the image",
+        "copy_stages",
+        "_.r * Problem::dilation_h {{- Problem::pad_top}}",
+        WRONG,
+        ROWS,
+    ),
     weight(
         "the gradient of the first group",
         "store_sums",
@@ -198,30 +187,5 @@ BREAKS = (
         GROUPS,
         column_groups=3,
     ),
-    weight(
-        "rows above the image are read",
-        "copy_x",
-        "{{static_cast<unsigned>(_) < static_cast<unsigned>(Problem::h) => true}}",
-        FENCE | WRONG,
-        WORDS,
-    ),
-    weight("columns beside the image are read", "copy_x", "return {{_.column + _ < Problem::w => true}}", WRONG, WORDS),
-    weight(
-        "columns beside the output are read",
-        "copy_dy",
-        "{{static_cast<unsigned>(_.q + _) < static_cast<unsigned>(Problem::q) => true}}",
-        WRONG,
-        WORDS,
-    ),
-    weight(
-        "output rows past the last are read",
-        "copy_dy",
-        "return {{_.p + _ * Tuning::row_spacing < Problem::p => true}}",
-        WRONG,
-        WORDS,
-    ),
-    weight("channels past the last are read", "copy_lines", "(whole || _ + _ < _ {{=> + 100}})", FENCE | WRONG, WORDS),
-    weight("lanes store rows of channels as they lie", "swizzled", "_1 {{^ (_1 >> 3 & span - 16)}}", WRONG, WORDS),
-    weight("lanes copy too far apart", "copy_lines", "% _) * unit {{=> + 2}}", MISALIGNED | RULE | "misaligned", WORDS),
     split_k("all partial sums in one place", "native_weight_kmajor", "dw {{+ _ * _}}", RACE | "NaN" | WRONG, ROWS),
 )

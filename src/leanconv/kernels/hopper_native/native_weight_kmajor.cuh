@@ -1,9 +1,9 @@
-// native_weight_kmajor: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NCHW, both operands as
-// they lie, sums in float32.
+// native_weight_kmajor: gradient of the filters on Hopper tensor cores (wgmma); float16 or bfloat16 in NCHW, both operands
+// loaded by TMA, sums in float32.
 //
 //   dw[k, c, r, s] = sum over rows h and columns j of x of x[h, j, c] * dy[p, j + pad - s * dilation, k]
 //
-// Requires   sm_90a; NCHW; rows of x and of dy of whole 4 bytes; a stride along the row of 1.
+// Requires   sm_90a; NCHW; rows of x and of dy of whole 16 bytes; a stride along the row of 1.
 // Volumes    each output slice is an image; a tile has taps of one slice of the filters.
 // Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-10 of
 //            a sum of one sign is lost. Columns beside the image are multiplied as zeros. NOTE: so an infinite pixel of x or dy
@@ -16,14 +16,12 @@
 //            in registers, by words and by a byte permutation: an operand in shared memory, and what TMA copies, begin at
 //            multiples of 16 bytes.
 // Roles      warpgroups 0..n-1  consumers: dy of 64 filters by 32-bit loads, moved for each filter column; wgmma with x; stores
-//            warpgroup n        producer: one thread issues TMA copies of x and of dy; four warps copy in units of 8 or 4 bytes
-//                               (cp.async) what has rows of no whole 16
-// Pipelines  stages   full: bytes of the copies, and a lane of each warp that copies -> consumers
-//                     empty: a lane of each consumer warp -> producer
+//            warpgroup n        producer: one thread issues both TMA copies of a stage
+// Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
 // One stage  wait full; for each k16 step: 4 or 8 loads and 0 or 4 permutations for a filter column, wgmma for each of these;
 //            commit; wait for the step before; in the first step release the stage before.
-// Registers  tap_columns * tap_rows * channels / 2 sums, 8 * tap_columns of fragments; 232 or, with lanes that copy, 208 with two
-//            consumers, 160 or 152 with three.
+// Registers  tap_columns * tap_rows * channels / 2 sums, 8 * tap_columns of fragments, of 232 with two consumers, of 160 with
+//            three.
 // Work       2 N P W flops a weight, W a multiple of 16; tensor cores start 4096 flops a cycle and multiprocessor. 64 filters,
 //            64 channels, 3x3, two rows of 64 columns: 54 KiB copied in 2304 cycles. A wgmma reads 64 bytes of x a cycle; loads
 //            of dy 21 to 43 more, of 128.
@@ -33,7 +31,6 @@
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
 #include <device/pipeline/rings.cuh>
-#include <device/ptx/copy_pairs.cuh>
 #include <device/ptx/memory.cuh>
 #include <device/ptx/mma.cuh>
 #include <device/ptx/sync.cuh>
@@ -60,10 +57,10 @@ struct WeightTile : SliceOf<Depth<Problem>::volume> {
           s(number % of_columns * tap_columns) {
         if constexpr (Depth<Problem>::volume) this->slice = number % of_group / (of_taps * of_channels * of_filters);
     }
-    // Where a row of dy begins in shared memory, from the first column of x on: before what the last tap of the tile reads,
-    // where copies may begin.
+    // Where a row of dy begins in shared memory, from the first column of x on: a multiple of 16 bytes before what the last
+    // tap of the tile reads.
     __device__ __forceinline__ int window_begin() const {
-        return (Problem::pad_left - (s + tap_columns - 1) * Problem::dilation_w) & -(Tuning::dy_unit / 2);
+        return (Problem::pad_left - (s + tap_columns - 1) * Problem::dilation_w) & ~7;
     }
 };
 
@@ -83,26 +80,6 @@ struct StageShare {
     }
 };
 
-// What a stage copies: columns, channels and rows of a slice of an image, of x and of dy from these on.
-template <class Problem, class Tuning>
-struct StagePlace {
-    using D = Depth<Problem>;
-    int n, z, p, q, k, from, row, column, c;
-    __device__ __forceinline__ StagePlace(const WeightTile<Problem, Tuning>& tile, int stage) {
-        using Share = StageShare<Problem, Tuning>;
-        const int rows = stage / Share::of_columns % Share::of_rows;
-        column = stage % Share::of_columns * Tuning::columns;
-        p = rows / Share::spacing * (Tuning::rows * Share::spacing) + rows % Share::spacing;
-        z = stage / (Share::of_columns * Share::of_rows) % D::z;
-        n = stage / Share::of_image;
-        q = column + tile.window_begin();
-        row = p * Problem::stride_h - Problem::pad_top + tile.r * Problem::dilation_h;
-        from = z * D::stride - D::pad + tile.slice * D::dilation;
-        k = tile.group * Problem::group_k + tile.first_filter;
-        c = tile.group * Problem::group_c + tile.first_channel;
-    }
-};
-
 // Shared memory: a ring of stages, each the rows of x as tiles of channels x columns, and those of dy; at the end the sums;
 // the barriers.
 template <class Problem, class Tuning>
@@ -113,11 +90,7 @@ struct WeightStages {
     static_assert(Tuning::x_rows == (Tuning::rows - 1) * Tuning::row_step + Tuning::tap_rows, "the rows that taps read");
     static constexpr int dy_row = 2 * Tuning::window, dy_tile = Tile::filters * dy_row, dy_bytes = Tuning::rows * dy_tile;
     static_assert(dy_row % 32 == 16, "rows of eight filters meet each bank once");
-    static constexpr int stage_bytes = ceil_div(x_bytes + dy_bytes, 1024) * 1024;
-    // What TMA copies, and whether warps copy what it cannot.
-    static constexpr bool map_x = Tuning::x_unit == 16, map_dy = Tuning::dy_unit == 16, by_maps = map_x || map_dy;
-    static constexpr bool by_lanes = !map_x || !map_dy;
-    static constexpr int copied = (map_x ? x_bytes : 0) + (map_dy ? dy_bytes : 0);
+    static constexpr int copied = x_bytes + dy_bytes, stage_bytes = ceil_div(copied, 1024) * 1024;
     static constexpr int bytes = Tuning::barriers_at;
     // Steps of 16 columns: none that has no pixel.
     static constexpr int all_steps = Tuning::columns / 16, held_steps = ceil_div(Problem::w, 16);
@@ -137,139 +110,41 @@ struct WeightStages {
     // By one thread, before a barrier of the CTA.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::stages; ++i) {
-            mbarrier_init(full(i), by_maps + 4 * by_lanes);
+            mbarrier_init(full(i), 1);
             mbarrier_init(empty(i), 4 * consumers);
         }
         fence_mbarrier_init();
     }
 };
 
-// By one thread: what tensor maps describe.
-template <class Problem>
-__device__ __forceinline__ void copy_box(unsigned char* to, const TensorMap& map, Mbarrier* full, int column, int channel, int row,
-                                         int slice, int n) {
-    if constexpr (Depth<Problem>::volume) cp_async_bulk_tensor_shared_global(to, map, full, column, channel, row, slice, n);
-    else cp_async_bulk_tensor_shared_global(to, map, full, column, channel, row, n);
-}
-
-template <int unit>
-__device__ __forceinline__ void copy_unit(void* to, const void* from, bool exists) {
-    if constexpr (unit == 8) cp_async_8(to, from, exists);
-    else cp_async_4(to, from, exists);
-}
-
-// Where byte `at` of a tile of rows of `span` bytes lies: swizzled as TMA does.
-template <int span>
-__device__ __forceinline__ int swizzled(int at) { return at ^ (at >> 3 & span - 16); }
-__device__ __forceinline__ int unswizzled(int at) { return at; }
-
-// By the producers' four warps: `rows` x `channels` lines of `units` of `unit` bytes, zeros where there are none. A lane has the
-// same bytes of every so many-th channel: one address for all. `place` tells where a byte of a row's tile lies, whose channels
-// are `pitch` bytes apart; every eight of them it repeats.
-template <int unit, int units, int rows, int channels, int pitch, bool whole, class T, class Place, class Row, class Column>
-__device__ __forceinline__ void copy_lines(unsigned char* to, int tile, const T* from, int64 plane, int down, int exist,
-                                           const Place& place, const Row& row_exists, const Column& column_exists) {
-    constexpr int of_line = units < 32 ? units : 32, at_once = 32 / of_line, step = 4 * at_once;
-    constexpr int unrolled = ceil_div(channels, step) > 8 ? 4 : 8;
-    const int lane = threadIdx.x % 32, first = static_cast<int>(threadIdx.x) % 128 / 32 * at_once + lane / of_line;
-    if (lane >= of_line * at_once) return;
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row, to += tile, from += down) {
-        const bool exists = row_exists(row);
-#pragma unroll
-        for (int i = 0; i < units; i += of_line) {
-            const int byte = (i + lane % of_line) * unit;
-            if (units % of_line != 0 && byte >= units * unit) continue;
-            const bool column = exists && column_exists(byte / 2);
-            const T* const source = from + first * plane + byte / 2;
-            const int at = place(first * pitch + byte);
-#pragma unroll unrolled
-            for (int more = 0; more < channels; more += step) {
-                if (channels % step != 0 && first + more >= channels) continue;
-                copy_unit<unit>(to + (step % 8 == 0 ? at + more * pitch : place((first + more) * pitch + byte)),
-                                source + more * plane, column && (whole || first + more < exist));
-            }
-        }
-    }
-}
-
-// Rows of x, and of dy, that are no whole 16 bytes, in units of 8 or 4.
+// One thread's copies of all stages.
 template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_x(unsigned char* to, const typename Problem::element* x,
-                                       const StagePlace<Problem, Tuning>& place, int exist) {
-    using Ring = WeightStages<Problem, Tuning>;
-    using D = Depth<Problem>;
-    constexpr int64 plane = static_cast<int64>(D::d) * Problem::h * Problem::w;
-    constexpr int units = 32 * Ring::steps / Tuning::x_unit;
-    const auto* const from = x + (static_cast<int64>(place.n) * Problem::c + place.c) * plane +
-                             (static_cast<int64>(place.from) * Problem::h + place.row) * Problem::w + place.column;
-    const bool slice = static_cast<unsigned>(place.from) < static_cast<unsigned>(D::d);
-    copy_lines<Tuning::x_unit, units, Tuning::x_rows, Tuning::channels, Ring::span, Problem::group_c % Tuning::channels == 0>(
-        to, Ring::x_tile, from, plane, Problem::dilation_h * Problem::w, exist, swizzled<Ring::span>,
-        [&](int row) {
-            const int h = place.row + row * Problem::dilation_h;
-            return slice && static_cast<unsigned>(h) < static_cast<unsigned>(Problem::h);
-        },
-        [&](int column) { return place.column + column < Problem::w; });
-}
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_dy(unsigned char* to, const typename Problem::element* dy,
-                                        const StagePlace<Problem, Tuning>& place, int exist) {
-    using Ring = WeightStages<Problem, Tuning>;
-    constexpr int64 plane = static_cast<int64>(output_pixels<Problem>);
-    constexpr int units = 2 * Tuning::dy_columns / Tuning::dy_unit, filters = WeightTile<Problem, Tuning>::filters;
-    const auto* const from = dy + (static_cast<int64>(place.n) * Problem::k + place.k) * plane +
-                             (static_cast<int64>(place.z) * Problem::p + place.p) * Problem::q + place.q;
-    copy_lines<Tuning::dy_unit, units, Tuning::rows, filters, Ring::dy_row, Problem::group_k % filters == 0>(
-        to, Ring::dy_tile, from, plane, Tuning::row_spacing * Problem::q, exist, unswizzled,
-        [&](int row) { return place.p + row * Tuning::row_spacing < Problem::p; },
-        [&](int column) { return static_cast<unsigned>(place.q + column) < static_cast<unsigned>(Problem::q); });
-}
-
-// All copies of all stages: by one thread, or by four warps. X and Dy are tensor maps, or pointers to what warps copy.
-template <class Problem, class Tuning, class X, class Dy>
-__device__ __forceinline__ void copy_stages(const X& x, const Dy& dy, const WeightTile<Problem, Tuning>& tile,
+__device__ __forceinline__ void copy_stages(const TensorMap& x, const TensorMap& dy, const WeightTile<Problem, Tuning>& tile,
                                             const WeightStages<Problem, Tuning>& ring,
                                             const StageShare<Problem, Tuning>& share) {
     using Ring = WeightStages<Problem, Tuning>;
-    constexpr int ahead = Tuning::stages > 3 ? 2 : 1;  // stages of a warp's copies under way beside the latest
-    static_assert(Tuning::stages > ahead + 1, "a stage that the consumers wait for is not behind one that they hold");
-    const int lane = threadIdx.x % 32;
-    if (!Ring::by_lanes && threadIdx.x % 128 != 0) return;
-    RingPlace<Tuning::stages> at, landed;
-    const auto arrive = [&] {
-        fence_proxy_async();  // wgmma reads what these copies wrote
-        __syncwarp();
-        mbarrier_arrive_warp(ring.full(landed.stage), lane);
-        landed.advance();
-    };
-    for (int stage = share.first; stage < share.end; ++stage, at.advance()) {
-        const StagePlace<Problem, Tuning> place(tile, stage);
-        Mbarrier* const full = ring.full(at.stage);
-        mbarrier_wait_parity(ring.empty(at.stage), at.parity ^ 1);
-        if (Ring::by_maps && threadIdx.x % 128 == 0) {
-            mbarrier_arrive_expect_tx(full, Ring::copied);
-            if constexpr (Ring::map_x)
-                copy_box<Problem>(ring.x(at.stage), x, full, place.column, place.c, place.row, place.from, place.n);
-            if constexpr (Ring::map_dy)
-                copy_box<Problem>(ring.dy(at.stage), dy, full, place.q, place.k, place.p, place.z, place.n);
+    using Share = StageShare<Problem, Tuning>;
+    using D = Depth<Problem>;
+    const int k = tile.group * Problem::group_k + tile.first_filter, c = tile.group * Problem::group_c + tile.first_channel;
+    const int begin = tile.window_begin(), above = tile.r * Problem::dilation_h - Problem::pad_top;
+    RingPlace<Tuning::stages> place;
+    for (int stage = share.first; stage < share.end; ++stage, place.advance()) {
+        const int column = stage % Share::of_columns * Tuning::columns;
+        const int rows = stage / Share::of_columns % Share::of_rows;
+        const int p = rows / Share::spacing * (Tuning::rows * Share::spacing) + rows % Share::spacing;
+        const int n = stage / Share::of_image, row = p * Problem::stride_h + above;
+        Mbarrier* const full = ring.full(place.stage);
+        mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
+        mbarrier_arrive_expect_tx(full, Ring::copied);
+        if constexpr (D::volume) {
+            const int z = stage / (Share::of_columns * Share::of_rows) % D::z;
+            const int from = z * D::stride - D::pad + tile.slice * D::dilation;
+            cp_async_bulk_tensor_shared_global(ring.x(place.stage), x, full, column, c, row, from, n);
+            cp_async_bulk_tensor_shared_global(ring.dy(place.stage), dy, full, column + begin, k, p, z, n);
+        } else {
+            cp_async_bulk_tensor_shared_global(ring.x(place.stage), x, full, column, c, row, n);
+            cp_async_bulk_tensor_shared_global(ring.dy(place.stage), dy, full, column + begin, k, p, n);
         }
-        if constexpr (Ring::by_lanes) {
-            __syncwarp();
-            if constexpr (!Ring::map_x)
-                copy_x(ring.x(at.stage), x, place, Problem::group_c - tile.first_channel);
-            if constexpr (!Ring::map_dy)
-                copy_dy(ring.dy(at.stage), dy, place, Problem::group_k - tile.first_filter);
-            cp_async_commit_group();
-            if (stage - share.first >= ahead) {
-                cp_async_wait_group<ahead>();
-                arrive();
-            }
-        }
-    }
-    if constexpr (Ring::by_lanes) {
-        cp_async_wait_group<0>();
-        for (int stage = max(share.first, share.end - ahead); stage < share.end; ++stage) arrive();
     }
 }
 
@@ -410,8 +285,8 @@ __device__ __forceinline__ void sum_tile(Result* dw, const WeightTile<Problem, T
 }
 
 // `dw` is the gradient, or with `split_k` above 1 room for as many partial sums.
-template <class Problem, class Tuning, class X, class Dy, class Result>
-__device__ __forceinline__ void native_weight_kmajor(const X& x, const Dy& dy, Result* dw, long long batch) {
+template <class Problem, class Tuning, class Result>
+__device__ __forceinline__ void native_weight_kmajor(const TensorMap& x, const TensorMap& dy, Result* dw, long long batch) {
     using Tile = WeightTile<Problem, Tuning>;
     using Ring = WeightStages<Problem, Tuning>;
     static_assert(!Problem::nhwc && !Problem::chwn, "pixels of a channel are adjacent");
@@ -420,8 +295,8 @@ __device__ __forceinline__ void native_weight_kmajor(const X& x, const Dy& dy, R
     const int number = static_cast<int>(blockIdx.x) / Tuning::split, slice = number / Tile::count;
     const Tile tile(number % Tile::count);
     if (threadIdx.x == 128 * Ring::consumers) {
-        if constexpr (Ring::map_x) prefetch_tensormap(x);
-        if constexpr (Ring::map_dy) prefetch_tensormap(dy);
+        prefetch_tensormap(x);
+        prefetch_tensormap(dy);
         ring.init();
     }
     __syncthreads();
@@ -435,9 +310,9 @@ __device__ __forceinline__ void native_weight_kmajor(const X& x, const Dy& dy, R
         sum_tile<Problem, Tuning>(dw + slice * all, tile, ring, share, warpgroup);
     } else {
         set_registers_down<Tuning::producer_registers>();
-        copy_stages<Problem, Tuning>(x, dy, tile, ring, share);
+        if (threadIdx.x % 128 == 0) copy_stages<Problem, Tuning>(x, dy, tile, ring, share);
         if constexpr (Tuning::split > 1) {
-            // NOTE: the warp of a thread that copied by itself converges before the barriers that all threads take part in.
+            // NOTE: the warp of the thread that copied converges before the barriers that all threads take part in.
             __syncwarp();
             meet_in_cluster();
             meet_in_cluster();

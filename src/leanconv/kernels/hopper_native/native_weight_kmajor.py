@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from operator import itemgetter
 
-from leanconv.kernels.common import layers, split_k, tensor_core_gemm
+from leanconv.kernels.common import layers, split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
+from leanconv.kernels.common.tensor_core_gemm import REGISTERS
 from leanconv.kernels.contract import Arithmetic, Config, ceil_div
-from leanconv.kernels.cost import overlapped
+from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
-from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightSpeeds, shares, stage_cycles
-from leanconv.plan import Constants, Plan, Pointer, Target, TensorMap
+from leanconv.kernels.hopper_native.native_weight_nhwc import shares
+from leanconv.plan import Constants, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
 
 #: Filters of a wgmma, columns of a k16 step, and bytes of an element.
 MMA_M, K16, ITEM = 64, 16, 2
-#: Bytes that TMA copies at once, and where its copies begin; the fewest that a lane copies.
-MAP_UNIT, LEAST_UNIT = 16, 4
+#: Elements of 16 bytes: where copies begin, and what rows are multiples of.
+ALIGNED = 8
 #: Columns of x in a stage: rows as long as a swizzle spans.
 COLUMNS = (64, 32, 16)
 #: Output rows of a stage; stages of the ring, at least and at most.
@@ -37,10 +38,34 @@ TILES: tuple[Tile, ...] = (
 )  # fmt: skip
 #: Sums of a thread, at most, by the number of consumers.
 MOST_SUMS = {2: 160, 3: 96}
-#: Registers of consumers and of producers that copy by lanes, by the number of consumers.
-REGISTERS = {2: (208, 88), 3: (152, 56)}
 #: Bytes of shared memory that a multiprocessor moves in a clock cycle.
 SHARED_BYTES = 128
+
+
+@dataclass(frozen=True)
+class KMajorSpeeds(Speeds):
+    """Clock cycles, fitted to 63 pairs of a layer and a configuration.
+
+    Explored (H200, 9a529e60), burst: within 8 % in the mean, and 30 % at most; the quickest of each layer,
+    with a workspace of up to 32 MiB, within 12 %.
+    """
+
+    #: of a product of 64 filters and 16 pixels, beside those at the tensor cores' peak
+    product: float
+    #: share of the tensor cores' peak that is missing, and by what more copies take, where all multiprocessors are busy
+    busy: tuple[float, float]
+    #: of a row of a box that TMA copies, and the bytes of its rows that it copies in a cycle
+    row: float
+    copied_per_cycle: float
+    #: share of the shorter that is not hidden, of all stages and of what memory takes for both tensors
+    not_hidden: float
+    #: of a block beside its stages
+    block: float
+    #: of the launch that adds partial sums, and the bytes of these that it and the first one move in a cycle
+    adding: float
+    added_per_cycle: float
+    #: of a call beside them
+    start: float
 
 
 @dataclass(frozen=True)
@@ -92,18 +117,14 @@ class KMajorWeightConfig(Config):
         """Steps of 16 pixels of a stage."""
         return self.rows * held_steps(problem, self.columns)
 
-    def dy_columns(self, problem: ConvProblem) -> int:
-        """Pixels of a row of dy that taps of a tile read, from where a copy may begin to where one ends."""
-        aligned, step = copy_unit(problem.q) // ITEM, problem.dilation[1]
-        read = K16 * held_steps(problem, self.columns)
-        firsts = (problem.padding[2] - first * step for first in range(0, problem.s, self.all_columns))
-        begins = ((first, (first - (self.all_columns - 1) * step) // aligned * aligned) for first in firsts)
-        return max(ceil_div(first - begin + read, aligned) for first, begin in begins) * aligned
-
     def window(self, problem: ConvProblem) -> int:
-        """Pixels from one row of dy to the next in shared memory: an odd number of 16 bytes, so that eight rows meet
-        each bank once."""
-        return MAP_UNIT // ITEM * (ceil_div(self.dy_columns(problem) * ITEM, MAP_UNIT) | 1)
+        """Pixels of a row of dy: what all taps of a tile read, from a multiple of 16 bytes on, and an odd number of
+        these, so that eight rows meet each bank of shared memory once."""
+        step, read = problem.dilation[1], K16 * held_steps(problem, self.columns)
+        firsts = (problem.padding[2] - first * step for first in range(0, problem.s, self.all_columns))
+        begins = ((first, (first - (self.all_columns - 1) * step) // ALIGNED * ALIGNED) for first in firsts)
+        units = max(ceil_div(first - begin + read, ALIGNED) for first, begin in begins)
+        return ALIGNED * (units | 1)
 
     def x_rows(self, problem: ConvProblem) -> int:
         """Rows of x of a stage, as far apart as the taps of a filter column."""
@@ -122,9 +143,6 @@ class KMajorWeightConfig(Config):
         """What the kernel knows of a stage, and where its barriers begin."""
         step, spacing = row_steps(problem)
         return (
-            ("x_unit", copy_unit(problem.w)),
-            ("dy_unit", copy_unit(problem.q)),
-            ("dy_columns", self.dy_columns(problem)),
             ("window", self.window(problem)),
             ("row_step", step),
             ("row_spacing", spacing),
@@ -145,16 +163,6 @@ def row_steps(problem: ConvProblem) -> tuple[int, int]:
     stride, dilation = problem.stride[0], problem.dilation[0]
     common = gcd(stride, dilation)
     return stride // common, dilation // common
-
-
-def copy_unit(pixels: int) -> int:
-    """Bytes that are copied at once, where rows have so many pixels: what divides each row, 16 for TMA."""
-    return gcd(ITEM * pixels, MAP_UNIT)
-
-
-def lanes_copy(problem: ConvProblem) -> bool:
-    """Whether warps copy x or dy, of which rows are no whole 16 bytes."""
-    return min(copy_unit(problem.w), copy_unit(problem.q)) < MAP_UNIT
 
 
 def held_steps(problem: ConvProblem, columns: int) -> int:
@@ -181,16 +189,14 @@ def tensor_map(problem: ConvProblem, role: str, box: tuple[int, int, int], step:
     )
 
 
-def maps_of(problem: ConvProblem, config: KMajorWeightConfig) -> dict[str, TensorMap]:
-    """Those of x and of dy, where TMA copies them."""
+def maps_of(problem: ConvProblem, config: KMajorWeightConfig) -> tuple[TensorMap, TensorMap]:
+    """Those of x and of dy."""
     x = config.columns, config.channels, config.x_rows(problem)
     dy = config.window(problem), config.filters, config.rows
-    maps = {}
-    if copy_unit(problem.w) == MAP_UNIT:
-        maps["x"] = tensor_map(problem, "x", x, problem.dilation[0], ITEM * config.columns)
-    if copy_unit(problem.q) == MAP_UNIT:
-        maps["dy"] = tensor_map(problem, "dy", dy, row_steps(problem)[1], 0)
-    return maps
+    return (
+        tensor_map(problem, "x", x, problem.dilation[0], ITEM * config.columns),
+        tensor_map(problem, "dy", dy, row_steps(problem)[1], 0),
+    )
 
 
 class NativeWeightKMajor(split_k.PredictedSplitK):
@@ -213,16 +219,17 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
         if reasons:
             return reasons
         for pixels, what in ((problem.w, "x"), (problem.q, "the output")):
-            if copy_unit(pixels) < LEAST_UNIT:
+            if pixels % ALIGNED:
                 return [
-                    f"rows of {pixels} pixels of {what} are no multiple of {LEAST_UNIT} bytes, the fewest of a copy"
+                    f"rows of {pixels} pixels of {what} are no multiple of 16 bytes, which tensor copies require: take "
+                    f"{ceil_div(pixels, ALIGNED) * ALIGNED} pixels"
                 ]
         if problem.pixels >= 2**31:
             return [f"the output has {problem.pixels} pixels, 2**31 or more"]
         if not whole_configs(problem, target):
             config = config_of(problem, TILES[-1], COLUMNS[-1], FEW_ROWS, MIN_STAGES)
             maps = maps_of(problem, config)
-            reasons = [f"no tensor map describes {role}: {why}" for role in maps for why in maps[role].why_not()]
+            reasons = [f"no tensor map describes {each.role}: {why}" for each in maps for why in each.why_not()]
             room = f"the {target.shared_per_block} bytes of shared memory that a block has"
             return reasons or [f"{MIN_STAGES} stages of {config.copied_bytes(problem)} bytes take more than {room}"]
         return []
@@ -236,18 +243,14 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
         room = split_k.most_partial_sums(problem, workspace)
         for whole in whole_configs(problem, target):
             stages, tiles = whole.stages_of(problem), tiles_of(problem, whole)
-            computed, copied = computed_cycles(problem, whole, target), whole.copied_bytes(problem)
-            cycles = stage_cycles(problem, target, stages, tiles, whole.weights, computed, copied)
-            pixels = stages * whole.rows * whole.columns
+            cycles, pixels = cycles_of(problem, whole, target), stages * whole.rows * whole.columns
             for split, slices in shares(pixels, stages, tiles, target, room):
                 yield cycles(split, slices), whole, split, slices
 
     def plan(self, problem: ConvProblem, config: KMajorWeightConfig, target: Target) -> Plan:
-        *pointers, _, batch = gradient_arguments(problem)
-        maps = maps_of(problem, config)
-        operands = (maps.get(each.role, each) for each in pointers if isinstance(each, Pointer))
+        *_, batch = gradient_arguments(problem)
         tuning = (*config.constants(), *config.layout(problem))
-        arguments = (*operands, split_k.destination(problem, config.split_k), batch)
+        arguments = (*maps_of(problem, config), split_k.destination(problem, config.split_k), batch)
         grid = tiles_of(problem, config) * config.split * config.split_k
         shared = config.barriers_at(problem) + 16 * config.stages
         first = self.launch(config, conv_constants(problem), arguments, grid, shared, tuning)
@@ -288,7 +291,7 @@ def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightCon
 
 def _ways(problem: ConvProblem, tile: Tile, target: Target) -> Iterator[tuple[float, KMajorWeightConfig]]:
     """Valid configurations of a tile, with the cycles of all their stages."""
-    speeds, widths = NativeWeightSpeeds.of(target), set()
+    widths = set()
     for columns in COLUMNS:
         width = ceil_div(problem.w, columns) * K16 * held_steps(problem, columns)
         if width in widths or (columns > K16 and columns >= 2 * problem.w):
@@ -302,11 +305,9 @@ def _ways(problem: ConvProblem, tile: Tile, target: Target) -> Iterator[tuple[fl
             stages = min(target.shared_per_block // each, MAX_STAGES)
             config = config_of(problem, tile, columns, rows, stages)
             room = config.barriers_at(problem) + 16 * stages <= target.shared_per_block
-            if stages < MIN_STAGES or not room or any(each.why_not() for each in maps_of(problem, config).values()):
+            if stages < MIN_STAGES or not room or any(each.why_not() for each in maps_of(problem, config)):
                 continue
-            copied = config.copied_bytes(problem) / speeds.copied_per_cycle[0]
-            cycles = overlapped(computed_cycles(problem, config, target), copied, speeds.not_hidden[0])
-            yield cycles * config.stages_of(problem), config
+            yield max(stage_cycles(problem, config, target, 1)) * config.stages_of(problem), config
 
 
 def config_of(problem: ConvProblem, tile: Tile, columns: int, rows: int, stages: int) -> KMajorWeightConfig:
@@ -314,16 +315,24 @@ def config_of(problem: ConvProblem, tile: Tile, columns: int, rows: int, stages:
     consumers, tap_rows = filter_groups * column_groups, rows_of_product(problem)
     most = max(1, 2 * MOST_SUMS[consumers] // width)
     tap_columns = ceil_div(problem.s, ceil_div(problem.s, most * column_groups) * column_groups)
-    registers = REGISTERS[consumers] if lanes_copy(problem) else tensor_core_gemm.REGISTERS[consumers, False]
+    registers = REGISTERS[consumers, False]
     return KMajorWeightConfig(
         filter_groups, column_groups, width // tap_rows, tap_rows, tap_columns, columns, rows, stages, *registers
     )
 
 
+def stage_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Target, busy: float) -> tuple[float, float]:
+    """Cycles of a stage's products and of its copies, where a share ``busy`` of the multiprocessors works."""
+    speeds, products = KMajorSpeeds.of(target), config.steps(problem) * config.filter_groups * config.all_columns
+    computed = computed_cycles(problem, config, target) + speeds.product * products
+    x, dy = config.x_rows(problem) * config.channels, config.rows * config.filters
+    copied = speeds.row * (x + dy) + config.copied_bytes(problem) / speeds.copied_per_cycle
+    return computed / (1 - speeds.busy[0] * busy), copied * (1 + speeds.busy[1] * busy)
+
+
 def computed_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Target) -> float:
     """Cycles of a stage's products: of the tensor cores at their peak, or of shared memory, from which a product reads
-    32 bytes a column, a lane a word of dy for each pair of pixels, or two, and to which lanes copy. NOTE: counted from
-    the code, not fitted to times."""
+    32 bytes a column, and a lane a word of dy for each pair of pixels, or two."""
     step, left = problem.dilation[1], problem.padding[2]
     words = 0
     for group in range(config.column_groups):
@@ -332,18 +341,25 @@ def computed_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Ta
     columns = config.all_columns * config.tap_rows * config.channels
     products = 2 * MMA_M * K16 * columns / target.tensor_flops
     reads = (ITEM * K16 * columns + ITEM * MMA_M * K16 * words) / SHARED_BYTES
-    repeated = config.steps(problem) * config.filter_groups
-    return max(repeated * products, repeated * reads + copied_lines(problem, config))
+    return config.steps(problem) * config.filter_groups * max(products, reads)
 
 
-def copied_lines(problem: ConvProblem, config: KMajorWeightConfig) -> int:
-    """Lines of shared memory, of 128 bytes, that lanes write in a stage: at least one for a row of a channel."""
-    x, dy = K16 * held_steps(problem, config.columns), config.dy_columns(problem)
-    lines = 0
-    for pixels, read, rows in (
-        (problem.w, x, config.x_rows(problem) * config.channels),
-        (problem.q, dy, config.rows * config.filters),
-    ):
-        if copy_unit(pixels) < MAP_UNIT:
-            lines += rows * ceil_div(ITEM * read, SHARED_BYTES)
-    return lines
+def cycles_of(problem: ConvProblem, whole: KMajorWeightConfig, target: Target) -> Callable[[int, int], float]:
+    """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``split_k``."""
+    speeds, stages, tiles = KMajorSpeeds.of(target), whole.stages_of(problem), tiles_of(problem, whole)
+    memory = moved_bytes(problem) / target.bytes_per_cycle
+    sums = 8 * split_k.weights_of(problem) / speeds.added_per_cycle
+    # pairs of blocks find a place on all multiprocessors
+    places = {split: target.multiprocessors // split for split in (1, 2)}
+
+    def predicted(split: int, slices: int) -> float:
+        if split not in places:
+            places[split] = clusters_at_once(split, 1, target)
+        busy = min(1.0, tiles * slices * split / target.multiprocessors)
+        computed, copied = stage_cycles(problem, whole, target, busy)
+        # the first stage's copies hide nothing
+        each = ceil_div(stages, split * slices) * max(computed, copied) + copied + speeds.block
+        time = overlapped(ceil_div(tiles * slices, places[split]) * each, memory, speeds.not_hidden)
+        return time + speeds.start + (speeds.adding + slices * sums if slices > 1 else 0)
+
+    return predicted

@@ -316,18 +316,11 @@ def shares(pixels: int, stages: int, tiles: int, target: Target, room: float) ->
 
 def cycles_of(problem: ConvProblem, whole: NativeWeightConfig, target: Target) -> Callable[[int, int], float]:
     """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``split_k``."""
-    weights = whole.filters * whole.all_blocks * whole.taps * whole.channel_block
-    computed, copied = 2 * weights * PIXELS / target.tensor_flops, whole.stage_bytes(problem)
-    stages = ceil_div(pixels_of(problem, whole.taps), PIXELS)
-    return stage_cycles(problem, target, stages, tiles_of(problem, whole), weights, computed, copied)
-
-
-def stage_cycles(
-    problem: ConvProblem, target: Target, stages: int, tiles: int, weights: int, computed: float, stage_bytes: float
-) -> Callable[[int, int], float]:
-    """A function that predicts the clock cycles of ``tiles`` of ``weights`` with a ``split`` and ``split_k``: of all
-    ``stages`` each multiplies for ``computed`` cycles at the tensor cores' peak, and copies ``stage_bytes``."""
     speeds, all_places = NativeWeightSpeeds.of(target), target.multiprocessors
+    weights = whole.filters * whole.all_blocks * whole.taps * whole.channel_block
+    computed = 2 * weights * PIXELS / target.tensor_flops
+    stage_bytes, tiles = whole.stage_bytes(problem), tiles_of(problem, whole)
+    stages = ceil_div(pixels_of(problem, whole.taps), PIXELS)
     memory = moved_bytes(problem) / target.bytes_per_cycle
     sums = 8 * split_k.weights_of(problem) / speeds.added_per_cycle
     # pairs of blocks find a place on all multiprocessors
