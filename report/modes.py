@@ -18,6 +18,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
+from leanconv.bench.format import significant
 from leanconv.bench.peers.torch_peer import arithmetic
 from leanconv.options import Precision
 from report import records
@@ -152,7 +153,7 @@ def step(model: Any, x: Any, mode: Mode) -> Callable[[], Any]:
 def error_of(model: Any, x: Any) -> Callable[[Any], float]:
     """What tells how far a network's result is from that in float64, of the first images."""
     exact = copy.deepcopy(model).double()(x[:_EXACT].double())
-    return lambda y: float((y[:_EXACT].double() - exact).norm() / exact.norm())
+    return lambda y: significant(float((y[:_EXACT].double() - exact).norm() / exact.norm()))
 
 
 def measure_forward(

@@ -95,6 +95,8 @@ def _draw_layer(rng: np.random.Generator) -> ConvProblem:
         r, s, stride, dilation, padding = 13, 11, (1, 1), (1, 1), (6, 6, 5, 5)
     if 0.1 < kind < 0.12:
         c, groups = 1, 1
+    if kind > 0.85:  # rows of images and of outputs of whole 16 bytes
+        w, stride, dilation, padding = 8 * int(rng.integers(1, 9)), (stride[0], 1), (1, 1), usual
     op = one_of("fprop", "dgrad", "wgrad")
     fprop = op == "fprop"
     return ConvProblem(

@@ -15,11 +15,11 @@ copied_split_k = breaks_of("native_weight_nhwc_split_k", "{}-nhwc")
 
 BREAKS = (
     nhwc("a stage is freed while products read it", "Consumer16bit::consume", "{{wgmma_wait_group<1>();}}",
-         UNDER_WAY, "float16-copies-long"),
+         UNDER_WAY, "float16-copies-long", split=1),
     nhwc("products do not wait for the copies", "Consumer16bit::consume",
          "{{mbarrier_wait_parity(_.full(...), ...);}}", UNDER_WAY | RACE, "float16-copies-long"),
     nhwc("copies do not wait for a free stage", "produce", "{{mbarrier_wait_parity(_.empty(...), ...);}}",
-         UNDER_WAY | RACE, "float16-copies-long"),
+         UNDER_WAY | RACE, "float16-copies-long", split=1),
     nhwc("sums are read before the products are done", "Consumer16bit::consume", "{{wgmma_wait_group<0>(_);}}",
          UNDER_WAY, "float16-copies"),
     nhwc("sums begin with what registers held", "Consumer16bit::consume",

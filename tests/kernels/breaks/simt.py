@@ -176,7 +176,7 @@ BREAKS = (
                "{{Problem::q - _ < 4 ? Problem::q - _ : 4 => 4}}", RACE | WRONG, "odd-nchw"),
     fused_runs("no step to the next channels", "RunLoader::load", "{{=> 0 *}} static_cast<B>(_ {{/ Problem::r}})",
                WRONG, "plain-nchw"),
-    fused_runs("one buffer where there should be two", "RunRows::read_line", "_[{{_ % _ => 0}}]", WRONG, "plain-nchw"),
+    fused_runs("one buffer where there should be two", "RunRows::read_line", "_[{{_ % _ => 0}}]", WRONG | RACE, "plain-nchw"),
     fused_runs("the only buffer overwritten early", "RunRows::read", "{{_ == 2 &&}}",
                WRONG, "plain-nchw", thread_pixels=12),
     fused_runs("a part of the reduction begins at the first channel", "RunLoader::RunLoader",

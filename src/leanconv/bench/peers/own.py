@@ -77,7 +77,9 @@ class LeanconvPeer(Peer):
                 continue
             reasons = algorithm.reasons(problem, launch.open_device(0).target if gpu else None)
             if reasons:
-                yield Unable(f"leanconv {algorithm.stem}", "; ".join(reasons))
+                # those of other operations alone are no news
+                if not reasons[0].startswith("op="):
+                    yield Unable(f"leanconv {algorithm.stem}", "; ".join(reasons))
                 continue
             if isinstance(algorithm, GpuAlgorithm):
                 yield from _on_gpu(algorithm, problem, operands)
