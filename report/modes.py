@@ -68,8 +68,8 @@ MODES = {
 }
 #: by their names what they are
 PASSES = {"forward": "forward pass", "training": "training step"}
-#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, fused, or replayed until the
-#: card is warm, eagerly, under torch.compile; there also with leanconv's backend, beside PyTorch with its own.
+#: How a network is run, by the name of the times of a row: as a CUDA graph, also tuned, fused, or replayed without a
+#: pause, eagerly, under torch.compile; there also with leanconv's backend, beside PyTorch with its own.
 WAYS = ("graph", "tuned", "fused", "sustained", "eager", "compile", "backend")
 #: Those that can be measured without the others.
 ALONE = ("eager", "tuned", "fused", "sustained", "backend")

@@ -132,7 +132,7 @@ class NativeSpeeds(Speeds):
     first: float
     packing: float
     #: of an output where filters are no whole 16 bytes, so that each is stored by itself. Explored (H200, 7470b3a5): of
-    #: 230 and 255 filters 1.07 and more, of 21 0.5; with this the quicker of the two strategies is chosen for all
+    #: 230 and 255 filters 1.07 and more, of 21 0.5; with this what is chosen is within 3 % of the quicker strategy
     single: float
     #: that copying a row of a stage takes at least; a row is a channel block of a pixel or of a filter
     row: float

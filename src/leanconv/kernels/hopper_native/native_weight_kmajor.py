@@ -47,7 +47,7 @@ class KMajorSpeeds(Speeds):
     """Clock cycles, fitted to 63 pairs of a layer and a configuration.
 
     Explored (H200, 9a529e60), burst: within 8 % in the mean, and 30 % at most; the quickest of each layer,
-    with a workspace of up to 32 MiB, within 12 %.
+    with a workspace of up to 32 MiB, within 13 %.
     """
 
     #: of a product of 64 filters and 16 pixels, beside those at the tensor cores' peak

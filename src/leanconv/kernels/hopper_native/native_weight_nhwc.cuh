@@ -20,7 +20,7 @@
 // Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer
 // One stage  wait full; for each k16 step a wgmma for every product and m_tile; commit; wait for the wgmma of the stage before
 //            and release that one.
-// Registers  m_tiles * (columns of a warpgroup) / 2 sums of 232 with two consumers, of 160 with three.
+// Registers  m_tiles * (columns of a warpgroup) / 2 sums of 232 with one or two consumers, of 160 with three.
 // Work       2 N P Q flops a weight; tensor cores start 4096 flops a cycle and multiprocessor. Copied for a stage of 128 filters
 //            x 128 channels x 3 taps: 33 KiB in 1536 cycles; of 128 x 256 columns without sharing 48 KiB in 1024.
 // Measured   figure: opencnn-nhwc-float16-wgrad native_weight_nhwc/16-bit mean = 1.16
