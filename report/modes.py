@@ -75,6 +75,8 @@ WAYS = ("graph", "tuned", "fused", "sustained", "eager", "compile", "backend")
 ALONE = ("eager", "tuned", "fused", "sustained", "backend")
 #: Sustained replays: seconds of rest before those of each side, of replays before the meter is read, and while it is.
 _REST_S, _WARM_S, _RUN_S = 0.4, 0.4, 0.7
+#: Endings of what the meter tells.
+_METERED = ("_watts", "_mhz")
 
 
 def memory_format(x: Any, layout: str) -> Any:
@@ -430,7 +432,9 @@ def measure(
         when = {"revision": about["git_revision"], "date": about["date"]}
         row = {**mine, "batch": len(x), **found, **took, **when}
         if way and old is not None:
-            row = old | found | {f"{way}_{name}": each for name, each in when.items()}
+            # what a meter has told of the times before is not of these
+            rest = {name: each for name, each in old.items() if way != "sustained" or not name.endswith(_METERED)}
+            row = rest | found | {f"{way}_{name}": each for name, each in when.items()}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)
         del model, x
         torch.cuda.empty_cache()

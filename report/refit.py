@@ -180,7 +180,7 @@ def fitted(some: Sequence[Point]) -> dict[str, Fit]:
         if len(each) >= (_LEAST_IN_TF32 if group.endswith(" tf32") else _LEAST)
     }
     found = {group: _fit(each, Fit()) for group, each in groups.items()}
-    launches = [found[group].start for group, each in groups.items() if each[0].launch]
+    launches = [found[group].start for group, each in groups.items() if each[0].launch and group == cost.whole(group)]
     if not launches:
         return found
     others = Fit(start=statistics.median(launches))
@@ -222,7 +222,8 @@ def _by(field: str, some: Sequence[Point]) -> dict[str, list[Point]]:
 
 def expected(point: Point, fitted_to: Mapping[str, Fit]) -> float:
     """Its time in clock cycles by the fit of its group."""
-    fit = fitted_to.get(point.group) or (fitted_to.get(cost.OTHERS) if point.launch else None) or Fit()
+    known = fitted_to.get(point.group) or fitted_to.get(cost.whole(point.group))
+    fit = known or (fitted_to.get(cost.OTHERS) if point.launch else None) or Fit()
     return fit.factor * point.predicted + fit.start + fit.preparing * point.prepared
 
 

@@ -134,9 +134,19 @@ def test_phases_in_one_launch_are_predicted_as_one(stem: str, monkeypatch: pytes
     for config in whole:
         three = 3 * (speeds.first + speeds.tile + speeds.output * config.pixels * config.filters)
         assert together[config] + three < apart[config]
-    for config in (each for each in together if each in apart and each.split > 1):
-        outputs = config.pixels * config.filters
-        assert together[config] + 3 * (speeds.first + speeds.split * outputs) < apart[config]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_clusters_of_phases_in_one_launch_add_up_once(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm, problem = of(stem), layer(stem, 1, 256, 16, 16, 1024)
+    speeds = type(algorithm).speeds.of(HOPPER)
+    together = {config: time for time, config in algorithm.timed(problem, HOPPER)}
+    monkeypatch.setattr(type(algorithm), "_in_one_launch", lambda self, problem: False)
+    apart = {config: time for time, config in algorithm.timed(problem, HOPPER)}
+    shared = [config for config in together if config in apart and config.split > 1]
+    assert shared
+    for config in shared:
+        assert together[config] + 3 * speeds.first < apart[config]
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -422,6 +422,8 @@ def _compiled() -> list[Any]:
         ("native_gemm_tf32", {**GRADIENT, "stride": (2, 2), "bias": True}, "whole"),
         ("native_gemm_tf32", {**GRADIENT, **small, "stride": (2, 2)}, "split"),
         ("native_gemm_tf32", {**GRADIENT, **small, "stride": (2, 2), "accumulate": True}, "split"),
+        ("native_gemm_tf32", {**GRADIENT, **small, "stride": (1, 3), "c": 512, "k": 256, "s": 7}, "split"),
+        ("native_gemm_tf32", {**GRADIENT, "stride": (1, 4), "accumulate": True, "r": 4, "s": 4, "h": 19}, "whole"),
         ("native_gemm_16bit", small, "split"),
         ("native_gemm_tf32", small, "split"),
         ("native_gemm_nchw", {"accumulate": True, "w": 54, "c": 24, "k": 133}, "all"),

@@ -257,10 +257,10 @@ def fitted(algorithm: Algorithm, problem: Problem, target: Target, *, runs: bool
     if algorithm.writes_phases and problem.kind == "conv2d":
         phases = _phase_cycles(problem, target, not algorithm.counts_scattered(problem))
     fits = known(target.model) if target.model else {}
-    name = group(algorithm, problem)
-    fit = fits.get(name) or fits.get(whole(name)) if fits else None
-    if fit is None and fits and problem.kind == "conv2d" and problem.op == "dgrad":
-        fit = fits.get(group(algorithm, problem, "fprop"))
+    names = [group(algorithm, problem)]
+    if problem.kind == "conv2d" and problem.op == "dgrad":
+        names.append(group(algorithm, problem, "fprop"))
+    fit = next((fits[each] for name in names for each in (name, whole(name)) if each in fits), None)
     if fit is None and leaves_out_launch(algorithm, problem):
         fit = fits.get(OTHERS)
     if fit is None:

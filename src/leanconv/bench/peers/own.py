@@ -77,7 +77,7 @@ class LeanconvPeer(Peer):
                 continue
             reasons = algorithm.reasons(problem, launch.open_device(0).target if gpu else None)
             if reasons:
-                # those of other operations alone are no news
+                # what an algorithm of other operations lacks besides is no news
                 if not reasons[0].startswith("op="):
                     yield Unable(f"leanconv {algorithm.stem}", "; ".join(reasons))
                 continue

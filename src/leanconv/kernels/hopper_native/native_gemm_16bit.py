@@ -186,12 +186,14 @@ def _with_splits(
     tiles = 0 if phases[0].problem.batch_invariant else sum(each_phase) if together else max(each_phase)
     stages = [_stages(phase.problem, config) for phase in phases]
     for split in SPLITS if 4 * config.pixels * config.filters <= config.ring_bytes else ():
-        shared = tiles * split <= target.multiprocessors and ceil_div(min(stages), split) >= 2
-        shared = (
-            shared and split <= target.most_in_cluster and config.filters * config.item % (LEAST_STORED * split) == 0
-        )
-        shared = shared and all(ceil_div(each, split) * (split - 1) < each for each in stages)
-        if shared and config.sums // split <= config.max_share:
+        if (
+            tiles * split <= target.multiprocessors
+            and split <= target.most_in_cluster
+            and config.filters * config.item % (LEAST_STORED * split) == 0
+            and config.sums // split <= config.max_share
+            and ceil_div(min(stages), split) >= 2
+            and all(ceil_div(each, split) * (split - 1) < each for each in stages)
+        ):
             yield variant(config, split=split)
 
 

@@ -81,10 +81,18 @@ class NativeGemmTf32(NativeGemm16bit):
         return self.prepared_bytes(problem, config) - self.prepared_bytes(problem)
 
     def _ways(self, problem: ConvProblem, config: NativeConfig, room: int) -> Iterable[NativeConfig]:
-        if config.split > 1 and self._in_one_launch(problem):
-            # the sums that a cluster adds up for each phase would spill: so many, or beside what three consumers add
-            if config.filters == 256 or (config.warpgroups == 3 and (problem.accumulate or problem.bias)):
-                return
+        # these would spill registers: two tiles of 128 filters of which many CTAs have a share; in a launch of several
+        # phases the sums that a cluster adds up, so many or beside what three consumers add, and 32 filters added to dx
+        if config.split >= 8 and config.m_tiles > 1 and config.filters == 128:
+            return
+        if self._in_one_launch(problem) and (
+            (
+                config.split > 1
+                and (config.filters == 256 or (config.warpgroups == 3 and (problem.accumulate or problem.bias)))
+            )
+            or (problem.accumulate and config.filters == 32)
+        ):
+            return
         yield config
         # what rearranges the filters of a gradient rounds them too
         # three consumers would spill registers, and those of many sums that also add residuals
