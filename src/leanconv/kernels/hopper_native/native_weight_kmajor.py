@@ -307,7 +307,7 @@ def rows_of_product(problem: ConvProblem) -> int:
 
 
 def tap_columns_of(problem: ConvProblem, tile: Tile) -> int:
-    """Filter columns of a column group: as few as leave no more tiles than those that there is room for."""
+    """Filter columns of a column group: as few as make no more tiles than the most that sums have room for."""
     filter_groups, column_groups, width = tile
     most = max(1, 2 * MOST_SUMS[filter_groups * column_groups] // width)
     return ceil_div(problem.s, ceil_div(problem.s, most * column_groups) * column_groups)
@@ -330,7 +330,7 @@ def tiles_for(problem: ConvProblem) -> tuple[list[Tile], list[Tile]]:
 @lru_cache(maxsize=64)
 def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightConfig, ...]:
     """The quickest configurations of each tile, computed by one block: one of any rows, and one of few. Of tiles that
-    have room for twice the filters or channels only where no other fits."""
+    others replace only where none of the others fits."""
     stages, windows = stages_for(problem), dict[tuple[int, int], int]()
     for tiles in tiles_for(problem):
         found = [config for tile in tiles for config in _quickest(problem, tile, target, stages, windows)]
