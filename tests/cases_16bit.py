@@ -52,6 +52,7 @@ def _cases_16bit() -> list[Case]:
         "weight-copied-rows-groups", 2, 96, 7, 24, 80, 3, 5, layouts=first, groups=2, stride=(2, 1), dilation=(3, 1),
         padding=(3, 3, 2, 2), accumulate=True, **weight,
     )  # fmt: skip
+    half.add("weight-copied-rows-of-taps", 1, 8, 6, 8, 8, 5, 3, layouts=first, padding=(2, 2, 1, 1), **weight)
     brain.add("weight-windows-accumulate", 5, 9, 6, 7, 70, 1, 1, layouts=first, accumulate=True, **weight)
     # Whole rows of 16 bytes, which tensor copies bring: 16, 32 or 64 channels long; groups.
     last: tuple[Layout, ...] = ("NHWC",)

@@ -3,6 +3,7 @@ kinds, sharing of pixels. More is in test_tensor_cores.py."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -74,7 +75,7 @@ ROWS: list[dict[str, Any]] = [
     {"d": 4, "t": 3, "padding_d": (1, 1), "h": 4},
     {"d": 5, "t": 2, "r": 2, "stride_d": 2, "dilation_d": 2, "padding_d": (1, 0), "h": 4, "w": 16},
 ]
-CHOSEN_ROWS = [ROWS[i] for i in (0, 3, 5, 6, 7, 9, 12, 13, 15)]
+CHOSEN_ROWS = [ROWS[i] for i in (0, 3, 5, 6, 7, 8, 9, 12, 13, 15)]
 
 
 def _each_row() -> Any:
@@ -116,6 +117,16 @@ def test_blocks_share_the_pixels_of_a_tile(split: int, split_k: int) -> None:
     proof.check(algorithm, problem, config, kinds=("zero-mean",))
 
 
+@pytest.mark.parametrize("stride", [80, 100, 150])
+def test_what_has_no_room_is_said(stride: int) -> None:
+    problem = replace(LAYER, w=8, h=500, stride=(stride, 1))
+    (reason,) = WEIGHT.reasons(problem, HOPPER)
+    said = re.fullmatch(r"(\d+) stages of (\d+) bytes take more than the (\d+) bytes of shared memory .*", reason)
+    assert said
+    stages, each, room = map(int, said.groups())
+    assert stages * each > room == HOPPER.shared_per_block
+
+
 @pytest.mark.parametrize("images", [1, 32, 4096])
 def test_no_block_sums_more_pixels_than_the_tensor_core_may(images: int) -> None:
     problem = replace(LAYER, n=images, h=224, w=224)
@@ -139,6 +150,72 @@ def test_configurations_are_told_apart() -> None:
     found = SPLIT_K.within(problem, HOPPER, 7 * 4 * 64 * 64 * 9)
     assert max(config.split_k for _, config in found) == 7
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("c", "k", "r", "expected"),
+    [
+        (16, 16, 3, {(1, 3, 32)}),  # no narrower tile has three rows of taps
+        (64, 64, 3, {(1, 3, 64), (1, 3, 32)}),
+        (64, 64, 1, {(2, 1, 96), (2, 1, 64), (2, 1, 32)}),  # of few filters too, where there are not three columns
+        (64, 64, 2, {(2, 1, 96), (2, 1, 64), (2, 1, 48), (2, 1, 32), (2, 1, 16)}),
+        (8, 128, 5, {(1, 3, 64), (1, 3, 32), (2, 1, 64), (2, 1, 32)}),  # the wider ones have fewer filter columns
+    ],
+)
+def test_tiles_are_those_that_the_layer_fills(c: int, k: int, r: int, expected: set[tuple[int, int, int]]) -> None:
+    problem = replace(LAYER, c=c, k=k, r=r, s=r, padding=(r // 2, (r - 1) // 2) * 2)
+    found = {(each.filter_groups, each.column_groups, each.channels) for each in whole_configs(problem, HOPPER)}
+    assert found == expected
+
+
+def test_other_tiles_serve_where_those_of_few_filters_have_no_room() -> None:
+    problem = replace(LAYER, c=64, k=64, r=1, w=8, h=500, stride=(40, 1), padding=(0, 0, 1, 1))
+    assert {each.filter_groups for each in whole_configs(problem, HOPPER)} == {2}
+
+
+@pytest.mark.parametrize("limit", [1 << 25, 0])
+@pytest.mark.parametrize("r", [1, 2, 3, 5, 7])
+def test_tiles_left_out_are_not_quicker(monkeypatch: pytest.MonkeyPatch, r: int, limit: int) -> None:
+    problems = [
+        replace(LAYER, n=32, c=c, k=k, h=h, w=h, r=r, s=r, padding=(r // 2, (r - 1) // 2) * 2)
+        for c, k, h in product((8, 32, 64, 128), (16, 64, 128), (56, 128))
+    ]
+    taken = [SPLIT_K.quickest(problem, NOMINAL, limit) for problem in problems]
+    both = native_weight_kmajor.tiles_for
+    monkeypatch.setattr(native_weight_kmajor, "tiles_for", lambda problem: (sum(both(problem), []),))
+    whole_configs.cache_clear()
+    try:
+        every = [SPLIT_K.quickest(problem, NOMINAL, limit) for problem in problems]
+    finally:
+        whole_configs.cache_clear()
+    for problem, left, best in zip(problems, taken, every, strict=True):
+        assert left and best and left[0] <= 1.05 * best[0], problem
+
+
+@pytest.mark.parametrize("r", [1, 3, 7, 11])
+def test_choosing_computes_little(monkeypatch: pytest.MonkeyPatch, r: int) -> None:
+    """A configuration for each tile, and the window of each width of rows and filter columns, beside those of what is
+    found: for its tensor maps, and for its time."""
+    asked: dict[str, list[tuple[Any, ...]]] = {}
+
+    def counted(name: str) -> None:
+        plain, calls = getattr(native_weight_kmajor, name), asked.setdefault(name, [])
+
+        def called(*given: Any) -> Any:
+            calls.append(given)
+            return plain(*given)
+
+        monkeypatch.setattr(native_weight_kmajor, name, called)
+
+    for name in ("config_of", "window_of", "maps_of"):
+        counted(name)
+    problem = replace(LAYER, n=32, c=256, k=256, h=56, w=56, r=r, s=r, padding=(r // 2, (r - 1) // 2) * 2)
+    whole_configs.cache_clear()
+    assert SPLIT_K.quickest(problem, NOMINAL, 1 << 25)
+    found, windows = len(whole_configs(problem, NOMINAL)), asked["window_of"]
+    assert len(asked["config_of"]) == len(set(asked["config_of"])) <= len(TILES)
+    assert len(windows) == len(set(windows)) + 2 * found
+    assert len(asked["maps_of"]) == found
 
 
 #: Layers whose rows are whole 16 bytes, and the microseconds of native_weight_kmajor and of native_weight_nchw in

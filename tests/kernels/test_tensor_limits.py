@@ -130,9 +130,10 @@ LIMITS: dict[str, list[tuple[dict[str, Any], str | list[str]]]] = {
         ({"n": 700000}, "pixels, 2**31 or more"),
         ({"stride": (2, 2)}, "stride=(2, 2): along a row neighbouring outputs must read neighbouring pixels"),
         ({"w": 60}, "rows of 60 pixels of x are no multiple of 16 bytes, which tensor copies require: take 64 pixels"),
-        ({"padding": (1, 1, 0, 0)}, "rows of 54 pixels of the output are no multiple of 16 bytes"),
+        ({"padding": (1, 1, 0, 0)}, "rows of 54 pixels of the output, which follow from 56 pixels of x and padding="),
         ({"dilation": (9, 1), "padding": (9, 9, 1, 1)}, "no tensor map describes x: traversal"),
         ({"w": 8, "h": 500, "stride": (200, 1)}, "take more than the 232448 bytes of shared memory"),
+        ({"w": 8, "h": 500, "stride": (80, 1)}, "3 stages of 95232 bytes take more than the 232448 bytes"),
     ],
 }
 

@@ -8,6 +8,7 @@ weight = breaks_of("native_weight_kmajor", "{}-nchw")
 split_k = breaks_of("native_weight_kmajor_split_k", "{}-nchw")
 
 ROWS, GROUPS = "bfloat16-weight-copied-rows", "float16-weight-copied-rows-groups"
+TAP_ROWS = "float16-weight-copied-rows-of-taps"
 
 BREAKS = (
     weight(
@@ -156,6 +157,13 @@ BREAKS = (
         ROWS,
     ),
     weight(
+        "every tile begins with the first row of taps",
+        "copy_stages",
+        "{{_.r * Problem::dilation_h => 0}} - Problem::pad_top",
+        WRONG,
+        TAP_ROWS,
+    ),
+    weight(
         "the gradient of the first group",
         "store_sums",
         "(static_cast<int64>({{_.group => 0}}) * Problem::group_k",
@@ -178,6 +186,13 @@ BREAKS = (
         "{{if (_.first_channel + _ >= Problem::group_c) continue;}}",
         FENCE | WRONG | RACE | "NaN",
         ROWS,
+    ),
+    weight(
+        "rows of taps past the last are stored",
+        "store_sums",
+        "{{if (Problem::r % Tile::tap_rows != 0 && ...) continue;}}",
+        FENCE | WRONG | RACE | "NaN",
+        TAP_ROWS,
     ),
     weight(
         "columns of taps past the last are stored",

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 from operator import itemgetter
+from typing import NamedTuple
 
 from leanconv.kernels.common import layers, split_k
 from leanconv.kernels.common.layers import conv_constants, gradient_arguments, limits, wgmma_limits
 from leanconv.kernels.common.tensor_core_gemm import REGISTERS
-from leanconv.kernels.contract import Arithmetic, Config, ceil_div
+from leanconv.kernels.contract import Arithmetic, Config, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, moved_bytes, overlapped
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import shares
@@ -36,6 +37,8 @@ TILES: tuple[Tile, ...] = (
     (2, 1, 256), (1, 3, 192), (2, 1, 192), (2, 1, 128), (1, 3, 128), (2, 1, 96), (1, 3, 96), (2, 1, 64), (1, 3, 64),
     (2, 1, 32),
 )  # fmt: skip
+#: Groups of filters and of filter columns of the tiles that suit few filters.
+ONE_FILTER_GROUP = (1, 3)
 #: Sums of a thread, at most, by the number of consumers.
 MOST_SUMS = {2: 160, 3: 96}
 #: Bytes of shared memory that a multiprocessor moves in a clock cycle.
@@ -113,31 +116,26 @@ class KMajorWeightConfig(Config):
         """Weights of a tile."""
         return self.filters * self.channels * self.tap_rows * self.all_columns
 
-    def steps(self, problem: ConvProblem) -> int:
-        """Steps of 16 pixels of a stage."""
-        return self.rows * held_steps(problem, self.columns)
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes of the tile's sums, where the ring was: an odd number of words for each filter."""
+        return 16 * ceil_div(4 * self.filters * (self.weights // self.filters | 1), 16)
 
     def window(self, problem: ConvProblem) -> int:
-        """Pixels of a row of dy: what all taps of a tile read, from a multiple of 16 bytes on, and an odd number of
-        these, so that eight rows meet each bank of shared memory once."""
-        step, read = problem.dilation[1], K16 * held_steps(problem, self.columns)
-        firsts = (problem.padding[2] - first * step for first in range(0, problem.s, self.all_columns))
-        begins = ((first, (first - (self.all_columns - 1) * step) // ALIGNED * ALIGNED) for first in firsts)
-        units = max(ceil_div(first - begin + read, ALIGNED) for first, begin in begins)
-        return ALIGNED * (units | 1)
+        return window_of(problem, self.columns, self.all_columns)
 
-    def x_rows(self, problem: ConvProblem) -> int:
-        """Rows of x of a stage, as far apart as the taps of a filter column."""
-        return (self.rows - 1) * row_steps(problem)[0] + self.tap_rows
+    def stage(self, problem: ConvProblem) -> Stage:
+        return stage_of(problem, self.columns, self.rows)
 
-    def copied_bytes(self, problem: ConvProblem) -> int:
-        x = self.x_rows(problem) * self.channels * self.columns
-        return ITEM * (x + self.rows * self.filters * self.window(problem))
+    def copies(self, stage: Stage, window: int) -> tuple[int, int]:
+        """Rows of the boxes of a stage, and their bytes."""
+        x, dy = stage.x_rows * self.channels, stage.rows * self.filters
+        return x + dy, ITEM * (x * stage.columns + dy * window)
 
     def barriers_at(self, problem: ConvProblem) -> int:
         """Bytes of the ring, or of the sums, where these take more."""
-        sums = 4 * self.filters * (self.weights // self.filters | 1)
-        return max(self.stages * ceil_div(self.copied_bytes(problem), 1024) * 1024, ceil_div(sums, 16) * 16)
+        _, copied = self.copies(self.stage(problem), self.window(problem))
+        return max(self.stages * stage_bytes(copied), self.sum_bytes)
 
     def layout(self, problem: ConvProblem) -> Constants:
         """What the kernel knows of a stage, and where its barriers begin."""
@@ -146,15 +144,60 @@ class KMajorWeightConfig(Config):
             ("window", self.window(problem)),
             ("row_step", step),
             ("row_spacing", spacing),
-            ("x_rows", self.x_rows(problem)),
+            ("x_rows", self.stage(problem).x_rows),
             ("barriers_at", self.barriers_at(problem)),
         )
 
     def stages_of(self, problem: ConvProblem) -> int:
         """Stages of all images."""
-        _, spacing = row_steps(problem)
-        rows = ceil_div(problem.p, self.rows * spacing) * spacing
-        return problem.n * problem.z * rows * ceil_div(problem.w, self.columns)
+        return self.stage(problem).of_images
+
+
+class Stage(NamedTuple):
+    """Output rows of a stage, ``columns`` of x wide, and its rows of x, as far apart as the taps of a filter column;
+    steps of 16 pixels of all its rows; how many of these stages all images have."""
+
+    columns: int
+    rows: int
+    x_rows: int
+    steps: int
+    of_images: int
+
+
+def stage_of(problem: ConvProblem, columns: int, rows: int) -> Stage:
+    """One of the layer, of which taps of one product share the rows."""
+    step, spacing = row_steps(problem)
+    of_images = problem.n * problem.z * ceil_div(problem.p, rows * spacing) * spacing * ceil_div(problem.w, columns)
+    x_rows = (rows - 1) * step + rows_of_product(problem)
+    return Stage(columns, rows, x_rows, rows * held_steps(problem, columns), of_images)
+
+
+def stages_for(problem: ConvProblem) -> list[Stage]:
+    """Stages of all kinds that suit rows as long as those of x."""
+    widths, found = set(), []
+    for columns in COLUMNS:
+        held = held_steps(problem, columns)
+        width = ceil_div(problem.w, columns) * K16 * held
+        if width in widths or (columns > K16 and columns >= 2 * problem.w):
+            continue  # a longer row has as many columns, or a shorter one has all
+        widths.add(width)
+        found += [stage_of(problem, columns, rows) for rows in ROWS if rows * held % 2 == 0]
+    return found
+
+
+def stage_bytes(copied: int) -> int:
+    """Bytes of a stage of the ring, in which tiles of swizzled rows begin at multiples of 1024."""
+    return ceil_div(copied, 1024) * 1024
+
+
+def window_of(problem: ConvProblem, columns: int, all_columns: int) -> int:
+    """Pixels of a row of dy: what all taps of a tile read, from a multiple of 16 bytes on, and an odd number of these,
+    so that eight rows meet each bank of shared memory once."""
+    step, read = problem.dilation[1], K16 * held_steps(problem, columns)
+    firsts = (problem.padding[2] - first * step for first in range(0, problem.s, all_columns))
+    begins = ((first, (first - (all_columns - 1) * step) // ALIGNED * ALIGNED) for first in firsts)
+    units = max(ceil_div(first - begin + read, ALIGNED) for first, begin in begins)
+    return ALIGNED * (units | 1)
 
 
 def row_steps(problem: ConvProblem) -> tuple[int, int]:
@@ -191,7 +234,7 @@ def tensor_map(problem: ConvProblem, role: str, box: tuple[int, int, int], step:
 
 def maps_of(problem: ConvProblem, config: KMajorWeightConfig) -> tuple[TensorMap, TensorMap]:
     """Those of x and of dy."""
-    x = config.columns, config.channels, config.x_rows(problem)
+    x = config.columns, config.channels, config.stage(problem).x_rows
     dy = config.window(problem), config.filters, config.rows
     return (
         tensor_map(problem, "x", x, problem.dilation[0], ITEM * config.columns),
@@ -218,21 +261,15 @@ class NativeWeightKMajor(split_k.PredictedSplitK):
             reasons.append(f"stride={problem.stride}: along a row neighbouring outputs must read neighbouring pixels")
         if reasons:
             return reasons
-        for pixels, what in ((problem.w, "x"), (problem.q, "the output")):
-            if pixels % ALIGNED:
-                return [
-                    f"rows of {pixels} pixels of {what} are no multiple of 16 bytes, which tensor copies require: take "
-                    f"{ceil_div(pixels, ALIGNED) * ALIGNED} pixels"
-                ]
+        odd = "are no multiple of 16 bytes, which tensor copies require"
+        if problem.w % ALIGNED:
+            return [f"rows of {problem.w} pixels of x {odd}: take {ceil_div(problem.w, ALIGNED) * ALIGNED} pixels"]
+        if problem.q % ALIGNED:
+            origin = f"which follow from {problem.w} pixels of x and padding={problem.padding}"
+            return [f"rows of {problem.q} pixels of the output, {origin}, {odd}"]
         if problem.pixels >= 2**31:
             return [f"the output has {problem.pixels} pixels, 2**31 or more"]
-        if not whole_configs(problem, target):
-            config = config_of(problem, TILES[-1], COLUMNS[-1], FEW_ROWS, MIN_STAGES)
-            maps = maps_of(problem, config)
-            reasons = [f"no tensor map describes {each.role}: {why}" for each in maps for why in each.why_not()]
-            room = f"the {target.shared_per_block} bytes of shared memory that a block has"
-            return reasons or [f"{MIN_STAGES} stages of {config.copied_bytes(problem)} bytes take more than {room}"]
-        return []
+        return [] if whole_configs(problem, target) else _no_room(problem, target)
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
@@ -269,70 +306,104 @@ def rows_of_product(problem: ConvProblem) -> int:
     return rows if rows <= MOST_ROWS else min((MOST_ROWS, 3), key=lambda each: ceil_div(rows, each) * each)
 
 
+def tap_columns_of(problem: ConvProblem, tile: Tile) -> int:
+    """Filter columns of a column group: as few as make no more tiles than the most that sums have room for."""
+    filter_groups, column_groups, width = tile
+    most = max(1, 2 * MOST_SUMS[filter_groups * column_groups] // width)
+    return ceil_div(problem.s, ceil_div(problem.s, most * column_groups) * column_groups)
+
+
+def tiles_for(problem: ConvProblem) -> tuple[list[Tile], list[Tile]]:
+    """The tiles of the layer, and those that others replace: of which half has room for all channels, where there is
+    a narrower one of as many groups and filter columns; or for all filters, where there is one of half as many."""
+    rows, few_filters = rows_of_product(problem), problem.group_k <= MMA_M and problem.s >= ONE_FILTER_GROUP[1]
+    possible = [tile for tile in TILES if tile[2] % (8 * rows) == 0 and problem.s >= tile[1]]
+    kinds = [(*tile[:2], tap_columns_of(problem, tile)) for tile in possible]
+    narrowest = dict(zip(kinds, possible, strict=True))
+    taken: tuple[list[Tile], list[Tile]] = [], []
+    for tile, kind in zip(possible, kinds, strict=True):
+        wide = problem.group_c <= tile[2] // rows // 2 and tile != narrowest[kind]
+        taken[wide or (few_filters and tile[:2] != ONE_FILTER_GROUP)].append(tile)
+    return taken
+
+
 @lru_cache(maxsize=64)
 def whole_configs(problem: ConvProblem, target: Target) -> tuple[KMajorWeightConfig, ...]:
-    """The quickest configurations of each tile, computed by one block: one of any rows, and one of few. Of those tiles
-    of which half has not room for all filters or channels; of the smallest in any case."""
-    found: list[KMajorWeightConfig] = []
-    for tile in TILES:
-        filter_groups, column_groups, columns = tile
-        tap_rows = rows_of_product(problem)
-        channels, rest = divmod(columns, tap_rows)
-        if rest or channels % 8 or problem.s < column_groups:
-            continue
-        small = problem.group_c <= channels // 2 or (filter_groups > 1 and problem.group_k <= MMA_M)
-        if small and found and tile != TILES[-1]:
-            continue
-        ways = sorted(_ways(problem, tile, target), key=itemgetter(0))
-        few = [way for way in ways if way[1].rows <= FEW_ROWS]
-        found += dict.fromkeys(config for _, config in ways[:1] + few[:1])
-    return tuple(found)
+    """The quickest configurations of each tile, computed by one block: one of any rows, and one of few. Of tiles that
+    others replace only where none of the others fits."""
+    stages, windows = stages_for(problem), dict[tuple[int, int], int]()
+    for tiles in tiles_for(problem):
+        found = [config for tile in tiles for config in _quickest(problem, tile, target, stages, windows)]
+        if found:
+            return tuple(found)
+    return ()
 
 
-def _ways(problem: ConvProblem, tile: Tile, target: Target) -> Iterator[tuple[float, KMajorWeightConfig]]:
-    """Valid configurations of a tile, with the cycles of all their stages."""
-    widths = set()
-    for columns in COLUMNS:
-        width = ceil_div(problem.w, columns) * K16 * held_steps(problem, columns)
-        if width in widths or (columns > K16 and columns >= 2 * problem.w):
-            continue  # a longer row has as many columns, or a shorter one has all
-        widths.add(width)
-        for rows in ROWS:
-            if rows * held_steps(problem, columns) % 2:
+def _quickest(
+    problem: ConvProblem, tile: Tile, target: Target, stages: list[Stage], windows: dict[tuple[int, int], int]
+) -> Iterator[KMajorWeightConfig]:
+    """Those of a tile; ``windows`` keeps what `window_of` says of columns of x and of a filter."""
+    whole = config_of(problem, tile, COLUMNS[0], FEW_ROWS, MIN_STAGES)
+    speeds, step = KMajorSpeeds.of(target), step_cycles(problem, whole, target)
+    columns, sums, ways = whole.all_columns, whole.sum_bytes, []
+    for stage in stages:
+        if (stage.columns, columns) not in windows:
+            windows[stage.columns, columns] = window_of(problem, stage.columns, columns)
+        copies = whole.copies(stage, windows[stage.columns, columns])
+        each = stage_bytes(copies[1])
+        number = min(target.shared_per_block // (each + 16), MAX_STAGES)
+        if number >= MIN_STAGES and max(number * each, sums) + 16 * number <= target.shared_per_block:
+            cycles = max(stage_cycles(speeds, step * stage.steps, copy_cycles(speeds, *copies), 1))
+            ways.append((cycles * stage.of_images, stage, number))
+    ways.sort(key=itemgetter(0))
+    taken: Stage | None = None
+    for rows in (ROWS[0], FEW_ROWS):
+        for _, stage, number in ways:
+            if stage.rows > rows:
                 continue
-            config = config_of(problem, tile, columns, rows, 1)
-            each = ceil_div(config.copied_bytes(problem), 1024) * 1024 + 16
-            stages = min(target.shared_per_block // each, MAX_STAGES)
-            config = config_of(problem, tile, columns, rows, stages)
-            room = config.barriers_at(problem) + 16 * stages <= target.shared_per_block
-            if stages < MIN_STAGES or not room or any(each.why_not() for each in maps_of(problem, config)):
-                continue
-            yield max(stage_cycles(problem, config, target, 1)) * config.stages_of(problem), config
+            if stage is taken:
+                break
+            config = variant(whole, columns=stage.columns, rows=stage.rows, stages=number)
+            if not any(each.why_not() for each in maps_of(problem, config)):
+                taken = stage
+                yield config
+                break
+
+
+def _no_room(problem: ConvProblem, target: Target) -> list[str]:
+    """Why the layer has no configuration: what is wrong with the one whose stages take the fewest bytes."""
+    tiles, stages = [each for some in tiles_for(problem) for each in some], stages_for(problem)
+    configs = [config_of(problem, tile, stage.columns, stage.rows, MIN_STAGES) for tile in tiles for stage in stages]
+    copied = [each.copies(each.stage(problem), each.window(problem))[1] for each in configs]
+    least = min(copied)
+    maps = maps_of(problem, configs[copied.index(least)])
+    reasons = [f"no tensor map describes {each.role}: {why}" for each in maps for why in each.why_not()]
+    room = f"the {target.shared_per_block} bytes of shared memory that a block has"
+    return reasons or [f"{MIN_STAGES} stages of {stage_bytes(least)} bytes take more than {room}"]
 
 
 def config_of(problem: ConvProblem, tile: Tile, columns: int, rows: int, stages: int) -> KMajorWeightConfig:
     filter_groups, column_groups, width = tile
-    consumers, tap_rows = filter_groups * column_groups, rows_of_product(problem)
-    most = max(1, 2 * MOST_SUMS[consumers] // width)
-    tap_columns = ceil_div(problem.s, ceil_div(problem.s, most * column_groups) * column_groups)
-    registers = REGISTERS[consumers, False]
+    tap_rows, tap_columns = rows_of_product(problem), tap_columns_of(problem, tile)
+    registers = REGISTERS[filter_groups * column_groups, False]
     return KMajorWeightConfig(
         filter_groups, column_groups, width // tap_rows, tap_rows, tap_columns, columns, rows, stages, *registers
     )
 
 
-def stage_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Target, busy: float) -> tuple[float, float]:
+def stage_cycles(speeds: KMajorSpeeds, computed: float, copied: float, busy: float) -> tuple[float, float]:
     """Cycles of a stage's products and of its copies, where a share ``busy`` of the multiprocessors works."""
-    speeds, products = KMajorSpeeds.of(target), config.steps(problem) * config.filter_groups * config.all_columns
-    computed = computed_cycles(problem, config, target) + speeds.product * products
-    x, dy = config.x_rows(problem) * config.channels, config.rows * config.filters
-    copied = speeds.row * (x + dy) + config.copied_bytes(problem) / speeds.copied_per_cycle
     return computed / (1 - speeds.busy[0] * busy), copied * (1 + speeds.busy[1] * busy)
 
 
-def computed_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Target) -> float:
-    """Cycles of a stage's products: of the tensor cores at their peak, or of shared memory, from which a product reads
-    32 bytes a column, and a lane a word of dy for each pair of pixels, or two."""
+def copy_cycles(speeds: KMajorSpeeds, rows: int, copied: int) -> float:
+    """Cycles of a stage's copies of rows of boxes, and of their bytes."""
+    return speeds.row * rows + copied / speeds.copied_per_cycle
+
+
+def step_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Target) -> float:
+    """Cycles of the products of a step of 16 pixels: of the tensor cores at their peak, or of shared memory, from which
+    a product reads 32 bytes a column, and a lane a word of dy for each pair of pixels, or two."""
     step, left = problem.dilation[1], problem.padding[2]
     words = 0
     for group in range(config.column_groups):
@@ -341,12 +412,15 @@ def computed_cycles(problem: ConvProblem, config: KMajorWeightConfig, target: Ta
     columns = config.all_columns * config.tap_rows * config.channels
     products = 2 * MMA_M * K16 * columns / target.tensor_flops
     reads = (ITEM * K16 * columns + ITEM * MMA_M * K16 * words) / SHARED_BYTES
-    return config.steps(problem) * config.filter_groups * max(products, reads)
+    beside = KMajorSpeeds.of(target).product * config.all_columns
+    return config.filter_groups * (max(products, reads) + beside)
 
 
 def cycles_of(problem: ConvProblem, whole: KMajorWeightConfig, target: Target) -> Callable[[int, int], float]:
     """A function that predicts the clock cycles of ``whole`` with another ``split`` and ``split_k``."""
-    speeds, stages, tiles = KMajorSpeeds.of(target), whole.stages_of(problem), tiles_of(problem, whole)
+    speeds, stage, tiles = KMajorSpeeds.of(target), whole.stage(problem), tiles_of(problem, whole)
+    products = step_cycles(problem, whole, target) * stage.steps
+    copies = copy_cycles(speeds, *whole.copies(stage, whole.window(problem)))
     memory = moved_bytes(problem) / target.bytes_per_cycle
     sums = 8 * split_k.weights_of(problem) / speeds.added_per_cycle
     # pairs of blocks find a place on all multiprocessors
@@ -356,9 +430,9 @@ def cycles_of(problem: ConvProblem, whole: KMajorWeightConfig, target: Target) -
         if split not in places:
             places[split] = clusters_at_once(split, 1, target)
         busy = min(1.0, tiles * slices * split / target.multiprocessors)
-        computed, copied = stage_cycles(problem, whole, target, busy)
+        computed, copied = stage_cycles(speeds, products, copies, busy)
         # the first stage's copies hide nothing
-        each = ceil_div(stages, split * slices) * max(computed, copied) + copied + speeds.block
+        each = ceil_div(stage.of_images, split * slices) * max(computed, copied) + copied + speeds.block
         time = overlapped(ceil_div(tiles * slices, places[split]) * each, memory, speeds.not_hidden)
         return time + speeds.start + (speeds.adding + slices * sums if slices > 1 else 0)
 
