@@ -81,8 +81,8 @@ _MOST_16_LONG, _LONG_US = 0.98, 11
 _MOST_16_INPUT, _MOST_16_INPUT_OTHER = {"1x1": (1.05, 1.16), "other": (1.09, 1.1)}, 0.5
 _MOST_16_INPUT_NCHW = {"1x1": 0.5, "other": 0.86}
 #: Of gradients of filters: where both numbers of channels are multiples of 8, channels last; channels first; others, of
-#: few channels, with one tap, and with several. Explored (H200, d33bb4b4): channels first 17 of 28 layers of opencnn and
-#: im2win are taken, which took PyTorch 1.27 times as long and more.
+#: few channels, with one tap, and with several. Explored (H200, d33bb4b4): channels first 17 of 28 layers of opencnn
+#: and im2win are taken, which took PyTorch 1.27 times as long and more.
 _MOST_16_WEIGHT, _MOST_16_WEIGHT_NCHW = {"1x1": 0.95, "other": 1.13}, 0.97
 _MOST_16_WEIGHT_OTHER = {"few": 0.5, "1x1": 0.5, "other": 1.0}
 #: Of layers in groups of several channels, and in 16 bits channels first and last. Of the 180 measured ones of
