@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -97,7 +96,7 @@ def test_the_house_is_whole() -> None:
 
 def test_the_folder_of_pytorch_says_what_each_file_has() -> None:
     folder = ROOT / "src/leanconv/torch"
-    said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    said, _, _ = (folder / "__init__.py").read_text().partition("\nfrom ")
     files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     assert files <= set(re.findall(r"`(\w+)`", said))
 
