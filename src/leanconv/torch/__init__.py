@@ -3,15 +3,15 @@
 # Which file has what:
 # - Functions and modules with gradients: `functional`, `modules`, `causal`, `images`. Their operators in PyTorch's
 #   library: `operators`, `epilogue`, with `vmap`.
-# - `enable`, in the order in which a call meets it: `switch` turns it on. `module_call` and `functions` take the place of
-#   PyTorch's modules and functions. `decided` keeps what was decided for a layer, `quick` computes a call that is as the
-#   one before, `recorded` one with a gradient. Other calls meet `patch` below PyTorch's dispatcher (`registration`).
+# - `enable`, in the order in which a call meets it: `switch` turns it on. `module_call` and `functions` take the place
+#   of PyTorch's modules and functions. `decided` keeps what was decided for a layer, `quick` computes a call that is as
+#   the one before, `recorded` one with a gradient. Other calls meet `patch` below PyTorch's dispatcher (`registration`).
 # - How it decides: `deciding` says what a decision is, `layers` what a layer is, `comparing` who is quicker, by
 #   `expected_time` or `measured_time`. `packed` keeps packed filters, `switches` asks what PyTorch is set to, `report`
 #   says what ran.
 # - Before the first call, to compile or tune: `recording`.
-# - `fuse` and the backend of torch.compile: `fusing`, `fused_backend`, `compile_report`, with `patterns`, `fused_layer`,
-#   `squeeze` and `squeeze_graph`.
+# - `fuse` and the backend of torch.compile: `fusing`, `fused_backend`, `compile_report`, with `patterns`,
+#   `fused_layer`, `squeeze` and `squeeze_graph`.
 
 from leanconv.torch.causal import CausalConv3d
 from leanconv.torch.compile_report import CompileReport, fused_report
