@@ -5,7 +5,7 @@
 #   library: `operators`, `epilogue`, with `vmap`.
 # - `enable`, in the order in which a call meets it: `switch` turns it on. `module_call` and `functions` take the place
 #   of PyTorch's modules and functions. `decided` keeps what was decided for a layer, `quick` computes a call that is as
-#   the one before, `recorded` one with a gradient. Other calls meet `patch` below PyTorch's dispatcher (`registration`).
+#   the one before, `recorded` one with a gradient. Others meet `patch` below PyTorch's dispatcher (`registration`).
 # - How it decides: `deciding` says what a decision is, `layers` what a layer is, `comparing` who is quicker, by
 #   `expected_time` or `measured_time`. `packed` keeps packed filters, `switches` asks what PyTorch is set to, `report`
 #   says what ran.
