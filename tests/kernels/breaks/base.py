@@ -24,6 +24,8 @@ GONE = Outcome("has left the kernel")
 STUCK = Outcome("the cluster is stuck")
 BARRIER = Outcome(r"emulator: barrier \d")
 MISALIGNED = Outcome("misaligned")
+#: A copy to what threads have loaded from and no product has taken.
+NOT_TAKEN = Outcome("no product has used it")
 #: A product, a copy or a barrier that is used against its rules.
 RULE = Outcome("wgmma|bulk|mbarrier|cp_async|barrier|ld_shared|deadlock|fence")
 #: A product, a copy or a barrier that is still under way.

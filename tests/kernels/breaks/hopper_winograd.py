@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kernels.breaks.base import FENCE, GONE, RACE, RULE, STUCK, WRONG, breaks_of
+from tests.kernels.breaks.base import FENCE, GONE, NOT_TAKEN, RACE, RULE, STUCK, WRONG, breaks_of
 
 nchw = breaks_of("tensor_winograd", "pairs-{}-nchw")
 multicast = breaks_of("tensor_winograd", "pairs-{}-nhwc", split=1, multicast=2, ping_pong=True)
@@ -44,8 +44,11 @@ BREAKS = (
     nhwc("sums are read before the other warpgroup has written them", "exchange_states", "{{barrier_sync(...);}}",
          RACE | WRONG, "same", times=2, only=1),
     nhwc("pixels are free before the products have taken them", "multiply_stage",
-         "{{=> if (lane == 0) mbarrier_arrive(rings.pixels_empty(pixel_place.stage));}} load_states<_>(_, _, _.base",
-         RULE | RACE, "same"),
+         "{{=> if (i == 0) __syncwarp(), mbarrier_arrive_warp(rings.pixels_empty(pixel_place.stage), lane);}} "
+         "if (!_ || _ == 0) mbarrier_wait_parity(...); if (_ == 0) ping_pong.wait(_); const ...; float ...; "
+         "wgmma_fence(...); begin_products(...); end_products(...); wgmma_commit_group(); int ...; if ... "
+         "if (...) { __syncwarp(); if constexpr (_) ... else { {{mbarrier_arrive_warp(...);}}",
+         NOT_TAKEN, "same"),
     nhwc("filters are free while products read them", "multiply_stage",
          "{{=> if (lane == 0) mbarrier_arrive(rings.filters_empty(place));}} end_products", RULE | RACE, "same"),
     nhwc("rows of outputs do not end", "PairPixels::begin", "{{+ (_ + _) / P::q * 2}}", WRONG, "odd"),
