@@ -178,10 +178,10 @@ class NchwSpeeds(Speeds):
 
 
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
-    return [_as_row(phase) for phase in distinct_phases(problem)]
+    return [as_row(phase) for phase in distinct_phases(problem)]
 
 
-def _as_row(phase: PartialConvolution) -> PartialConvolution:
+def as_row(phase: PartialConvolution) -> PartialConvolution:
     """Where each output reads the pixel of its own place alone, an image is one row."""
     problem = phase.problem
     pointwise = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0, 0, 0))
@@ -388,7 +388,7 @@ class NativeGemmNchw(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        for phase in map(_as_row, single_phases(problem)):
+        for phase in map(as_row, single_phases(problem)):
             prepare.append(_pack_launch(problem, phase, config, first))
             launches.append(self._launch(problem, phase, config, first, target))
             first += _filter_bytes(phase.problem, config.filters) // item_bytes(problem.dtype)
