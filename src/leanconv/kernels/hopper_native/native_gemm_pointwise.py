@@ -99,7 +99,7 @@ def _pixels(problem: ConvProblem) -> int:
 @lru_cache(maxsize=256)
 def _config(tile: Tile, block: int, copied: int, room: int) -> PointwiseConfig | None:
     """The configuration of a tile with the most stages; None where these do not fit."""
-    config = PointwiseConfig(WARPGROUPS, *tile, block, 1, copied, *REGISTERS[WARPGROUPS, copied == BY_TMA])
+    config = PointwiseConfig(WARPGROUPS, *tile, block, 1, copied, *REGISTERS[WARPGROUPS, False])
     stages = (room - 4 * WARPGROUPS * OUTPUT_BYTES) // (config.stage_bytes + 16)
     return replace(config, stages=min(stages, MAX_STAGES)) if stages >= MIN_STAGES else None
 
