@@ -37,13 +37,17 @@
 #include <device/ptx/sync.cuh>
 #include <device/ptx/tma.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/odd_pixels.cuh>
 
 namespace leanconv {
 
 // The tiles of the output: filters first, then groups, then segments of images, so that CTAs side by side read the same pixels.
 template <class Problem, class Tuning>
 struct PointwiseTiles {
-    static constexpr int pixels = Problem::w, of_image = ceil_div(pixels, Tuning::columns);
+    static constexpr int pixels = Problem::w;
+    // Of an odd number, columns of odd channels are one pixel behind (odd_pixels.cuh).
+    static constexpr bool odd = pixels % 2 == 1;
+    static constexpr int step = odd ? Tuning::columns - 8 : Tuning::columns, of_image = ceil_div(pixels, step);
     static constexpr int filters = 64 * Tuning::m_tiles * Tuning::warpgroups, of_filters = ceil_div(Problem::group_k, filters);
     static constexpr int of_pixels = of_filters * Problem::groups;
     int count;
@@ -56,7 +60,7 @@ struct PointwiseTiles {
         return (tile / of_pixels * Tuning::segments + segment) / of_image;
     }
     static __device__ __forceinline__ int first_pixel(int tile, int segment) {
-        return (tile / of_pixels * Tuning::segments + segment) % of_image * Tuning::columns;
+        return (tile / of_pixels * Tuning::segments + segment) % of_image * step;
     }
 };
 
@@ -126,8 +130,11 @@ __device__ __forceinline__ void copy_filters(unsigned char* to, const TensorMap&
     using Ring = PointwiseRing<Problem, Tuning>;
     if constexpr (Tuning::mirrored) {
 #pragma unroll
-        for (int i = 0; i < Ring::Tiles::filters / 64; ++i)
-            cp_async_bulk_tensor_shared_global(to + i * Ring::m64, w, full, filter + i * 64, c, group);
+        for (int i = 0; i < Ring::Tiles::filters / 64; ++i) {
+            if constexpr (Ring::Tiles::odd)
+                cp_async_bulk_tensor_shared_global(to + i * Ring::m64, w, full, filter + i * 64, c / 2, 0, group);
+            else cp_async_bulk_tensor_shared_global(to + i * Ring::m64, w, full, filter + i * 64, c, group);
+        }
     } else {
         cp_async_bulk_tensor_shared_global(to, w, full, c, filter, group);
     }
@@ -163,6 +170,7 @@ template <class Problem, class Tuning>
 struct LanePixels {
     using Ring = PointwiseRing<Problem, Tuning>;
     using Tiles = PointwiseTiles<Problem, Tuning>;
+    using Sorted = OddPixels<Tiles::odd ? Tuning::channel_block : 32>;
     static constexpr int copies = ceil_div(Tuning::columns, Tuning::copied);  // of a row
     static constexpr int rows = 128 / copies < Tuning::channel_block ? 128 / copies : Tuning::channel_block;  // at once
     static constexpr int steps = ceil_div(Tuning::channel_block, rows), late = 2;
@@ -181,8 +189,9 @@ struct LanePixels {
             const int line = step * rows + row;
             if (!there || row >= rows || (steps * rows > Tuning::channel_block && line >= Tuning::channel_block)) continue;
             const bool exists = Problem::group_c % Tuning::channel_block == 0 || c + line < Problem::group_c;
-            unsigned char* const at = to + place + line * 128 + (pixel / 8 % 8 ^ line % 8) * 16;
-            const typename Problem::element* const own = exists ? from + static_cast<int64>(line) * Tiles::pixels : x;
+            const int to_line = Tiles::odd ? Sorted::row(line) : line, moved = Tiles::odd ? line % 2 : 0;
+            unsigned char* const at = to + place + to_line * 128 + (pixel / 8 % 8 ^ to_line % 8) * 16;
+            const typename Problem::element* const own = exists ? from + (static_cast<int64>(line) * Tiles::pixels - moved) : x;
             if constexpr (Tuning::copied == 4) cp_async_8(at, own, exists);
             else cp_async_4(at, own, exists);
         }
@@ -234,8 +243,8 @@ template <class Problem, class Tuning>
 struct PointwiseOutput {
     using T = typename Problem::result;
     using Ring = PointwiseRing<Problem, Tuning>;
+    using Tiles = PointwiseTiles<Problem, Tuning>;
     static constexpr int pixels = Problem::w, together = gcd(pixels, 8), words = together / 2;
-    static_assert(together > 1, "pairs of pixels are aligned");
     int lane;
     T* staging;
     Bias<Problem> bias;
@@ -243,7 +252,8 @@ struct PointwiseOutput {
     static __device__ __forceinline__ void copy_unit(T* to, const T* from) {
         if constexpr (together == 8) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
         else if constexpr (together == 4) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-        else *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+        else if constexpr (together == 2) *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
+        else *to = *from;
     }
     // Calls `act` with the unit of each of the lane's turns that exists: where it lies in the staging buffer and in y.
     template <int units, class Act>
@@ -254,24 +264,27 @@ struct PointwiseOutput {
             if (filter < filters && pixel < left) act(staging + filter * Ring::pitch + pixel, y + filter * pixels + pixel);
         }
     }
-    // The sums from `first` on of `columns` pixels: those of an image from `pixel` on, of the filters of the group from k on.
+    // The sums from `first` on of `columns` columns of a segment, from `begin` on; of the filters of the group from k on.
     template <int first, int columns, int count>
-    __device__ __forceinline__ void store(const float (&sums)[count], T* y, int image, int group, int k, int pixel) const {
+    __device__ __forceinline__ void store(const float (&sums)[count], T* y, int tile, int segment, int begin, int k) const {
         constexpr int width = gcd(columns, 64), units = width / together;
-        const int filters = min(16, Problem::group_k - k), filter = group * Problem::group_k + k;
+        const int filters = min(16, Problem::group_k - k), filter = Tiles::group(tile) * Problem::group_k + k;
+        const int from = Tiles::first_pixel(tile, segment), exist = min(pixels - from, Tiles::step) - begin;
         Term<Problem> terms[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             terms[half] = term_of<Problem>(bias, filter + lane / 4 + 8 * half, lane / 4 + 8 * half < filters);
-        T* const to = y + ((static_cast<int64>(image) * Problem::k + filter) * pixels + pixel);
+        T* const to = y + ((static_cast<int64>(Tiles::image(tile, segment)) * Problem::k + filter) * pixels + from + begin);
 #pragma unroll
         for (int column = 0; column < columns; column += width) {
-            const int left = pixels - pixel - column;
+            const int left = exist - column;
             if (left <= 0) break;
             __syncwarp();  // the pixels before have been read
             if constexpr (adds<Problem>) {
                 for_units<units>(to + column, filters, left, [&](T* shared, const T* at) {
-                    if constexpr (Problem::add) {
+                    if constexpr (Problem::add && words == 0) {
+                        *shared = load_read_only(residual_of(bias, at));
+                    } else if constexpr (Problem::add) {
                         unsigned held[words];
                         load_residual<Problem>(held, bias, at);
 #pragma unroll
@@ -311,15 +324,62 @@ struct PointwiseSums {
     static constexpr int whole = Tuning::columns / 64 * 64, rest = Tuning::columns - whole, count = whole / 2;
     static constexpr int m_tiles = Tuning::m_tiles, segments = Tuning::segments, split = Tuning::split;
     static_assert(rest == 0 || (segments == 1 && split == 1), "several segments, and shares of one, are whole boxes");
+    static constexpr bool odd = Tiles::odd;
+    using Moved = OddPixels<odd ? Tuning::channel_block : 32>;
+    static constexpr bool in_registers = odd && !Tuning::mirrored;  // operand A
+    static_assert(rest == 0 || !odd, "odd channels have sums of whole boxes");
     float sums[m_tiles][segments][count], more[m_tiles][rest > 0 ? rest / 2 : 1];
+    // Of odd channels, where their columns are one pixel behind.
+    float behind[odd ? m_tiles : 1][odd ? segments : 1][odd ? count : 1];
+    unsigned a[in_registers ? 2 * m_tiles : 1][Moved::pairs][4];
 
     __device__ __forceinline__ void fence() {
         if constexpr (rest > 0) wgmma_fence(sums, more);
+        else if constexpr (odd) wgmma_fence(sums, behind);
         else wgmma_fence(sums);
     }
     __device__ __forceinline__ void wait() {
         if constexpr (rest > 0) wgmma_wait_group<0>(sums, more);
+        else if constexpr (in_registers) wgmma_wait_group<0>(sums, behind, a);
+        else if constexpr (odd) wgmma_wait_group<0>(sums, behind);
         else wgmma_wait_group<0>(sums);
+        if constexpr (odd) {
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+                for (int segment = 0; segment < segments; ++segment)
+                    add_moved(sums[m][segment], behind[m][segment], threadIdx.x % 32);
+        }
+    }
+    // The products of a stage: first of even channels, then of odd ones.
+    __device__ __forceinline__ void multiply_sorted(const Ring& ring, int stage, int warpgroup, bool add) {
+#pragma unroll
+        for (int i = 0; i < 2 * Moved::pairs; ++i)
+#pragma unroll
+            for (int m = 0; m < m_tiles; ++m)
+#pragma unroll
+                for (int segment = 0; segment < segments; ++segment) {
+                    const int parity = i / Moved::pairs, pair = i % Moved::pairs;
+                    auto& to = parity ? behind[m][segment] : sums[m][segment];
+                    const auto b = ring.pixel_operand(stage, segment, 0) + 16 * 128 * i;
+                    if constexpr (in_registers) {
+                        multiply(typename Problem::element{}, to, a[2 * m + parity][pair], b, add || pair > 0);
+                    } else {
+                        const auto filters = ring.filter_operand(stage, warpgroup * m_tiles + m) + Ring::filter_step * i;
+                        multiply(typename Problem::element{}, to, filters, b, add || pair > 0);
+                    }
+                }
+    }
+    // Waits for the products of the stage before, and loads the filters of this one.
+    __device__ __forceinline__ void load_filters(const Ring& ring, int stage, int warpgroup) {
+        OddFilters<Tuning::channel_block> loaded[m_tiles];
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m)
+            loaded[m].load(ring.filters_of(stage) + (warpgroup * m_tiles + m) * Ring::m64, threadIdx.x / 32 % 4, threadIdx.x % 32);
+        wgmma_wait_group<0>(sums, behind, a);
+#pragma unroll
+        for (int m = 0; m < m_tiles; ++m) loaded[m].sort(a[2 * m], a[2 * m + 1]);
+        wgmma_fence(sums, behind, a);
     }
     // The products of a stage.
     __device__ __forceinline__ void multiply_stage(const Ring& ring, int stage, int warpgroup, bool add) {
@@ -340,17 +400,16 @@ struct PointwiseSums {
     // To the output; those of a cluster are added before, and each CTA stores its share of the pixels.
     __device__ __forceinline__ void store(const PointwiseOutput<Problem, Tuning>& output, T* y, const Ring& ring, long long batch,
                                           int tile, int warpgroup) const {
-        const int group = Tiles::group(tile);
         const int first_k = Tiles::first_filter(tile) + warpgroup * m_tiles * 64 + threadIdx.x / 32 % 4 * 16;
         if constexpr (split == 1) {
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
                 for (int segment = 0; segment < segments; ++segment) {
-                    const int image = Tiles::image(tile, segment), pixel = Tiles::first_pixel(tile, segment), k = first_k + m * 64;
-                    if (image >= batch || k >= Problem::group_k) continue;
-                    output.template store<0, whole>(sums[m][segment], y, image, group, k, pixel);
-                    if constexpr (rest > 0) output.template store<0, rest>(more[m], y, image, group, k, pixel + whole);
+                    const int k = first_k + m * 64;
+                    if (Tiles::image(tile, segment) >= batch || k >= Problem::group_k) continue;
+                    output.template store<0, whole>(sums[m][segment], y, tile, segment, 0, k);
+                    if constexpr (rest > 0) output.template store<0, rest>(more[m], y, tile, segment, whole, k);
                 }
         } else {
             // The ring is not needed any more: this is the only tile of the cluster.
@@ -368,19 +427,18 @@ struct PointwiseSums {
             const int first = static_cast<int>(cluster_rank()) * columns;
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m)
-                store_pieces<piece>(output, added[m], y, batch, tile, group, first_k + m * 64, first);
+                store_pieces<piece>(output, added[m], y, batch, tile, first_k + m * 64, first);
         }
     }
-    // Sums of a share, whose first column of the tile is `first`, some columns of one segment at a time.
+    // Sums of a share, whose first column of the tile is `first`: some columns of one segment at a time.
     template <int piece, int number = 0, int count>
     static __device__ __forceinline__ void store_pieces(const PointwiseOutput<Problem, Tuning>& output, const float (&sums)[count],
-                                                        T* y, long long batch, int tile, int group, int k, int first) {
-        const int column = first + number * piece, segment = column / whole, image = Tiles::image(tile, segment);
-        if (image < batch && k < Problem::group_k)
-            output.template store<number * piece / 2, piece>(sums, y, image, group, k,
-                                                             Tiles::first_pixel(tile, segment) + column % whole);
+                                                        T* y, long long batch, int tile, int k, int first) {
+        const int column = first + number * piece, segment = column / whole;
+        if (Tiles::image(tile, segment) < batch && k < Problem::group_k)
+            output.template store<number * piece / 2, piece>(sums, y, tile, segment, column % whole, k);
         if constexpr ((number + 1) * piece / 2 < count)
-            store_pieces<piece, number + 1>(output, sums, y, batch, tile, group, k, first);
+            store_pieces<piece, number + 1>(output, sums, y, batch, tile, k, first);
     }
 };
 
@@ -399,12 +457,14 @@ __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::re
         tile_sums.fence();
         for (int stage = ring.first; stage < ring.end; ++stage) {
             mbarrier_wait_parity(ring.full(place.stage), place.parity);
-            wgmma_fence();
-            tile_sums.multiply_stage(ring, place.stage, warpgroup, stage > ring.first);
+            if constexpr (tile_sums.in_registers) tile_sums.load_filters(ring, place.stage, warpgroup);
+            else wgmma_fence();
+            if constexpr (tile_sums.odd) tile_sums.multiply_sorted(ring, place.stage, warpgroup, stage > ring.first);
+            else tile_sums.multiply_stage(ring, place.stage, warpgroup, stage > ring.first);
             wgmma_commit_group();
             if (stage > ring.first) {
                 // The products of the stage before are done while these are under way.
-                wgmma_wait_group<1>();
+                if constexpr (!tile_sums.in_registers) wgmma_wait_group<1>();
                 mbarrier_arrive_warp(ring.empty(before), lane);
             }
             before = place.stage;

@@ -30,6 +30,8 @@ BLOCKS, MIN_STAGES, MAX_STAGES = (64, 32, 16), 3, 8
 WARPGROUPS, OUTPUT_BYTES = 2, 16 * 2 * 72
 #: CTAs of a cluster that share a reduction, pixels that each of them stores at least, and sums that a thread gathers.
 SPLITS, LEAST_STORED, MOST_SUMS = (2, 4, 8, 16), 16, 32
+#: Columns of a consumer where even and odd channels have sums of their own, at most.
+MOST_SORTED = 128
 #: Instructions of a lane for a copy, counted in machine code.
 COPY_INSTRUCTIONS = 8
 #: What the kernel counts in an int.
@@ -111,8 +113,15 @@ def _tiles_for(problem: ConvProblem) -> Iterator[Tile]:
         m_tiles, segments, columns = tile
         half = ceil_div(columns, ROW) * ROW // 2
         wide = columns == ROW or pixels > half
-        if wide and (segments == 1 or pixels <= columns) and (m_tiles == 1 or filters > 64 * WARPGROUPS):
+        single = segments == 1 or pixels <= _step(pixels, columns)
+        few = pixels % 2 == 0 or (columns % ROW == 0 and m_tiles * segments * columns <= MOST_SORTED)
+        if wide and single and few and (m_tiles == 1 or filters > 64 * WARPGROUPS):
             yield tile
+
+
+def _step(pixels: int, columns: int) -> int:
+    """Pixels of a segment: of an odd number some columns are not complete (odd_pixels.cuh)."""
+    return columns - 8 if pixels % 2 else columns
 
 
 def _phase(problem: ConvProblem) -> PartialConvolution:
@@ -143,8 +152,8 @@ class NativeGemmPointwise(TimedAlgorithm):
         if problem.group_c * item_bytes(problem.dtype) % 16:
             reasons.append(f"{problem.group_c} channels of a group are no whole 16 bytes, which tensor copies require")
         pixels = _pixels(problem)
-        if pixels % 2:
-            reasons.append(f"images have {pixels} pixels, an odd number: copies bring pairs")
+        if pixels % 2 and problem.op == "dgrad" and problem.group_k % 2:
+            reasons.append(f"{problem.group_k} filters of a group, for {pixels} pixels: one of both must be even")
         filters = problem.group_c if problem.op == "dgrad" else problem.group_k
         if problem.n * ceil_div(pixels, ROW) * ceil_div(filters, 64 * WARPGROUPS) * problem.groups > MAX_INDEX:
             reasons.append(f"n={problem.n}: outputs are more than {MAX_INDEX} tiles")
@@ -155,9 +164,10 @@ class NativeGemmPointwise(TimedAlgorithm):
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PointwiseConfig]]:
         phase, copied = _phase(problem).problem, gcd(_pixels(problem), BY_TMA)
-        blocks = [block for block in BLOCKS if block == BLOCKS[-1] or 2 * phase.group_c > block]
+        all_blocks = BLOCKS[:-1] if copied == 1 else BLOCKS
+        blocks = [block for block in all_blocks if block == all_blocks[-1] or 2 * phase.group_c > block]
         known = (
-            _config(tile, block, copied, target.shared_per_block) for tile in _tiles_for(problem) for block in blocks
+            _config(tile, block, max(copied, BY_LANES[-1]), target.shared_per_block) for tile in _tiles_for(problem) for block in blocks
         )
         return by_time(
             (_cycles(problem, phase, config, target), config)
@@ -203,6 +213,16 @@ def _filter_map(problem: ConvProblem, config: PointwiseConfig) -> TensorMap:
     item = item_bytes(problem.dtype)
     row = item * problem.group_c
     gradient = problem.op == "dgrad"
+    if gradient and _pixels(problem) % 2:
+        # a stage has the layer's even filters first, then the odd ones (odd_pixels.cuh)
+        return TensorMap(
+            role="w",
+            element=problem.dtype,
+            shape=(problem.group_c, problem.group_k // 2, 2, problem.groups),
+            strides=(2 * row, row, row * problem.group_k),
+            box=(64, config.channel_block // 2, 2, 1),
+            swizzle=128,
+        )
     return TensorMap(
         role="w",
         element=problem.dtype,
@@ -214,7 +234,7 @@ def _filter_map(problem: ConvProblem, config: PointwiseConfig) -> TensorMap:
 
 
 def _segments(forward: ConvProblem, config: PointwiseConfig) -> int:
-    return forward.n * ceil_div(forward.w, config.columns)
+    return forward.n * ceil_div(forward.w, _step(forward.w, config.columns))
 
 
 def _tiles(forward: ConvProblem, config: PointwiseConfig) -> int:
