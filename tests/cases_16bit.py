@@ -42,6 +42,15 @@ def _cases_16bit() -> list[Case]:
     half.add("blocks", 3, 80, 9, 12, 72, 3, 3, layouts=first, activation="silu", **more, **same)
     brain.add("blocks-one-by-one", 3, 144, 6, 6, 40, 1, 1, layouts=first, bias=True, add=True)
     brain.add("blocks-tma", 3, 96, 8, 9, 40, 1, 1, layouts=first, **both)
+    # One tap: images of whole 16 bytes, 8 or 4 bytes of pixels, and of an odd number of them.
+    half.add("images-fours", 2, 72, 14, 14, 136, 1, 1, layouts=first, activation="silu", **more)
+    brain.add("images-pairs", 3, 24, 6, 5, 40, 1, 1, layouts=first, accumulate=True)
+    half.add("images-odd", 5, 328, 7, 7, 72, 1, 1, layouts=first, activation="relu", **more)
+    half.add("images-long", 1, 328, 6, 8, 136, 1, 1, layouts=first, add=True)
+    brain.add("images-groups", 3, 64, 2, 12, 80, 1, 1, layouts=first, groups=2, bias=True)
+    half.add("gradient-images", 3, 136, 5, 8, 72, 1, 1, layouts=first, **gradient)
+    brain.add("gradient-images-odd", 3, 200, 13, 13, 70, 1, 1, layouts=first, **gradient)
+    half.add("gradient-images-groups", 3, 64, 6, 6, 36, 1, 1, layouts=first, groups=2, accumulate=True, **gradient)
     half.add("blocks-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2))
     half.add("weight-windows", 3, 40, 9, 12, 72, 3, 3, layouts=first, **same, **weight)
     brain.add(

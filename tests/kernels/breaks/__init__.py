@@ -11,6 +11,7 @@ from tests.kernels.breaks import (
     kmajor,
     mma_sync,
     papers,
+    pointwise,
     simt,
     volumes,
     winograd,
@@ -27,5 +28,6 @@ BREAKS = (
         *papers.BREAKS,
     ),
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS, *kmajor.BREAKS),
+    *pointwise.BREAKS,
     *volumes.BREAKS,
 )

@@ -38,6 +38,7 @@
 #include <device/ptx/tma.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
 #include <kernels/hopper_native/odd_pixels.cuh>
+#include <kernels/hopper_native/outputs_pointwise.cuh>
 
 namespace leanconv {
 
@@ -81,8 +82,8 @@ struct PointwiseRing {
     static constexpr int all = ceil_div(Problem::group_c, Tuning::channel_block), share = ceil_div(all, Tuning::split);
     static_assert(share * (Tuning::split - 1) < all, "each CTA of a cluster has stages");
     static constexpr int threads = 128 * Tuning::warpgroups, outputs_at = Tuning::stages * stage_bytes;
-    static constexpr int pitch = 72, output_bytes = 16 * 2 * pitch;  // of a warp: 16 filters, 64 pixels and what keeps banks apart
-    static_assert(outputs_at + 4 * Tuning::warpgroups * output_bytes == Tuning::barriers_at, "the host counts as many bytes");
+    using Output = PointwiseOutput<Problem, Tiles>;
+    static_assert(outputs_at + 4 * Tuning::warpgroups * Output::bytes == Tuning::barriers_at, "the host counts as many bytes");
     static_assert(Tuning::split == 1 || Tiles::filters * Tuning::segments * Tuning::columns * 4 <= outputs_at,
                   "the ring takes the sums of a tile");
     unsigned char* base;
@@ -109,7 +110,7 @@ struct PointwiseRing {
     __device__ __forceinline__ TransposedDescriptor pixel_operand(int stage, int segment, int box) const {
         return transposed_descriptor(pixels_of(stage, segment) + box * box_bytes, box_bytes, 1024, 128);
     }
-    __device__ __forceinline__ unsigned char* outputs_of(int warp) const { return base + outputs_at + warp * output_bytes; }
+    __device__ __forceinline__ unsigned char* outputs_of(int warp) const { return base + outputs_at + warp * Output::bytes; }
     __device__ __forceinline__ Mbarrier* full(int stage) const {
         return reinterpret_cast<Mbarrier*>(base + Tuning::barriers_at) + stage;
     }
@@ -184,7 +185,7 @@ struct LanePixels {
         const bool there = image < batch && first + pixel < Tiles::pixels;
         const int64 channel = static_cast<int64>(there ? image : 0) * Problem::c + group * Problem::group_c + c;
         const typename Problem::element* const from = x + (channel * Tiles::pixels + first + pixel);
-#pragma unroll 8
+#pragma unroll 4
         for (int step = 0; step < steps; ++step) {
             const int line = step * rows + row;
             if (!there || row >= rows || (steps * rows > Tuning::channel_block && line >= Tuning::channel_block)) continue;
@@ -236,84 +237,6 @@ __device__ __forceinline__ void produce(const typename Problem::element* x, cons
     cp_async_wait_group<0>();
     while (open > 0) announce();
 }
-
-// A warp's stores of 16 filters x some pixels of a segment. A thread holds pairs of neighbouring pixels of two filters. They go
-// through shared memory, 64 pixels at a time, where a residual comes the other way, so that lanes store neighbouring units.
-template <class Problem, class Tuning>
-struct PointwiseOutput {
-    using T = typename Problem::result;
-    using Ring = PointwiseRing<Problem, Tuning>;
-    using Tiles = PointwiseTiles<Problem, Tuning>;
-    static constexpr int pixels = Problem::w, together = gcd(pixels, 8), words = together / 2;
-    int lane;
-    T* staging;
-    Bias<Problem> bias;
-
-    static __device__ __forceinline__ void copy_unit(T* to, const T* from) {
-        if constexpr (together == 8) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-        else if constexpr (together == 4) *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-        else if constexpr (together == 2) *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
-        else *to = *from;
-    }
-    // Calls `act` with the unit of each of the lane's turns that exists: where it lies in the staging buffer and in y.
-    template <int units, class Act>
-    __device__ __forceinline__ void for_units(T* y, int filters, int left, const Act& act) const {
-#pragma unroll
-        for (int i = 0; i < ceil_div(16 * units, 32); ++i) {
-            const int at = i * 32 + lane, filter = at / units, pixel = at % units * together;
-            if (filter < filters && pixel < left) act(staging + filter * Ring::pitch + pixel, y + filter * pixels + pixel);
-        }
-    }
-    // The sums from `first` on of `columns` columns of a segment, from `begin` on; of the filters of the group from k on.
-    template <int first, int columns, int count>
-    __device__ __forceinline__ void store(const float (&sums)[count], T* y, int tile, int segment, int begin, int k) const {
-        constexpr int width = gcd(columns, 64), units = width / together;
-        const int filters = min(16, Problem::group_k - k), filter = Tiles::group(tile) * Problem::group_k + k;
-        const int from = Tiles::first_pixel(tile, segment), exist = min(pixels - from, Tiles::step) - begin;
-        Term<Problem> terms[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            terms[half] = term_of<Problem>(bias, filter + lane / 4 + 8 * half, lane / 4 + 8 * half < filters);
-        T* const to = y + ((static_cast<int64>(Tiles::image(tile, segment)) * Problem::k + filter) * pixels + from + begin);
-#pragma unroll
-        for (int column = 0; column < columns; column += width) {
-            const int left = exist - column;
-            if (left <= 0) break;
-            __syncwarp();  // the pixels before have been read
-            if constexpr (adds<Problem>) {
-                for_units<units>(to + column, filters, left, [&](T* shared, const T* at) {
-                    if constexpr (Problem::add && words == 0) {
-                        *shared = load_read_only(residual_of(bias, at));
-                    } else if constexpr (Problem::add) {
-                        unsigned held[words];
-                        load_residual<Problem>(held, bias, at);
-#pragma unroll
-                        for (int i = 0; i < words; ++i) reinterpret_cast<unsigned*>(shared)[i] = held[i];
-                    } else {
-                        copy_unit(shared, at);
-                    }
-                });
-                __syncwarp();
-            }
-#pragma unroll
-            for (int i = 0; i < width / 4; ++i) {
-                const int half = i % 2;
-                unsigned* const pair =
-                    reinterpret_cast<unsigned*>(staging + (lane / 4 + 8 * half) * Ring::pitch + i / 2 * 8 + lane % 4 * 2);
-                const unsigned residual = adds<Problem> ? *pair : 0;
-                float v[2];
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const float held = adds<Problem> ? to_float(T{static_cast<unsigned short>(residual >> 16 * j)}) : 0.0f;
-                    v[j] = finish<Problem>(sums[first + column / 2 + 2 * i + j], terms[half], held);
-                }
-                *pair = rounded_pair(T{}, v);
-            }
-            __syncwarp();
-            for_units<units>(to + column, filters, left, [](const T* shared, T* at) { copy_unit(at, shared); });
-        }
-    }
-};
 
 // A warpgroup's sums of a tile: of whole boxes of each segment, and of the pixels of a segment behind the last of these.
 template <class Problem, class Tuning>
@@ -398,7 +321,7 @@ struct PointwiseSums {
             }
     }
     // To the output; those of a cluster are added before, and each CTA stores its share of the pixels.
-    __device__ __forceinline__ void store(const PointwiseOutput<Problem, Tuning>& output, T* y, const Ring& ring, long long batch,
+    __device__ __forceinline__ void store(const typename Ring::Output& output, T* y, const Ring& ring, long long batch,
                                           int tile, int warpgroup) const {
         const int first_k = Tiles::first_filter(tile) + warpgroup * m_tiles * 64 + threadIdx.x / 32 % 4 * 16;
         if constexpr (split == 1) {
@@ -432,7 +355,7 @@ struct PointwiseSums {
     }
     // Sums of a share, whose first column of the tile is `first`: some columns of one segment at a time.
     template <int piece, int number = 0, int count>
-    static __device__ __forceinline__ void store_pieces(const PointwiseOutput<Problem, Tuning>& output, const float (&sums)[count],
+    static __device__ __forceinline__ void store_pieces(const typename Ring::Output& output, const float (&sums)[count],
                                                         T* y, long long batch, int tile, int k, int first) {
         const int column = first + number * piece, segment = column / whole;
         if (Tiles::image(tile, segment) < batch && k < Problem::group_k)
@@ -447,8 +370,9 @@ template <class Problem, class Tuning>
 __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::result* y,
                                         const PointwiseTiles<Problem, Tuning>& tiles,
                                         const PointwiseRing<Problem, Tuning>& ring, long long batch, int warpgroup) {
+    using Ring = PointwiseRing<Problem, Tuning>;
     const int lane = threadIdx.x % 32;
-    const PointwiseOutput<Problem, Tuning> output{
+    const typename Ring::Output output{
         lane, reinterpret_cast<typename Problem::result*>(ring.outputs_of(threadIdx.x / 32)), bias};
     RingPlace<Tuning::stages> place;
     for (int tile = blockIdx.x / Tuning::split; tile < tiles.count; tile += gridDim.x / Tuning::split) {

@@ -11,7 +11,7 @@ from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import layers
 from leanconv.kernels.common.input_gradient import PartialConvolution, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
-from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, REGISTERS
+from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import clusters_at_once, moved_bytes, overlapped, residual_cycles
 from leanconv.kernels.hopper_native.native_gemm_16bit import TILES as SPEED_TILES
@@ -28,12 +28,14 @@ BY_TMA, BY_LANES = 8, (4, 2)
 BLOCKS, MIN_STAGES, MAX_STAGES = (64, 32, 16), 3, 8
 #: Consumers; bytes in which a warp of them transposes outputs.
 WARPGROUPS, OUTPUT_BYTES = 2, 16 * 2 * 72
+#: Registers of a consumer's and a producer's thread, by whether TMA copies pixels.
+REGISTERS = {True: (232, 40), False: (216, 72)}
 #: CTAs of a cluster that share a reduction, pixels that each of them stores at least, and sums that a thread gathers.
 SPLITS, LEAST_STORED, MOST_SUMS = (2, 4, 8, 16), 16, 32
 #: Columns of a consumer where even and odd channels have sums of their own, at most.
 MOST_SORTED = 128
-#: Instructions of a lane for a copy, counted in machine code.
-COPY_INSTRUCTIONS = 8
+#: Instructions of a lane for a copy of so many elements, counted in machine code.
+COPY_INSTRUCTIONS = {4: 5, 2: 10}
 #: What the kernel counts in an int.
 MAX_INDEX = 2**31 - 2**20
 #: A tile: m64 tiles of a consumer, segments, and columns of a segment, which need not be whole rows.
@@ -101,7 +103,7 @@ def _pixels(problem: ConvProblem) -> int:
 @lru_cache(maxsize=256)
 def _config(tile: Tile, block: int, copied: int, room: int) -> PointwiseConfig | None:
     """The configuration of a tile with the most stages; None where these do not fit."""
-    config = PointwiseConfig(WARPGROUPS, *tile, block, 1, copied, *REGISTERS[WARPGROUPS, False])
+    config = PointwiseConfig(WARPGROUPS, *tile, block, 1, copied, *REGISTERS[copied == BY_TMA])
     stages = (room - 4 * WARPGROUPS * OUTPUT_BYTES) // (config.stage_bytes + 16)
     return replace(config, stages=min(stages, MAX_STAGES)) if stages >= MIN_STAGES else None
 
@@ -148,7 +150,9 @@ class NativeGemmPointwise(TimedAlgorithm):
         if (problem.r, problem.s) != (1, 1):
             reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
         if problem.stride != (1, 1) or any(problem.padding):
-            reasons.append(f"stride={problem.stride}, padding={problem.padding}: outputs are not the pixels of the input")
+            reasons.append(
+                f"stride={problem.stride}, padding={problem.padding}: outputs are not the pixels of the input"
+            )
         if problem.group_c * item_bytes(problem.dtype) % 16:
             reasons.append(f"{problem.group_c} channels of a group are no whole 16 bytes, which tensor copies require")
         pixels = _pixels(problem)
@@ -167,7 +171,9 @@ class NativeGemmPointwise(TimedAlgorithm):
         all_blocks = BLOCKS[:-1] if copied == 1 else BLOCKS
         blocks = [block for block in all_blocks if block == all_blocks[-1] or 2 * phase.group_c > block]
         known = (
-            _config(tile, block, max(copied, BY_LANES[-1]), target.shared_per_block) for tile in _tiles_for(problem) for block in blocks
+            _config(tile, block, max(copied, BY_LANES[-1]), target.shared_per_block)
+            for tile in _tiles_for(problem)
+            for block in blocks
         )
         return by_time(
             (_cycles(problem, phase, config, target), config)
@@ -276,7 +282,11 @@ def _stage_cycles(config: PointwiseConfig, gradient: bool, speeds: NativeSpeeds)
         return max(products, speeds.row * rows)
     lanes = config.channel_block * config.segments * config.columns / config.copied
     # four warps issue an instruction each in a cycle
-    return max(products, COPY_INSTRUCTIONS * lanes / 128, speeds.row * (rows - config.channel_block * config.rows))
+    return max(
+        products,
+        COPY_INSTRUCTIONS[config.copied] * lanes / 128,
+        speeds.row * (rows - config.channel_block * config.rows),
+    )
 
 
 def _cycles(problem: ConvProblem, forward: ConvProblem, config: PointwiseConfig, target: Target) -> float:
