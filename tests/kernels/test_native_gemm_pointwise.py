@@ -11,6 +11,7 @@ import pytest
 from leanconv.call.choose import choose
 from leanconv.kernels.hopper_native.native_gemm_pointwise import TILES, WARPGROUPS
 from leanconv.problem import ConvProblem
+from leanconv.runtime.compile import compile_launch
 from tests import proof, selection
 from tests.cases import TARGETS
 from tests.kernels.tensor_cores import GRADIENT
@@ -107,8 +108,8 @@ def test_what_it_cannot_compute_has_a_sentence(changes: dict[str, Any], reason: 
     assert any(reason in each for each in POINTWISE.why_not(replace(SMALL, **changes), HOPPER))
 
 
-def test_it_runs_by_name_only():
-    """Until it is measured `auto` takes the kernel that was."""
+def test_auto_takes_kernels_that_were_measured():
+    """It predicts no time, and runs by name."""
     problem = replace(SMALL, c=1024, k=512, h=14, w=14)
     assert choose(problem, HOPPER).algorithm.stem == "native_gemm_nchw"
     assert choose(problem, HOPPER, "native_gemm_pointwise").algorithm is POINTWISE
@@ -127,3 +128,19 @@ def test_tiles_are_those_that_images_fill():
     assert max(each.columns for each in configs(replace(SMALL, h=7, w=7))) == 64
     assert 200 in {each.columns for each in configs(replace(SMALL, h=14, w=14))}
     assert {each.filters for each in configs(replace(SMALL, k=128))} == {64 * WARPGROUPS}
+
+
+LAYERS = {way: replace(SMALL, n=32, c=512, k=1024, h=size, w=size) for way, size in ((8, 28), (4, 14), (2, 26), (1, 7))}
+LAYERS[2] = replace(LAYERS[2], w=25)
+
+
+@pytest.mark.parametrize("way", LAYERS)
+@pytest.mark.parametrize("changes", [{}, {"add": True, "scale": True}, GRADIENT], ids=["bias", "residual", "gradient"])
+def test_it_compiles_without_spills(way: int, changes: dict[str, Any]):
+    """The best guess of each way of copying pixels; no product waits for another."""
+    pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    problem = replace(LAYERS[way], **changes)
+    config = configs(problem)[0]
+    assert config.copied == max(way, 2)
+    code = compile_launch(POINTWISE.plan(problem, config, HOPPER).launches[0], "sm_90a")
+    assert (code.spill_bytes, code.advice) == (0, ()) and code.registers <= 168

@@ -1,7 +1,8 @@
 """Tensor cores of Hopper for the types that they multiply themselves: float16, bfloat16, and TF32.
 
-Kernels     native_gemm (channels last; strategies ``16bit`` and ``tf32``), native_gemm_nchw (channels first),
-            native_weight (gradient of the filters; strategies ``nhwc``, ``nchw`` and ``kmajor``)
+Kernels     native_gemm (channels last; strategies ``16bit`` and ``tf32``; channels first ``pointwise``, for 1x1
+            filters, which has not been measured), native_gemm_nchw (channels first), native_weight (gradient of the
+            filters; strategies ``nhwc``, ``nchw`` and ``kmajor``)
 Papers      none: the implicit GEMM of cuDNN and CUTLASS, with TMA and wgmma
 Requires    sm_90a; 16-byte aligned tensors; 16-bit elements, or float32 with precision="tf32"
 Memory      no workspace but the partial sums of split-K in native_weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd
+from math import gcd, inf
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import layers
@@ -138,8 +138,6 @@ class NativeGemmPointwise(TimedAlgorithm):
     strategy = "pointwise"
     paper = NativeGemm16bit.paper
     precision = "fp32"
-    #: until it has been measured
-    by_name_only = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         reasons = layers.limits(problem, "fprop", "dgrad", dtypes=layers.FLOATS_16BIT) + layers.wgmma_limits(target)
@@ -175,12 +173,14 @@ class NativeGemmPointwise(TimedAlgorithm):
             for tile in _tiles_for(problem)
             for block in blocks
         )
-        return by_time(
+        found = by_time(
             (_cycles(problem, phase, config, target), config)
             for whole in known
             if whole
             for config in _with_splits(phase, whole, target)
         )
+        # NOTE: it has not been measured: it predicts no time, and `auto` takes kernels that do
+        return [(inf, config) for _, config in found]
 
     def order_of_sums(self, problem: ConvProblem, config: PointwiseConfig) -> Hashable:
         return (config.channel_block, config.split) if config.split > 1 else ()
