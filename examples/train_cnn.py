@@ -231,7 +231,8 @@ def train(
     steps, in which kernels are compiled and cuDNN tries its algorithms. ``loss`` is the mean of the last tenth of the
     steps. With ``own_statistics`` each of several processes normalises by its own images; gradients are sent in pieces
     of ``bucket_mb``, each as soon as it is whole. ``scratch_bytes`` is the most that one convolution, forward or
-    backward, took besides its results, in a step after the others; ``sha256`` is that of the weights before it. With
+    backward, took besides its results, in a step after the others, of whose convolutions, forward and backward,
+    leanconv has ``taken`` some and ``left`` some to PyTorch; ``sha256`` is that of the weights before it. With
     ``profile``, on a GPU, ``kernels`` has the time of a step by sorts of kernels, of three steps more.
     """
     rank, ranks = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if in_group() else (0, 1)
@@ -280,8 +281,12 @@ def train(
             functional.cross_entropy(net(x[chosen]), y[chosen]).backward()
             optimise.step()
 
+        # the report has what warm_up ran, too
+        ran = {id(line): line.calls for line in taken.report().lines} if taken is not None else {}
         with Scratch() as scratch:
             step_again()
+        if taken is not None:
+            stepped = [line.runs for line in taken.report().lines if line.calls > ran.get(id(line), 0)]
         kernels = kernels_of(step_again) if profile and cuda else None
     curve = torch.stack(losses)
     if ranks > 1:
@@ -299,10 +304,10 @@ def train(
     if kernels is not None:
         row["kernels"] = kernels
     if taken is not None:
-        counted = taken.report()
-        row["taken"], row["left"] = len(counted.taken), len(counted.left)
+        row["left"] = stepped.count("PyTorch")
+        row["taken"] = len(stepped) - row["left"]
         if report:
-            print(counted)
+            print(taken.report())
     return row
 
 

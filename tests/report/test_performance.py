@@ -237,5 +237,5 @@ def test_a_step_that_strict_fp32_was_not_measured_of_is_a_line_too(tmp_path: Pat
     ]
     records.write(tmp_path, "training", made_up.ABOUT, rows, images="made up")
     text = made_up.filled(tmp_path, "training training")
-    assert "| vgg16-b256-128 | adam | 60.0 | – | 48.0 | – | – | 0.80 | – | 1 / – | – / – | 0.5 / – |" in text
+    assert "| vgg16-b256-128 | adam | 60.0 | – | 48.0 | – | 0.80 | – | 1 / – | – / – | 0.5 / – |" in text
     assert "alone" not in text

@@ -52,7 +52,8 @@ def test_engines_train_alike(example: Any, device: HostDevice) -> None:
         for optimiser in ("adam", "sgdm")
         for engine in ("torch-fp32-nchw", "leanconv", "leanconv")
     ]
-    assert device.launches and rows[1]["taken"] > 4
+    operations = 3 * len(convolutions(example["network"]("tiny", 8))) - 1
+    assert device.launches and rows[1]["taken"] > 4 and rows[1]["taken"] + rows[1]["left"] == operations
     for theirs, ours, again in (rows[:3], rows[3:]):
         assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-4) and ours["weights"] == again["weights"]
         assert len(set(ours["losses"])) == 4
@@ -109,12 +110,22 @@ def test_the_page(tmp_path: Path) -> None:
     rows += [row("leanconv", 2.5e4, gpus=2, problem="vgg16-b1024-32", losses=[2.04] * 29 + [2.06])]
     rows += [row("leanconv", 5e4, problem="vgg16-b1024-32"), row("leanconv", 2e4, seed=1, loss=0.375, repeats=True)]
     rows += [row("torch-fp32-nhwc", 6e4, seed=1, loss=0.75)]
-    rows += [row("leanconv-tf32", 8e3), row("torch-fp32-nhwc", 9e4, seed=2)]
-    rows[2]["scratch_bytes"] = 2**24
+    rows += [row("leanconv-tf32", 8e3, losses=[2.0, 2.1] + [2.0] * 28), row("torch-fp32-nhwc", 9e4, seed=2)]
+    rows[2] |= {"scratch_bytes": 2**24, "left": 7}
     records.write(tmp_path, "training", made_up.ABOUT, rows, images="digits")
     page = made_up.filled(tmp_path, "training training")
     assert "NVIDIA X, 2026-11-22, revision abc000000000. Images: digits." in page
     assert (
-        "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
+        "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 8.0 | 3.00 | 0.50 | 1.25 | 7 | 20 / 59 | 16 / – | 0.5 / 0.25 |"
         in page
     )
+
+
+def test_a_step_that_is_pytorchs_has_no_time_of_ours(tmp_path: Path) -> None:
+    """Of what `enable` left whole at precision tf32 the first losses are PyTorch's."""
+    rows = [row("torch-tf32-nhwc", 1e4), row("torch-fp32-nhwc", 6e4), row("leanconv", 2e4, left=0)]
+    rows += [row("leanconv-tf32", 1.1e4, losses=[2.0] * 3 + [2.1] * 27)]
+    records.write(tmp_path, "training", made_up.ABOUT, rows, images="digits")
+    page = made_up.filled(tmp_path, "training training")
+    assert "left every convolution of a step to PyTorch: vgg16-b512-32." in page and "11.0" not in page
+    assert "| vgg16-b512-32 | adam | 20.0 | 60.0 | 10.0 | 3.00 | 0.50 | 0 | 20 / 59 |" in page
