@@ -29,8 +29,8 @@ NETWORKS = ("resnet-50",)
 #: Ways to come to a network's kernels, in the order of measuring, and what they are.
 WAYS = {
     "first calls": "a call of each layer, one after the other, with an empty disk cache",
-    "one by one": "`leanconv.precompile` of one layer after the other, its kernels at the same time, with an empty disk "
-    "cache",
+    "one by one": "`leanconv.precompile` of one layer after the other, its kernels at the same time, with an empty "
+    "disk cache",
     "side by side": "`leanconv.precompile` of all, with an empty disk cache",
     "from disk": "the same, with the disk cache that the way before has filled",
 }

@@ -57,7 +57,8 @@ def checked(path: Path) -> Record:
     older = provenance.older(path.parent.parent)
     record = provenance.committed_record(path, older)
     about = record["machine"] if isinstance(record["machine"], dict) else record
-    others = {row.get("revision", EARLIER) for row in record.get("rows", ())} - {about["git_revision"], EARLIER}
+    named = (row.get("revision", EARLIER) for row in record.get("rows", ()) if isinstance(row, dict))
+    others = set(named) - {about["git_revision"], EARLIER}
     if others and f"{path.parent.name}/{path.name}" not in older:
         raise ValueError(f"{path} has rows of other revisions: {', '.join(sorted(map(str, others)))}")
     return record

@@ -147,4 +147,5 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def section(record: dict[str, Any]) -> str:
     """The table of a machine."""
-    return f"{records.origin(record['machine'])}.\n\n{records.table(table(record['rows']))}"
+    counted = f"{len(record['rows'])} of the {len(list(layers()))} layers of the study were measured."
+    return f"{records.origin(record['machine'])}. {counted}\n\n{records.table(table(record['rows']))}"

@@ -48,8 +48,8 @@ class Part:
 
 WHOLE = "as it is"
 PARTS = {
-    WHOLE: Part("what a call runs"),
-    "one product": Part("hi·hi alone: what precision tf32 runs", precision="tf32"),
+    WHOLE: Part("what a call ran then"),
+    "one product": Part("hi·hi alone: what precision tf32 ran then", precision="tf32"),
     "two products": Part("hi·hi + hi·lo: pixels lose their low halves", "tensor_two_products.cuh"),
     "one scale": Part("no search for each row's largest value", "tensor_fixed_scales.cuh"),
     "no splitting": Part("pixels' bits are multiplied as they were loaded", "tensor_unconverted.cuh", right=False),

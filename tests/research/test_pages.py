@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from report import records
 from research import pages
 from research.__main__ import app, main
 from tests import made_up
@@ -44,3 +45,16 @@ def test_committed_documents_hold_what_was_found() -> None:
         assert made == text, f"{page.relative_to(ROOT)} is not what `make docs` makes"
         found += text.count("<!-- made by research: ")
     assert found >= 18
+
+
+def test_a_file_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
+    """Unless the list beside it has a reason, which the page then says."""
+    rows = [{"layer": "a", "layout": "NCHW", "algorithm": "b", "equal": {"auto": True, "invariant": True},
+             "us": {str(n): [1.0, 1.0] for n in (1, 8, 32, 128)}}]  # fmt: skip
+    made_up_before = {name: each for name, each in made_up.ABOUT.items() if name != "schema"}
+    records.write(tmp_path, "batch-invariance", made_up_before, rows)
+    with pytest.raises(ValueError, match="batch-invariance.json is of schema None"):
+        made_up.filled(tmp_path, "batches batch-invariance", by=pages)
+    (tmp_path / "older.json").write_text('{"nvidia-x/batch-invariance.json": "Of long ago."}')
+    text = made_up.filled(tmp_path, "batches batch-invariance", by=pages)
+    assert "1 of the 30 layers" in text and "Not measured anew yet: Of long ago." in text
