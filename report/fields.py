@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from leanconv.bench.format import quantity, size
-from leanconv.bench.results import GROUPS, Results, Row, geometric_mean, right
+from leanconv.bench.results import GROUPS, Group, Results, Row, geometric_mean, right
 from leanconv.runtime.files import write_text
 from report import records
 
@@ -72,10 +72,15 @@ def ratio(value: float) -> str:
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
+def group_of(name: str) -> Group:
+    """The group of peers that fields give this name."""
+    return _GROUPS[SIDES[name]]
+
+
 def side(results: Results, problem: str, name: str) -> Row | None:
     """The row of one side on a problem. Raises ValueError where the whole file has none of this name."""
     if name in SIDES:
-        return results.peer(problem, _GROUPS[SIDES[name]])
+        return results.peer(problem, group_of(name))
     if name == "best":
         return results.own(problem)
     if name == "others":

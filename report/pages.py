@@ -107,6 +107,8 @@ def _standings(results: Results, **_: Sequence[str]) -> str:
     both = {name: len(results.ratios(name, results.headline)) for name in results.groups()}
     lacking = [f"× {name} {count} of {every}" for name, count in both.items() if count < every]
     counted = f" Problems with both times: {', '.join(lacking)}." if lacking else ""
+    if (whole := performance.layers_of(results)) > every:
+        counted += f" {every} of the suite's {whole} layers were run."
     return f"× is the {STANDINGS_CELL}.{counted}"
 
 
@@ -134,6 +136,7 @@ MAKERS: dict[str, Maker] = {
     "filter-figure": Maker(plots.curves, shows="Lines: speed of each library over the filter's size", read=_suite),
     "large": Maker(large.section),
     "suites": Maker(performance.suites, read=_all_suites, files=lambda results, stem: [results / stem]),
+    "below": Maker(performance.below, read=_all_suites, files=lambda results, stem: [results / stem]),
     "peers": Maker(performance.peers, read=_all_suites, files=lambda results, stem: [results / stem]),
     "older": Maker(performance.older, read=provenance.older, files=lambda results, _: [results]),
     "numerics": Maker(numerics.section),

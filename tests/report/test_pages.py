@@ -56,7 +56,7 @@ def test_no_committed_suite_is_left_out_of_the_tables() -> None:
 
 
 def test_a_block_without_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    for what in set(pages.MAKERS) - {"suites", "older", "peers"}:
+    for what in set(pages.MAKERS) - {"suites", "older", "peers", "below"}:
         with pytest.raises(ValueError, match=f"page.md: block '{what} a-file': .*there is no file a-file.json"):
             made_up.filled(tmp_path, f"{what} a-file")
 

@@ -41,18 +41,36 @@ def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     text = made_up.filled(tmp_path, "suites every-suite")
     assert "\n\nNVIDIA H200, 2026-01-02, revision 0123456789ab.\n\n" in text
     only = made_up.filled(tmp_path, "suites filters")
-    assert "| filters | 4 |" in only and "im2win" not in only
+    assert "| filters | 80 |" in only and "im2win" not in only
     # PyTorch in NCHW is the quicker one
-    assert "| im2win NHWC | 2 | 1 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text
-    # what was not run is missing too
-    assert "| filters | 4 | 3 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
+    assert "| im2win NHWC | 12 | 11 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text
+    # what was not run is missing too, and what the run left out of the suite
+    assert "| filters | 80 | 79 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
+
+
+def test_what_a_suite_leaves_out_and_loses_is_said(tmp_path: Path) -> None:
+    """A layer whose peer is wrong counts in no ratio, and stands below the table with what it would make of them."""
+    rows = [made_up.timed(name, "leanconv:auto", 10.0) for name in "ab"]
+    rows += [made_up.timed("a", "torch-fp32-nhwc", 20.0), made_up.timed("b", "torch-tf32-nhwc", 4.0)]
+    rows += [
+        made_up.timed("b", f"torch-fp32-{layout}", us, error=3e-3) for layout, us in (("nhwc", 5.0), ("nchw", 7.0))
+    ]
+    replace(suite(), rows=rows).write(default_path(suite(), False, tmp_path))
+    text = made_up.filled(tmp_path, "suites every-suite")
+    assert "| im2win NHWC | 12 | 11 | 2.00 (2.00) | TF32 0.40 (0.40) |" in text
+    assert "| im2win NHWC | b | 1.0e-07 / 3.0e-03 | 0.50 | 2.00 (2.00) | 1.00 (0.50) |" in text
+    assert "| PyTorch, TF32 | im2win NHWC 0.40 (0.40) |" in made_up.filled(tmp_path, "below every-suite")
+    rows.append(made_up.timed("a", "torch-tf32-nhwc", 4.0))
+    replace(suite(), rows=rows).write(default_path(suite(), False, tmp_path))
+    assert "| im2win NHWC | 12 | 11, 10 |" in made_up.filled(tmp_path, "suites every-suite")
+    assert "2 of the suite's 12 layers were run." in made_up.filled(tmp_path, "standings im2win-nhwc")
 
 
 def test_a_suite_at_level_tf32_is_not_compared_with_strict_fp32(tmp_path: Path) -> None:
     tf32 = replace(suite(), precision="tf32")
     tf32.write(default_path(tf32, False, tmp_path))
     text = made_up.filled(tmp_path, "suites every-suite")
-    assert "| im2win NHWC tf32 | 2 | 1 | – | TF32 0.50 (0.50) | 3.0e-07 / 3.0e-04 | 500 / 0 |" in text
+    assert "| im2win NHWC tf32 | 12 | 11 | – | TF32 0.50 (0.50) | 3.0e-07 / 3.0e-04 | 500 / 0 |" in text
 
 
 def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_for_it(tmp_path: Path) -> None:
@@ -66,7 +84,7 @@ def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_fo
     replace(suite(), machine=about, rows=rows).write(path)
     (tmp_path / "older.json").write_text(json.dumps({f"{path.parent.name}/{path.name}": "nothing was picked."}))
     text = made_up.filled(tmp_path, "suites every-suite")
-    assert "| im2win NHWC * | 2 | 1 | 2.00 (2.00) | – | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
+    assert "| im2win NHWC * | 12 | 11 | 2.00 (2.00) | – | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
 
 
 def test_networks_are_lines_by_mode_and_way(tmp_path: Path) -> None:
