@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from leanconv.bench.format import Table, quantity, size
-from leanconv.bench.results import Results, Row, geometric_mean
+from leanconv.bench.results import AUTO, Results, Row, geometric_mean
 from leanconv.bench.suites import parse_problem
+from report.fields import ratio
 
 #: Groups of peers that stand in the table of speeds, and what they are called there.
 SPEED_PEERS = {"lean": "cuDNN without workspace", "best": "cuDNN's fastest", "PyTorch": "PyTorch",
                "im2col": "im2col + cuBLAS"}  # fmt: skip
+#: The same beside what a call picks.
+PICK_PEERS = {"PyTorch": "PyTorch, strict FP32", "TF32": "its TF32", "PyTorch, 16 bits": "PyTorch, 16 bits"}
 #: The same for memory: the unrolled image, cuDNN's fastest algorithm, and what PyTorch picks.
 MEMORY_PEERS = {"im2col": "im2col + cuBLAS", "best": "cuDNN's fastest", "PyTorch": "PyTorch's pick"}
 
@@ -27,6 +31,20 @@ def speeds(results: Results, algorithms: Sequence[str]) -> Table:
         figures = (quantity(row.tflops) if row else "–" for row in (*rows, *map(peers.get, groups)))
         lines.append([problem, *figures, f"{max(errors):.1e}" if errors else "–"])
     return ["problem", *names, *(SPEED_PEERS[name] for name in groups), "our largest error"], lines
+
+
+def picks(results: Results, only: Sequence[str]) -> Table:
+    """What a call picks on the layers whose names are like one of ``only``: the algorithm, microseconds and ratios."""
+    groups = [name for name in PICK_PEERS if name in results.groups()]
+    chosen = [problem for problem in results.problems if any(fnmatchcase(problem, pattern) for pattern in only)]
+    lines = []
+    for problem in chosen:
+        ours, peers = results.own(problem, [AUTO]), results.peers(problem)
+        if ours is None:
+            continue
+        ratios = [ratio(peers[name].us / ours.us) if name in peers else "–" for name in groups]
+        lines.append([problem, f"`{ours.algorithm}`", quantity(ours.us), *ratios])
+    return ["problem", "a call picks", "µs", *(f"× {PICK_PEERS[name]}" for name in groups)], lines
 
 
 def memory(results: Results, algorithms: Sequence[str]) -> Table:

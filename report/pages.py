@@ -118,6 +118,7 @@ TABLES: dict[str, tuple[str | Callable[..., str], Callable[..., Table]]] = {
         _standings, lambda results, together=(): standings(results, [together] if together else []),
     ),
     "speeds": ("Effective TFLOP/s, counted as direct convolution.", comparisons.speeds),
+    "picks": ("× is PyTorch's time over ours, PyTorch in its better layout.", comparisons.picks),
     "memory": ("Memory beside input, filters and output.", comparisons.memory),
     "families": (_families, lambda results, algorithm: families.family_table(results, *algorithm)),
     "targets": ("The time of the filters' transform is part of every figure.", families.goal_table),

@@ -56,6 +56,19 @@ def test_speeds_name_the_largest_error() -> None:
     }  # fmt: skip
 
 
+def test_picks_are_rows_of_what_a_call_picks_however_quick_others_are() -> None:
+    suite = made_up.suite()
+    suite.rows += [
+        made_up.row("narrow", "leanconv:auto", "im2win", 25),
+        made_up.row("wide", "leanconv:auto", "im2win", 5),
+    ]
+    suite.rows += [made_up.row("narrow", "torch-fp32-nhwc", "", 10), made_up.row("narrow", "torch-tf32-nchw", "", 50)]
+    heads, lines = comparisons.picks(suite, ["narr*", "absent"])
+    assert heads == ["problem", "a call picks", "µs", "× PyTorch, strict FP32", "× its TF32"]
+    assert lines == [["narrow", "`im2win`", "40.0", "2.50", "0.50"]]
+    assert comparisons.picks(suite, ["*"])[1][1] == ["wide", "`im2win`", "200", "–", "–"]
+
+
 def test_a_results_file_is_printed_with_its_standings(tmp_path: Path, capsys: Any) -> None:
     suite = made_up.suite()
     path = default_path(suite, False, tmp_path)
