@@ -9,11 +9,11 @@ from pathlib import Path
 
 from leanconv.bench import columns, provenance
 from leanconv.bench.results import AUTO_ENGINE, Results, key_of
-from leanconv.bench.suites import parse_problem
+from leanconv.bench.suites import load_suite, parse_problem
 from leanconv.call.choose import by_model
 from leanconv.call.explain import NOMINAL
 from leanconv.options import Kept
-from leanconv.problem import Problem
+from leanconv.problem import ConvProblem, Problem
 from leanconv.volumes.images import as_images
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -77,6 +77,31 @@ def test_choices_where_filters_stay_packed_do_not_count_what_packs_them() -> Non
     assert min(map(len, lost.values())) > 65
     usual, kept = (statistics.geometric_mean(ratios) for ratios in lost.values())
     assert kept < 1.04 < 1.08 < usual
+
+
+def test_gradients_of_filters_of_a_large_volume_without_a_workspace_take_as_much_longer_as_the_page_says() -> None:
+    """16 bits; docs/volumes.md says 8 times channels last, and 16 times channels first."""
+    first = next(case.problem for case in load_suite("conv3d") if case.name.startswith("nnunet-stage0"))
+    assert isinstance(first, ConvProblem)
+    for layout, stem, times in (("NHWC", "native_weight_sync", 8), ("NCHW", "implicit_gemm_weight", 16)):
+        problem = as_images(replace(first, dtype="bfloat16", layout=layout, op="wgrad"))
+        without, given = (by_model(problem, NOMINAL, "auto", limit) for limit in (None, 32 << 20))
+        assert (without.algorithm.stem, round(without.cost / given.cost)) == (stem, times)
+
+
+def test_many_small_images_have_a_kernel_of_their_own_where_a_workspace_is_allowed() -> None:
+    """Gradients of 3x3 filters, channels last; docs/algorithms/filter-gradient.md names these sizes."""
+
+    def picked(n: int, channels: int, side: int, limit: int | None) -> bool:
+        words = f"conv:n{n},c{channels},h{side},w{side},k{channels},r3,s3,pad1,NHWC,wgrad"
+        return by_model(parse_problem(words), NOMINAL, "auto", limit).algorithm.stem == "tensor_weight_images"
+
+    for side in (3, 6, 8):
+        for channels, least in ((512, 64), (256, 256)):
+            assert picked(least, channels, side, 32 << 20) and picked(4 * least, channels, side, 1 << 30)
+            assert not picked(least // 8, channels, side, 32 << 20) and not picked(4 * least, channels, side, None)
+        assert not picked(1024, 64, side, 1 << 30)
+    assert picked(128, 512, 28, 32 << 20) and not picked(128, 512, 28, 1 << 30)
 
 
 def test_which_image_filters_run_on_tensor_cores_is_what_the_page_says() -> None:
