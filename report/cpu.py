@@ -49,6 +49,10 @@ Maker = Callable[[], Row]
 GIVEN = json.loads((Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json").read_text(encoding="utf-8"))
 
 
+#: Of a suite's layers not all are measured: how a page says so.
+_EVERY = {2: "second", 3: "third"}
+
+
 def every() -> Iterator[tuple[str, ConvProblem]]:
     """The layers with their groups, one image each."""
     for layout, (group, given) in product(LAYOUTS, GIVEN["layers"].items()):
@@ -209,6 +213,15 @@ def section(record: dict[str, Any]) -> str:
     found = [excess(each) for each in record["rows"]]
     good, near = (sum(each <= most for each in found) for most in (1.1, 1.2))
     said = f"Of {len(found)} choices {good} are within 1.1× of the quickest algorithm, {near} within 1.2×."
+    measured = {row["group"] for row in record["rows"]}
+    steps = {
+        group: given.split("/")
+        for group, given in GIVEN["layers"].items()
+        if isinstance(given, str) and group in measured
+    }
+    if steps:
+        of = ", ".join(f"every {_EVERY[int(n)]} of the {group} (suite `{name}`)" for group, (name, n) in steps.items())
+        said += f" Measured: {of}."
     return f"{_origin(record, 'NumPy', 'PyTorch')} {said}\n\n{records.table(table(record))}"
 
 

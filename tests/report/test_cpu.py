@@ -89,6 +89,9 @@ def test_the_committed_record_is_whole_and_the_choice_is_good() -> None:
     text = cpu.section(records.read(RECORD))
     assert f"Of {len(rows)} choices {within} are within 1.1×" in text
     assert all(f"| {group} |" in text for group in cpu.GIVEN["layers"])
+    assert (
+        "every second of the layers of ResNet-50 (suite `resnet-50`), " in text and "every third of the depth" in text
+    )
 
 
 def test_the_committed_calls_are_those_that_are_listed() -> None:
