@@ -19,6 +19,7 @@ from typing import Any
 from leanconv.bench import machine
 from leanconv.bench.format import Table
 from leanconv.bench.suites import format_problem, load_suite, parse_problem
+from leanconv.call.explain import NOMINAL
 from leanconv.kernels.common.layers import forward_of
 from leanconv.kernels.direct.direct_tiled import (
     PAPERS_BEST,
@@ -88,6 +89,11 @@ def shape(config: DirectTiledConfig) -> Shape:
     return tile, (config.thread_k, config.thread_pixels), config.tile_c
 
 
+def picked(problem: ConvProblem, target: Target) -> Shape:
+    """What a call of the algorithm takes."""
+    return shape(DirectTiled().timed(problem, target)[0][1])
+
+
 def sample(size: int, count: int, target: Target) -> tuple[list[Shape], int]:
     """``count`` shapes that all layers of a size can have, and how many there are.
 
@@ -96,7 +102,7 @@ def sample(size: int, count: int, target: Target) -> tuple[list[Shape], int]:
     problems = layers(size).values()
     spaces = [dict.fromkeys(shape(c) for c in design_space(p, target)) for p in problems]
     common = [each for each in spaces[0] if all(each in space for space in spaces)]
-    chosen = [shape(DirectTiled().timed(p, target)[0][1]) for p in problems]
+    chosen = [picked(p, target) for p in problems]
     known = [each for each in dict.fromkeys((*PAPERS_BEST, *chosen)) if each in common]
     others = [each for each in common if each not in known]
     drawn = random.Random(size).sample(others, min(len(others), max(0, count - len(known))))
@@ -215,16 +221,19 @@ def words(each: Shape) -> str:
 
 
 def table(record: dict[str, Any], best: int = 3) -> Table:
-    """For each size of filters the best shapes, and the paper's."""
+    """For each size of filters the best shapes, the paper's, and those that calls take today."""
     lines = []
     for size, paper in zip(SIZES, PAPERS_BEST, strict=True):
         study = Study(record, size)
         ranked = study.ranked()
-        for place in dict.fromkeys((*range(min(best, len(ranked))), *(n for n, s in enumerate(ranked) if s == paper))):
-            each = ranked[place]
+        calls = {name: picked(problem, NOMINAL) for name, problem in layers(size).items()}
+        for place, each in enumerate(ranked):
+            of_calls = [name.replace(f"-k{size}", "") for name, taken in calls.items() if taken == each]
+            if place >= best and each != paper and not of_calls:
+                continue
             config = study.configs[each][study.names[0]]
             speeds = [f"{study.tflops[each][name]:.1f}" for name in study.names]
-            note = "the paper's" if each == paper else ""
+            note = "; ".join(["the paper's"] * (each == paper) + [f"calls: {', '.join(of_calls)}"] * bool(of_calls))
             about = [f"{size}×{size}", str(place + 1), words(each), note, str(config.threads)]
             lines.append([*about, f"{study.speed(each):.1f}", *speeds])
     first = Study(record, SIZES[0]).names
@@ -236,7 +245,8 @@ def section(record: dict[str, Any]) -> str:
     """The table of a machine, with what was sampled."""
     sizes = record["sizes"].items()
     counts = "; ".join(f"{size}×{size}: {entry['timed']} of {entry['space']}" for size, entry in sizes)
-    said = f"Timed of all that fit: {counts}; drawn at random, beside the paper's and what a call takes."
+    said = f"Timed of all that fit: {counts}; drawn at random, beside the paper's and what calls took. "
+    said += "“calls” names the layers for which a call of direct_tiled takes the configuration now."
     return f"{records.origin(record['machine'])}. {said}\n\n{records.table(table(record))}"
 
 

@@ -77,7 +77,11 @@ def test_the_page_has_the_best_and_the_papers(tmp_path: Path) -> None:
     records.write(tmp_path, "design-space", record.pop("machine"), record.pop("rows"), **record)
     text = filled(tmp_path, "configurations design-space", "configurations-figure design-space", by=pages)
     assert "NVIDIA X, 2026-11-22, revision abc000000000." in text and "3×3: 10 of " in text
-    assert text.count("the paper's |") == 3 and f"| 7×7 | 2 | {words(PAPERS_BEST[2])} | the paper's | 128 |" in text
+    sevens = "the paper's; calls: n128-c64-f128, n256-c32-f64"
+    assert text.count("| the paper's") == 3 and f"| 7×7 | 2 | {words(PAPERS_BEST[2])} | {sevens} | 128 |" in text
+    assert all(text.count(name) == 4 for name in ("n64-c32-f64", "n128-c64-f128")), (
+        "in the head, and once for each size"
+    )
     assert "](nvidia-x-design-space-configurations.png)" in text
     assert (tmp_path / "nvidia-x-design-space-configurations.png").stat().st_size > 10000
 
