@@ -67,8 +67,9 @@ def times(theirs: Record | None, ours: Record | None) -> str:
 
 def section(record: Record) -> str:
     content = table(record["rows"])
-    rounds = ", of its TF32 over our float32-grade precision"
-    rounds += ", and of its TF32 over our precision tf32" if _ROUNDED[0] in content[0] else ""
+    rounds = " and of its TF32 over our float32-grade precision"
+    if _ROUNDED[0] in content[0]:
+        rounds = f",{rounds.removeprefix(' and')}, and of its TF32 over our precision tf32"
     meaning = (
         f"Images: {record['images']}. Milliseconds of a step (forward, backward, optimiser), each in the better of "
         f"the layouts that were measured; × is PyTorch's time over leanconv's, in strict FP32{rounds}; left: how many "

@@ -147,5 +147,9 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def section(record: dict[str, Any]) -> str:
     """The table of a machine."""
-    counted = f"{len(record['rows'])} of the {len(list(layers()))} layers of the study were measured."
-    return f"{records.origin(record['machine'])}. {counted}\n\n{records.table(table(record['rows']))}"
+    listed = [(name, problem.layout) for name, problem in layers()]
+    rows = {(row["layer"], row["layout"]) for row in record["rows"]}
+    counted = f"{len(rows.intersection(listed))} of the study's {len(listed)} layers were measured"
+    if others := len(rows.difference(listed)):
+        counted += f", and {others} that it does not list any more"
+    return f"{records.origin(record['machine'])}. {counted}.\n\n{records.table(table(record['rows']))}"

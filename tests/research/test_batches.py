@@ -26,8 +26,9 @@ def test_times_are_beside_those_of_the_default(tmp_path: Path) -> None:
         "a", "NHWC", "tensor_gemm", "20.0 (2.00)", "160.0 (2.00)", "640.0 (2.00)", "2560.0 (2.00)", "yes", "no",
     ]  # fmt: skip
     assert lines[2][0] == "geometric mean" and lines[2][3:7] == ["(1.00)"] * 4
-    records.write(tmp_path, "batch-invariance", made_up.ABOUT, [row("a", 2.0)])
+    records.write(tmp_path, "batch-invariance", made_up.ABOUT, [row("a", 2.0), row("64, 56 × 56, 3 × 3", 1.0)])
     text = made_up.filled(tmp_path, "batches batch-invariance", by=pages)
+    assert "1 of the study's 30 layers were measured, and 1 that it does not list any more." in text
     assert "NVIDIA X, 2026-11-22, revision abc000000000." in text and "| a | NHWC | tensor_gemm | 20.0 (2.00) |" in text
 
 

@@ -57,4 +57,4 @@ def test_a_file_that_cannot_be_traced_is_refused(tmp_path: Path) -> None:
         made_up.filled(tmp_path, "batches batch-invariance", by=pages)
     (tmp_path / "older.json").write_text('{"nvidia-x/batch-invariance.json": "Of long ago."}')
     text = made_up.filled(tmp_path, "batches batch-invariance", by=pages)
-    assert "1 of the 30 layers" in text and "Not measured anew yet: Of long ago." in text
+    assert "0 of the study's 30 layers" in text and "Not measured anew yet: Of long ago." in text
