@@ -10,7 +10,8 @@
 //            blocks, a cluster barrier behind each; the share again, last pixels first, if possible from L1; y.
 // Work       x read once from memory and once from L1 or L2, y written once. Without this kernel: a mean, two layers of one
 //            pixel and a product, in which x is read twice and the means pass memory three times.
-// Measured   docs/layers.md: less than half of the time of PyTorch's four launches in EfficientNet-B0's blocks
+// Explored   docs/layers.md (H200, 36415917): 237 us in EfficientNet-B0's 16 blocks, PyTorch's four launches 503; in one
+//            block 0.34 to 0.67 of their time
 #pragma once
 
 #include <device/epilogue.cuh>

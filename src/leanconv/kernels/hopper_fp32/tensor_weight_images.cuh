@@ -15,7 +15,8 @@
 //            slots, and the tiles between its first and its last go to the gradient at once (`direct`).
 // Roles      as tensor_weight; the consumers have a ping-pong schedule, a tap at a time.
 // Measured   figure: opencnn-nhwc-wgrad tensor_weight_images/pytorch mean = 1.83
-//            figure: opencnn-nhwc-wgrad tensor_weight_images/tensor_weight mean = 1.20
+//            figure: opencnn-nhwc-wgrad tensor_weight_images/tensor_weight mean = 1.20 (which has no workspace there)
+//            figure: opencnn-nhwc-wgrad tensor_weight_images/tensor_weight-split-K mean = 0.84 (which has one, too)
 // Explored (H200, 45bf8f2): a stage of x with three taps takes some 5500 cycles; 4700 in tensor_weight, whose taps look
 //            for no column.
 #pragma once
