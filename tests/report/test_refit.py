@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     entries = {}
     for layer in LAYERS:
         timed = []
-        for each in candidates_of(layer, plain, None):
+        for each in candidates_of(layer, plain, None, most=16):  # of both, with several blocks
             us = each.cost / refit.CYCLES * (2 if each.algorithm.name == "tensor_winograd" else 1)
             timed.append(Timed(each.algorithm.stem, dict(each.config.constants()), us, {"": "0"}))  # type: ignore[union-attr]
         won = min(timed, key=lambda each: each.us or 0)
