@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def _every() -> list[Any]:
     found, chosen = [], []
     for turn, (name, layer) in enumerate(LAYERS.items()):
         for algorithm, op in ((COL2IM, "dgrad"), (ROWS, "fprop"), (WEIGHT_ROWS, "wgrad")):
-            layouts = ("NCHW", "NHWC") if algorithm is COL2IM else ("NHWC",)
+            layouts = ("NHWC",) if algorithm is WEIGHT_ROWS else ("NCHW", "NHWC")
             dtypes = ("float32", "float16") if algorithm is COL2IM else ("float16", "bfloat16")
             ways = []
             for layout in layouts:
@@ -50,6 +51,8 @@ def _every() -> list[Any]:
             # float32 takes the emulator longest: the first layer alone
             cheap = [way for way in ways if way[1].dtype != "float32" or turn == 0]
             chosen.append(cheap[turn * 7 % len(cheap)])
+            if algorithm is ROWS:  # in the other layout too
+                chosen.append(cheap[(turn * 7 + len(cheap) // 2) % len(cheap)])
     return selection.marked(found, chosen, lambda each: (each[:3], each[3]))
 
 
@@ -58,15 +61,16 @@ def test_first_layers(algorithm: Any, problem: ConvProblem, config: Any) -> None
     proof.check(algorithm, problem, config, kinds=KINDS[:1], target=HOPPER)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_what_is_not_finite_reaches_the_pixels_of_its_windows_alone(dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "NHWC"), ("float16", "NHWC"), ("float16", "NCHW")])
+def test_what_is_not_finite_reaches_the_pixels_of_its_windows_alone(dtype: str, layout: str) -> None:
     """Phases without a tap are not multiplied with zeros, and neither is what lies behind a window's row."""
     rng = np.random.default_rng(3)
     for algorithm, op in ((COL2IM, "dgrad"), *(((ROWS, "fprop"),) if dtype == "float16" else ())):
-        problem = replace(LAYERS["stem"], layout="NHWC", dtype=dtype, op=op)  # type: ignore[arg-type]
+        problem = replace(LAYERS["stem"], layout=layout, dtype=dtype, op=op)  # type: ignore[arg-type]
         read, filters, *_, written = problem.operands
         x, w = (rng.standard_normal(each.shape).astype(dtype) for each in (read, filters))
-        x[0, 3, 5, 1], x[0, -2, -1, 0] = np.inf, np.nan
+        pixels = x if layout == "NHWC" else np.moveaxis(x, 1, -1)
+        pixels[0, 3, 5, 1], pixels[0, -2, -1, 0] = np.inf, np.nan
         result = np.zeros(written.shape, dtype)
         config = next(iter(algorithm.configs(problem, HOPPER)))
         emulator.run_plan(
@@ -88,18 +92,30 @@ def test_auto_takes_them_on_hopper() -> None:
     assert list(chosen.values()) == ["native_gemm_rows", "native_weight_rows", "tensor_gemm_sync_col2im"]
 
 
+def test_auto_does_not_take_rows_in_nchw_where_they_are_not_measured() -> None:
+    """They predict no time there: by name alone, in the order of the times of NHWC."""
+    stem = ConvProblem(32, 3, 224, 224, 64, 7, 7, stride=(2, 2), padding=(3, 3, 3, 3), dtype="float16")
+    assert choose(stem, HOPPER, "auto").algorithm.stem != "native_gemm_rows"
+    assert choose(stem, HOPPER, "native_gemm_rows").algorithm.stem == "native_gemm_rows"
+    times, ordered = zip(*ROWS.within(stem, HOPPER), strict=True)
+    assert set(times) == {inf}
+    assert ordered == tuple(config for _, config in ROWS.within(replace(stem, layout="NHWC"), HOPPER))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"groups": 3}, "groups=3: it computes layers of one group"),
-        ({"dilation": (1, 2)}, "dilated columns: a window's row is no run of memory"),
-        ({"layout": "NCHW"}, "layout='NCHW' is not NHWC"),
+        ({"dilation": (1, 2)}, "dilated columns: a window's row is no run of neighbours"),
+        ({"layout": "CHWN"}, "layout='CHWN' is neither 'NCHW' nor 'NHWC'"),
         ({"c": 60, "r": 9}, "a window has 477 runs of eight elements, more than 64"),
     ],
 )
 def test_what_rows_decline(change: dict[str, Any], reason: str) -> None:
     problem = replace(ConvProblem(1, 3, 20, 20, 12, 7, 7, layout="NHWC", dtype="float16"), **change)
     assert any(reason in each for each in ROWS.why_not(problem, HOPPER))
+    planes = replace(problem, layout="NCHW", op="wgrad")
+    assert any("layout='NCHW' is not NHWC" in each for each in WEIGHT_ROWS.why_not(planes, HOPPER))
     old = Target("sm_75", 40, 64 * 1024, 64 * 1024)
     assert any("sm_75 is older than sm_80" in each for each in WEIGHT_ROWS.why_not(replace(problem, op="wgrad"), old))
 

@@ -148,7 +148,7 @@ BREAKS = (
            "{{if (static_cast<unsigned>(w) >= Problem::w) continue;}}", WRONG, "gradient-odd-nhwc"),
     rows("rows of x are multiplied with before they are there", "native_gemm_rows",
          "{{__syncthreads();}} multiply_rows", RACE | WRONG, "volume-strides-fprop-float16"),
-    rows("pixels outside the image are those of other rows", "WindowRows::copy",
+    rows("pixels outside the image are those of other rows", "WindowRows::copy_runs",
          "&& {{static_cast<unsigned>(w) < Problem::w => true}}", WRONG, "float16-odd"),
     rows("filters past the last are read", "share_filters", "{{_ < Problem::k => true}} &&", FENCE, "float16-odd"),
     rows("outputs past the last column are stored", "store_rows", "{{q >= Problem::q => false}} ||",

@@ -1,11 +1,19 @@
-"""Layers of few channels on tensor cores, float16 or bfloat16 in NHWC: rows of windows as runs of memory."""
+"""Layers of few channels on tensor cores, float16 or bfloat16: rows of windows as runs of neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from math import inf
 
-from leanconv.kernels.common.layers import FLOATS_16BIT, conv_arguments, conv_constants, limits, mma_sync_limits
+from leanconv.kernels.common.layers import (
+    FLOATS_16BIT,
+    conv_arguments,
+    conv_constants,
+    images_outermost,
+    limits,
+    mma_sync_limits,
+)
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, launch_cycles, overlapped
 from leanconv.plan import Plan, Target
@@ -71,22 +79,23 @@ class Windows:
         pixel = problem.c + problem.stride[1] * problem.c % 2
         #: eights of a window's row
         self.eights = ceil_div(problem.s * pixel, 8)
+        # elements that a lane copies at once
+        unit = 2 if problem.layout == "NHWC" else pixel * (1 + pixel % 2)
         read_rows = (rows - 1) * problem.stride[0] + (problem.r - 1) * problem.dilation[0] + 1
         #: words of x in shared memory, and tiles of an output slice
-        self.pixel_words = read_rows * ceil_div((columns - 1) * problem.stride[1] * pixel + 8 * self.eights, 2)
+        row = (columns - 1) * problem.stride[1] * pixel + 8 * self.eights
+        self.pixel_words = read_rows * ceil_div(row, unit) * unit // 2
         self.tiles = ceil_div(problem.p, rows) * ceil_div(problem.q, columns)
 
 
 def runs_why_not(problem: ConvProblem, target: Target, op: str) -> list[str]:
-    """Why kernels that read rows of windows where they lie cannot compute ``op`` of ``problem``."""
+    """Why kernels that read rows of windows as runs cannot compute ``op`` of ``problem``."""
     reasons = limits(problem, op, dtypes=FLOATS_16BIT)
     reasons += mma_sync_limits(target)
-    if problem.layout != "NHWC":
-        reasons.append(f"layout={problem.layout!r} is not NHWC: a window's row is no run of memory")
     if problem.groups > 1:
         reasons.append(f"groups={problem.groups}: it computes layers of one group")
     if problem.dilation[1] > 1:
-        reasons.append("dilated columns: a window's row is no run of memory")
+        reasons.append("dilated columns: a window's row is no run of neighbours")
     eights = problem.r * ceil_div(problem.s * (problem.c + problem.stride[1] * problem.c % 2), 8)
     if eights > MOST_EIGHTS:
         reasons.append(f"a window has {eights} runs of eight elements, more than {MOST_EIGHTS}")
@@ -100,7 +109,8 @@ class _Rows(Windows):
         self.filter_words = problem.t * self.steps * config.mma_n * 8
         self.tiles_k = ceil_div(problem.k, config.mma_n)
         self.tiles *= problem.n * problem.z
-        self.shared_bytes = 4 * (self.filter_words + self.pixel_words)
+        staged_words = 0 if problem.layout == "NHWC" else config.warps * 16 * config.m_tiles * 8
+        self.shared_bytes = 4 * (self.filter_words + staged_words + self.pixel_words)
 
     def fit(self, config: RowsConfig, target: Target) -> int:
         """CTAs that a multiprocessor holds."""
@@ -122,7 +132,7 @@ class NativeGemmRows(TimedAlgorithm):
     volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = runs_why_not(problem, target, "fprop")
+        reasons = runs_why_not(problem, target, "fprop") + images_outermost(problem)
         if not reasons and not any(True for _ in _configs(problem, target)):
             return ["the filters and the rows of a tile do not fit into shared memory"]
         return reasons
@@ -131,7 +141,9 @@ class NativeGemmRows(TimedAlgorithm):
         return "fp16"
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, RowsConfig]]:
-        return by_time((_cycles(problem, config, target), config) for config in _configs(problem, target))
+        timed = by_time((_cycles(problem, config, target), config) for config in _configs(problem, target))
+        # NCHW has not been measured: these speeds are NHWC's, and order its configurations. By name only.
+        return timed if problem.layout == "NHWC" else [(inf, config) for _, config in timed]
 
     def plan(self, problem: ConvProblem, config: RowsConfig, target: Target) -> Plan:
         rows = _Rows(problem, config)

@@ -90,7 +90,10 @@ class NativeWeightRows(split_k.SharedSplitK):
     volumes = True
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        return runs_why_not(problem, target, "wgrad")
+        reasons = runs_why_not(problem, target, "wgrad")
+        if problem.layout != "NHWC":
+            reasons.append(f"layout={problem.layout!r} is not NHWC: a window's row is no run of memory")
+        return reasons
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
