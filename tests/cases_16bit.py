@@ -107,6 +107,17 @@ def _cases_16bit() -> list[Case]:
     brain.add("gradient-bias-depthwise", 2, 6, 9, 8, 6, 3, 3, groups=6, stride=(2, 2), bias=True, **same, **gradient)
     # Phases with three taps, of an odd number of weights, come before those with two, whose filters would lie in pairs.
     brain.add("gradient-odd-phases", 1, 65, 14, 9, 3, 5, 1, stride=(2, 1), padding=(2, 2, 0, 0), **gradient)
+    # Few channels in planes: pixels are copied one by one or in pairs; of a row eight, four, two outputs or one are
+    # stored at once.
+    half.add(
+        "planes", 1, 3, 13, 31, 20, 7, 7, layouts=first, stride=(2, 2), padding=(3, 3, 3, 3), activation="silu", **more
+    )
+    brain.add("planes-fours", 2, 1, 9, 12, 33, 3, 3, layouts=first, accumulate=True, activation="relu", **same)
+    half.add("planes-pairs", 2, 4, 8, 18, 100, 3, 5, layouts=first, **both)
+    brain.add(
+        "planes-odd", 3, 3, 13, 38, 17, 5, 3, layouts=first, stride=(3, 3), padding=(2, 2, 1, 1), activation="gelu",
+        **more,
+    )  # fmt: skip
     return half.cases + brain.cases
 
 

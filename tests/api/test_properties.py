@@ -78,7 +78,9 @@ def suited(algorithm, problem):
             layout = "NCHW" if problem.layout == "CHWN" else problem.layout
             problem = replace(problem, layout=layout, op="dgrad", bias=False, activation=None)
         else:
-            problem = replace(problem, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
+            planes = name == "native_gemm_rows" and problem.layout == "NCHW"
+            layout = "NCHW" if planes else "NHWC"
+            problem = replace(problem, layout=layout, dtype="float16" if problem.n % 2 else "bfloat16")
     if name in ("native_gemm_groups", "native_weight_groups", "native_weight_groups_split_k"):
         groups, layout = 2 + 2 * (problem.n % 2), "NCHW" if problem.layout == "CHWN" else problem.layout
         c, k = (4 * groups * (1 + each % 2) for each in (problem.c, problem.k))

@@ -99,6 +99,7 @@ USUAL |= {
 # First layers of 16 bits, and their gradients.
 STEM = ConvProblem(32, 3, 224, 224, 64, 7, 7, stride=(2, 2), padding=(3, 3, 3, 3), layout="NHWC", dtype="float16")
 USUAL |= {"stem": STEM, "stem-wgrad": replace(STEM, op="wgrad"), "stem-dgrad": replace(STEM, op="dgrad")}
+USUAL["stem-nchw"] = replace(STEM, layout="NCHW", bias=True, add=True)
 # Images that do not come in fours are copied one by one.
 USUAL["deep-chwn-odd"] = replace(USUAL["deep-chwn"], n=127)
 USUAL |= {

@@ -11,6 +11,7 @@ nchw = breaks_of("native_gemm_groups", "{}-nchw")
 weight = breaks_of("native_weight_groups", "{}-nhwc")
 col2im = breaks_of("tensor_gemm_sync_col2im", "{}")
 rows = breaks_of("native_gemm_rows", "{}-nhwc")
+planes = breaks_of("native_gemm_rows", "{}-nchw")
 weight_rows = breaks_of("native_weight_rows", "{}-nhwc")
 native_sync = breaks_of("native_gemm_sync", "{}-nhwc")
 weight_sync = breaks_of("native_weight_sync", "{}-nhwc")
@@ -155,6 +156,39 @@ BREAKS = (
          WRONG, "float16-odd"),
     rows("every step has the filters of the first", "multiply_rows", "filters + ({{_ * W::n16s +}} _) * 128",
          WRONG, "float16-odd"),
+    planes("every channel is the first", "WindowRows::copy_planes", "{{+ _ * plane}} + _", WRONG, "float16-planes"),
+    planes("both pixels of a pair are the first", "WindowRows::copy_planes", "_ * plane {{+ _}}]", WRONG,
+           "float16-planes"),
+    planes("pixels outside the image are those of other rows", "WindowRows::copy_planes",
+           "&& {{static_cast<unsigned>(...) < Problem::w => true}} &&", WRONG, "float16-planes"),
+    planes("rows outside the image are those of other channels", "WindowRows::copy_planes",
+           "&& {{static_cast<unsigned>(h) < Problem::h => true}}", WRONG, "float16-planes"),
+    planes("words past a tile's last row are stored", "WindowRows::copy_planes",
+           "if ({{_ < count => true}}) store_words", FENCE | WRONG | RACE, "float16-planes"),
+    planes("words past a pixel's last are stored over the next pixel", "WindowRows::store_words",
+           "{{i >= exist => false}}", FENCE | WRONG | RACE, "bfloat16-tails"),
+    planes("every channel of the filters is the first", "share_filters",
+           "static_cast<int64>(_) * Problem::c {{+ c}}", WRONG, "float16-planes"),
+    planes("filters of a fragment lie as eights of the reduction do", "share_filters",
+           ": {{_1 % 2 => _1 / 2}} * 8 + _", WRONG, "float16-planes"),
+    planes("both eights of outputs are multiplied with the first's", "multiply_rows", "{a[m][n8], a[m][{{2 +}} n8]}",
+           WRONG, "float16-planes"),
+    planes("outputs past the last column are stored", "PlaneStores::store", "&& {{q < Problem::q => true}}",
+           FENCE | WRONG | RACE, "float16-planes", "bfloat16-planes-odd"),
+    planes("outputs past the last row are stored", "PlaneStores::store", "{{p < Problem::p => true}} &&",
+           FENCE | WRONG | RACE, "bfloat16-planes-odd"),
+    planes("filters past the last are stored", "PlaneStores::for_units", "_ && {{!filters_end => true}}",
+           FENCE | WRONG | RACE, "float16-planes"),
+    planes("all units go to the first filters", "PlaneStores::for_units", "y {{+ _ * plane}}", WRONG | RACE,
+           "float16-planes"),
+    planes("outputs are staged where others are still read", "PlaneStores::store", "{{__syncwarp();}} for (int m",
+           WRONG | RACE, "float16-planes-pairs"),
+    planes("residuals are read before they are there", "PlaneStores::store", "{{__syncwarp();}} for (int m",
+           WRONG | RACE, "float16-planes"),
+    planes("outputs are stored before they are staged", "PlaneStores::store", "{{__syncwarp();}} for_units",
+           WRONG | RACE, "float16-planes"),
+    planes("both filters are staged as the first", "PlaneStores::store", "place(lane / 4, ...) {{+ i * place(8, 0)}}",
+           WRONG | RACE, "float16-planes"),
     native_sync("a stage is multiplied with before it has been copied", "native_gemm_sync",
                 "cp_async_wait_group<ahead {{- 1}}>", RACE | WRONG, "float16-copies-long"),
     native_sync("a stage is copied while others still read it", "native_gemm_sync",
