@@ -22,7 +22,7 @@ from leanconv.runtime.compile import CompileError, compile_launch, compile_sourc
 from leanconv.words import parse_problem
 from tests import proof, selection
 from tests.cases import TARGETS, filter_problem
-from tests.variants import NAMED, VARIANTS
+from tests.variants import NAMED, SPLIT_K, VARIANTS
 
 pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
 
@@ -308,7 +308,9 @@ def guesses():
 
 @pytest.mark.parametrize(("algorithm", "problem", "target"), guesses())
 def test_best_guess_compiles_without_spills(algorithm, problem, target):
-    config = next(iter(algorithm.configs(problem, target)))
+    config = next(iter(algorithm.configs(problem, target)), None)
+    if config is None and algorithm.stem in SPLIT_K and target.arch < "sm_90":
+        pytest.skip("without clusters it shares the reduction by a workspace alone")
     check_spills(algorithm, problem, config, target)
 
 
