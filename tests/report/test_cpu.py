@@ -94,6 +94,18 @@ def test_the_committed_record_is_whole_and_the_choice_is_good() -> None:
     )
 
 
+def test_the_table_has_pytorch_in_its_better_layout_and_in_the_same() -> None:
+    def row(layout: str, ours: float, theirs: float) -> dict[str, Any]:
+        problem = format_problem(ConvProblem(1, 8, 9, 9, 4, 3, 3, layout=layout))  # type: ignore[arg-type]
+        us = {"im2win": ours, "PyTorch": theirs}
+        return {"group": "some", "layout": layout, "problem": problem, "chosen": "im2win", "us": us}
+
+    heads, lines = cpu.table({"rows": [row("NCHW", 8, 10), row("NHWC", 4, 5)]})
+    line = dict(zip(heads, lines[0], strict=True))
+    assert line["NCHW: × PyTorch's time"] == "1.60 (1.60)" and line["NCHW: × its time in this layout"] == "0.80 (0.80)"
+    assert line["NHWC: × PyTorch's time"] == line["NHWC: × its time in this layout"] == "0.80 (0.80)"
+
+
 def test_the_committed_calls_are_those_that_are_listed() -> None:
     rows = records.read(RECORD.with_name("calls.json"))["rows"]
     listed = list(cpu.calls())
