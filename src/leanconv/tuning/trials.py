@@ -28,8 +28,8 @@ from leanconv.tuning.buffers import Buffers, buffers, difference, random_block, 
 
 #: Candidates of a problem, and how much longer than the quickest of all one may be predicted to take. Explored
 #: (H200, 9e1bf5b): of 72 problems of ResNet-50, opencnn and image filters the winner was predicted to take 1.23 times
-#: as long at most, and was at most the tenth. timed-candidates.json has times of more than ten for 18 problems; for one
-#: of these a candidate behind the tenth is quicker, by 9 %. Sixteen would be a third more to compile and to time.
+#: as long at most, and was at most the tenth. For 78 problems timed-candidates.json has times of candidates behind the
+#: tenth, which in three of them are quicker, by 6 to 8 % (71b0507c). Sixteen are a third more to compile and to time.
 MOST = 10
 SLOWEST = 1.35
 #: The best of each algorithm are timed up to this: models of two algorithms differ more than two times of one model.

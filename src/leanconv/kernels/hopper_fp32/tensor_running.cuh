@@ -14,7 +14,7 @@
 // Work       of a stage of 128 pixels x 256 filters:
 //              tensor core    4 products of 128 cycles for each of two warpgroups: 1024 cycles
 //              shared memory  copies write 32 KiB of pixels and 32 of filters; loads read 32, products 64: 1280 cycles;
-//                             1115 where a copy of pixels serves a row of 3 taps
+//                             1115 where a copy of pixels serves a row of 3 taps (rows of 56 pixels)
 //              issue          some 170 instructions a warp, two warps a scheduler: 340 cycles
 // Measured   figure: opencnn-nhwc-tf32 tensor_gemm/tf32 mean = 1.04
 // Explored (H200, 4835d9c): 3x3, NHWC, 256 filters and channels, busy card: 522 TFLOP/s; 474 with a copy for each tap,

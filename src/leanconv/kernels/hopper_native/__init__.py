@@ -5,7 +5,8 @@ Kernels     native_gemm (channels last; strategies ``16bit`` and ``tf32``; chann
             filters; strategies ``nhwc``, ``nchw`` and ``kmajor``)
 Papers      none: the implicit GEMM of cuDNN and CUTLASS, with TMA and wgmma
 Requires    sm_90a; 16-byte aligned tensors; 16-bit elements, or float32 with precision="tf32"
-Memory      no workspace but the partial sums of split-K in native_weight
+Memory      packed weights of native_gemm_nchw and in TF32, which are kept between calls; partial sums of split-K in
+            native_weight
 Precision   products are exact, sums are float32: ``fp32`` for 16-bit elements, ``tf32`` for float32
 ``auto``    the least predicted time among those that the type allows
 """

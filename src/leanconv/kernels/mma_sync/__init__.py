@@ -9,7 +9,7 @@ Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance 
 Requires    sm_80 or newer; float32 in every layout; groups in NHWC or NCHW, in TF32 from sm_90 on
 Memory      packed weights of tensor_gemm_sync, which are kept between calls; partial sums of gradients of the filters
 Precision   ``fp32``: float32 as in hopper_fp32; products of 16-bit elements are exact, their sums float32. ``tf32``:
-            float32 in groups, rounded to TF32
+            one product of scaled float16; in groups, float32 rounded to TF32
 ``auto``    the least predicted time: float32 and 16 bits on GPUs without wgmma; groups of few channels, first layers,
             and channels that are no multiple of 8 (16 bits) everywhere
 """
