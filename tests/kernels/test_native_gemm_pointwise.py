@@ -3,6 +3,7 @@ after tile. More is in test_tensor_cores.py."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from leanconv.call.choose import choose
 from leanconv.kernels.hopper_native.native_gemm_pointwise import TILES, WARPGROUPS
 from leanconv.problem import ConvProblem
-from leanconv.runtime.compile import compile_launch
+from leanconv.runtime.compile import INCLUDE, compile_launch, source
 from tests import proof, selection
 from tests.cases import TARGETS
 from tests.kernels.tensor_cores import GRADIENT
@@ -100,7 +101,10 @@ def test_a_cluster_shares_a_reduction(split: int, problem: ConvProblem):
         ({"stride": (2, 1)}, "stride=(2, 1)"), ({"padding": (1, 0, 0, 0)}, "padding=(1, 0, 0, 0)"),
         ({"c": 36}, "36 channels of a group are no whole 16 bytes"), ({"dtype": "float32"}, "float32"),
         ({"h": 5, "w": 5, "k": 71, **GRADIENT}, "71 filters of a group, for 25 pixels"),
-        ({"n": 2**31, "c": 8}, "tiles"), ({"op": "wgrad", "bias": False, "activation": None}, "wgrad"),
+        ({"n": 2**31, "c": 8}, "tiles"), ({"n": 2**31 - 2**21, "c": 8, "h": 7, "w": 9, "k": 1}, "tiles"),
+        ({"n": 1, "c": 8, "h": 2, "w": 2**30 - 1}, "2147483646 pixels"),
+        ({"n": 1, "c": 2**20, "h": 1024, "w": 1024}, "no tensor map describes x: strides="),
+        ({"op": "wgrad", "bias": False, "activation": None}, "wgrad"),
     ],
     ids=str,
 )  # fmt: skip
@@ -144,3 +148,25 @@ def test_it_compiles_without_spills(way: int, changes: dict[str, Any]):
     assert config.copied == max(way, 2)
     code = compile_launch(POINTWISE.plan(problem, config, HOPPER).launches[0], "sm_90a")
     assert (code.spill_bytes, code.advice) == (0, ()) and code.registers <= 168
+
+
+def test_lanes_have_stages_to_begin_while_others_are_announced():
+    """Two are begun before one is announced, and consumers hold one: with three stages both sides would wait."""
+    room = replace(HOPPER, shared_per_block=80 * 1024)
+    for size in WAYS.values():
+        for each in POINTWISE.configs(replace(SMALL, h=size[0], w=size[1], c=256), room):
+            assert each.stages >= 4
+
+
+def test_filters_of_huge_images_lie_further_apart_than_an_int_counts():
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
+    problem = ConvProblem(1, 8, 12000, 12000, 16, 1, 1, dtype="float16")
+    code = source(POINTWISE.plan(problem, configs(problem)[0], HOPPER).launches[0]).encode()
+    _, program = nvrtc.nvrtcCreateProgram(code, b"kernel.cu", 0, [], [])
+    options = [b"--gpu-architecture=compute_90a", b"--std=c++17", f"--include-path={INCLUDE}".encode()]
+    assert nvrtc.nvrtcCompileProgram(program, len(options), options)[0] == 0
+    _, size = nvrtc.nvrtcGetPTXSize(program)
+    text = b" " * size
+    nvrtc.nvrtcGetPTX(program, text)
+    by_pixels = re.findall(rb"(?:mul|mad)\.\S+ [^;]*\b1(?:44000000|43999928)\b[^;]*;", text)
+    assert by_pixels and all(b".s64" in each or b".wide" in each or b".u64" in each for each in by_pixels), by_pixels

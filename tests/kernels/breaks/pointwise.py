@@ -48,11 +48,11 @@ BREAKS = (
         **NARROW,
     ),
     pointwise(
-        "sums are stored before the products are done", "wait", "else {{wgmma_wait_group<0>(sums);}}", UNDER_WAY, TMA
+        "sums are stored before the products are done", "finish", "else {{wgmma_wait_group<0>(sums);}}", UNDER_WAY, TMA
     ),
     pointwise(
         "sums of odd channels are added before they are complete",
-        "wait",
+        "finish",
         "if constexpr (in_registers) {{wgmma_wait_group<0>(...); => ;}}",
         UNDER_WAY | RULE,
         ODD,
@@ -115,7 +115,9 @@ BREAKS = (
         ODD,
     ),
     pointwise("odd sums are not moved", "add_moved", "+= odd[i {{+ 1}}]", WRONG, ODD),
-    pointwise("the last lane takes its own eight's first column", "add_moved", "? {{behind => odd[i]}} :", WRONG, ODD),
+    pointwise(
+        "the last lane takes its own eight's first column", "add_moved", "? {{next_eight => odd[i]}} :", WRONG, ODD
+    ),
     pointwise(
         "even and odd channels trade places", "sort", "even[_][_] = __byte_perm(..., {{0x5410 => 0x7632}})", WRONG, ODD
     ),

@@ -6,9 +6,13 @@
 // Filters are the rows of a product and pixels its columns. So both operands are read as they lie, x MN-major and w K-major, and
 // the sums of a filter are neighbours in y: nothing is transposed, no launch packs filters.
 //
-// Requires   sm_90a; NCHW; filters of one tap, stride 1, no padding; an even number of pixels; rows of w of whole 16 bytes.
-// Gradient   of an input: w is read as it lies too, an operand that is MN-major.
-// Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
+// Requires   sm_90a; NCHW; filters of one tap, stride 1, no padding; rows of w of whole 16 bytes.
+// Gradient   of an input: w is read as it lies too, an operand that is MN-major. Where the number of pixels is odd, the filters of
+//            a group must be even.
+// Odd        numbers of pixels: even and odd channels have sums of their own (odd_pixels.cuh). Forward, operand A comes from
+//            registers then: filters' rows are loaded and sorted there.
+// Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction; of an odd number of
+//            pixels two sums are added at the end.
 // CTA tile   64 * m_tiles * warpgroups filters x `segments` times `columns` pixels, each segment of one image; a stage has
 //            channel_block channels of both. Persistent. Where tiles are few, a cluster of `split` CTAs shares the reduction of one
 //            (split-K), and each CTA stores its share of the pixels.
@@ -18,10 +22,12 @@
 //                               time, to where TMA would.
 // Pipelines  stages   full: bytes of the copies, and producer warps with cp.async -> consumers
 //                     empty: a lane of each consumer warp -> producer
-// One stage  wait full; for each k16 step m_tiles * segments wgmma, one more where `columns` are no multiple of 64; commit; wait
-//            for the wgmma of the stage before and release that one.
+// One stage  wait full; for each k16 step m_tiles * segments wgmma, m_tiles more where `columns` are no multiple of 64; commit;
+//            wait for the wgmma of the stage before and release that one. With operand A in registers: load it, wait for the wgmma of
+//            the stage before, sort it, multiply.
 // Columns    past the last pixel of an image hold what lay there before, or its neighbours; they are multiplied and not stored.
-// Registers  m_tiles * segments * columns / 2 sums of 240 with two consumers.
+// Registers  m_tiles * segments * columns / 2 sums, of an odd number of pixels twice as many, of 232 where TMA copies pixels, else
+//            of 216.
 // Work       2 C/g flops an output; peak 4096 flops a cycle and multiprocessor. Copied for a stage of 64 channels: 128 bytes a
 //            filter, and 8 KiB for each 64 pixels: for 128 x 256 at full speed 48 bytes a cycle. A wgmma of 64 filters x n pixels x
 //            16 takes n / 2 cycles and reads (64 + n) * 32 bytes.
@@ -50,18 +56,18 @@ struct PointwiseTiles {
     static constexpr bool odd = pixels % 2 == 1;
     static constexpr int step = odd ? Tuning::columns - 8 : Tuning::columns, of_image = ceil_div(pixels, step);
     static constexpr int filters = 64 * Tuning::m_tiles * Tuning::warpgroups, of_filters = ceil_div(Problem::group_k, filters);
-    static constexpr int of_pixels = of_filters * Problem::groups;
+    static constexpr int sharing = of_filters * Problem::groups;  // tiles of the same images and pixels
     int count;
     __device__ __forceinline__ explicit PointwiseTiles(long long batch)
-        : count((static_cast<int>(batch) * of_image + Tuning::segments - 1) / Tuning::segments * of_pixels) {}
+        : count((static_cast<int>(batch) * of_image + Tuning::segments - 1) / Tuning::segments * sharing) {}
     static __device__ __forceinline__ int first_filter(int tile) { return tile % of_filters * filters; }
     static __device__ __forceinline__ int group(int tile) { return tile / of_filters % Problem::groups; }
     // The image of a segment of a tile, and its first pixel there.
     static __device__ __forceinline__ int image(int tile, int segment) {
-        return (tile / of_pixels * Tuning::segments + segment) / of_image;
+        return (tile / sharing * Tuning::segments + segment) / of_image;
     }
     static __device__ __forceinline__ int first_pixel(int tile, int segment) {
-        return (tile / of_pixels * Tuning::segments + segment) % of_image * step;
+        return (tile / sharing * Tuning::segments + segment) % of_image * step;
     }
 };
 
@@ -77,8 +83,8 @@ struct PointwiseRing {
     static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "a filter's row is as long as a swizzle's span");
     static_assert(filter_bytes % 1024 == 0 && box_bytes % 1024 == 0, "operands begin where swizzle patterns do");
     static constexpr int segment_bytes = boxes * box_bytes, stage_bytes = filter_bytes + Tuning::segments * segment_bytes;
-    // Bytes that TMA copies for a stage.
-    static constexpr int copied = Tuning::copied == 8 ? stage_bytes : filter_bytes;
+    static constexpr bool by_tma = Tuning::copied == 8;  // pixels too
+    static constexpr int tma_bytes = by_tma ? stage_bytes : filter_bytes;  // of a stage
     static constexpr int all = ceil_div(Problem::group_c, Tuning::channel_block), share = ceil_div(all, Tuning::split);
     static_assert(share * (Tuning::split - 1) < all, "each CTA of a cluster has stages");
     static constexpr int threads = 128 * Tuning::warpgroups, outputs_at = Tuning::stages * stage_bytes;
@@ -118,7 +124,7 @@ struct PointwiseRing {
     // By one thread, before a barrier of the CTA.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::stages; ++i) {
-            mbarrier_init(full(i), Tuning::copied == 8 ? 1 : 5);
+            mbarrier_init(full(i), by_tma ? 1 : 5);
             mbarrier_init(empty(i), 4 * Tuning::warpgroups);
         }
         fence_mbarrier_init();
@@ -153,7 +159,7 @@ __device__ __forceinline__ void produce(const TensorMap& x, const TensorMap& w, 
             const int c = stage * Tuning::channel_block, group = tiles.group(tile);
             Mbarrier* const full = ring.full(place.stage);
             mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect_tx(full, Ring::copied);
+            mbarrier_arrive_expect_tx(full, Ring::tma_bytes);
             copy_filters<Problem, Tuning>(ring.filters_of(place.stage), w, full, group, tiles.first_filter(tile), c);
 #pragma unroll
             for (int segment = 0; segment < Tuning::segments; ++segment)
@@ -171,11 +177,14 @@ template <class Problem, class Tuning>
 struct LanePixels {
     using Ring = PointwiseRing<Problem, Tuning>;
     using Tiles = PointwiseTiles<Problem, Tuning>;
-    using Sorted = OddPixels<Tiles::odd ? Tuning::channel_block : 32>;
+    using Odd = OddPixels<Tiles::odd ? Tuning::channel_block : 32>;
     static constexpr int copies = ceil_div(Tuning::columns, Tuning::copied);  // of a row
     static constexpr int rows = 128 / copies < Tuning::channel_block ? 128 / copies : Tuning::channel_block;  // at once
     static constexpr int steps = ceil_div(Tuning::channel_block, rows), late = 2;
-    static_assert(copies <= 128 && late < Tuning::stages, "a row is copied at once, and stages are announced later");
+    static_assert(copies <= 128, "a row is copied at once");
+    // A stage is announced when `late` more have been begun. Their places are free when the consumers are done with the stage
+    // before the one that they wait for.
+    static_assert(late + 2 <= Tuning::stages, "or producers and consumers wait for each other");
     int row, pixel, place;  // its first row, its pixel of a segment, and where that lies in a row, but for the swizzle
 
     __device__ __forceinline__ explicit LanePixels(int thread)
@@ -190,7 +199,7 @@ struct LanePixels {
             const int line = step * rows + row;
             if (!there || row >= rows || (steps * rows > Tuning::channel_block && line >= Tuning::channel_block)) continue;
             const bool exists = Problem::group_c % Tuning::channel_block == 0 || c + line < Problem::group_c;
-            const int to_line = Tiles::odd ? Sorted::row(line) : line, moved = Tiles::odd ? line % 2 : 0;
+            const int to_line = Tiles::odd ? Odd::row(line) : line, moved = Tiles::odd ? line % 2 : 0;
             unsigned char* const at = to + place + to_line * 128 + (pixel / 8 % 8 ^ to_line % 8) * 16;
             const typename Problem::element* const own = exists ? from + (static_cast<int64>(line) * Tiles::pixels - moved) : x;
             if constexpr (Tuning::copied == 4) cp_async_8(at, own, exists);
@@ -220,7 +229,7 @@ __device__ __forceinline__ void produce(const typename Problem::element* x, cons
             const int c = stage * Tuning::channel_block, group = tiles.group(tile);
             mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
             if (thread == 0) {
-                mbarrier_arrive_expect_tx(ring.full(place.stage), Ring::copied);
+                mbarrier_arrive_expect_tx(ring.full(place.stage), Ring::tma_bytes);
                 copy_filters<Problem, Tuning>(ring.filters_of(place.stage), w, ring.full(place.stage), group,
                                               tiles.first_filter(tile), c);
             }
@@ -248,20 +257,21 @@ struct PointwiseSums {
     static constexpr int m_tiles = Tuning::m_tiles, segments = Tuning::segments, split = Tuning::split;
     static_assert(rest == 0 || (segments == 1 && split == 1), "several segments, and shares of one, are whole boxes");
     static constexpr bool odd = Tiles::odd;
-    using Moved = OddPixels<odd ? Tuning::channel_block : 32>;
+    using Odd = OddPixels<odd ? Tuning::channel_block : 32>;
     static constexpr bool in_registers = odd && !Tuning::mirrored;  // operand A
     static_assert(rest == 0 || !odd, "odd channels have sums of whole boxes");
     float sums[m_tiles][segments][count], more[m_tiles][rest > 0 ? rest / 2 : 1];
     // Of odd channels, where their columns are one pixel behind.
     float behind[odd ? m_tiles : 1][odd ? segments : 1][odd ? count : 1];
-    unsigned a[in_registers ? 2 * m_tiles : 1][Moved::pairs][4];
+    unsigned a[in_registers ? 2 * m_tiles : 1][Odd::pairs][4];
 
     __device__ __forceinline__ void fence() {
         if constexpr (rest > 0) wgmma_fence(sums, more);
         else if constexpr (odd) wgmma_fence(sums, behind);
         else wgmma_fence(sums);
     }
-    __device__ __forceinline__ void wait() {
+    // Waits for all products.
+    __device__ __forceinline__ void finish() {
         if constexpr (rest > 0) wgmma_wait_group<0>(sums, more);
         else if constexpr (in_registers) wgmma_wait_group<0>(sums, behind, a);
         else if constexpr (odd) wgmma_wait_group<0>(sums, behind);
@@ -277,12 +287,12 @@ struct PointwiseSums {
     // The products of a stage: first of even channels, then of odd ones.
     __device__ __forceinline__ void multiply_sorted(const Ring& ring, int stage, int warpgroup, bool add) {
 #pragma unroll
-        for (int i = 0; i < 2 * Moved::pairs; ++i)
+        for (int i = 0; i < 2 * Odd::pairs; ++i)
 #pragma unroll
             for (int m = 0; m < m_tiles; ++m)
 #pragma unroll
                 for (int segment = 0; segment < segments; ++segment) {
-                    const int parity = i / Moved::pairs, pair = i % Moved::pairs;
+                    const int parity = i / Odd::pairs, pair = i % Odd::pairs;
                     auto& to = parity ? behind[m][segment] : sums[m][segment];
                     const auto b = ring.pixel_operand(stage, segment, 0) + 16 * 128 * i;
                     if constexpr (in_registers) {
@@ -394,7 +404,7 @@ __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::re
             before = place.stage;
             place.advance();
         }
-        tile_sums.wait();
+        tile_sums.finish();
         mbarrier_arrive_warp(ring.empty(before), lane);
         tile_sums.store(output, y, ring, batch, tile, warpgroup);
     }

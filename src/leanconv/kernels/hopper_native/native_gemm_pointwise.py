@@ -24,8 +24,9 @@ from leanconv.problem import ConvProblem
 ROW = 64
 #: Elements that TMA, and that a lane copies at once.
 BY_TMA, BY_LANES = 8, (4, 2)
-#: Channels of a stage, and stages of the ring, at least and at most.
-BLOCKS, MIN_STAGES, MAX_STAGES = (64, 32, 16), 3, 8
+#: Channels of a stage, and stages of the ring, at least and at most. Lanes announce a stage when two more have been
+#: begun, for which one more must be free.
+BLOCKS, MIN_STAGES, MAX_STAGES = (64, 32, 16), 4, 8
 #: Consumers; bytes in which a warp of them transposes outputs.
 WARPGROUPS, OUTPUT_BYTES = 2, 16 * 2 * 72
 #: Registers of a consumer's and a producer's thread, by whether TMA copies pixels.
@@ -36,7 +37,7 @@ SPLITS, LEAST_STORED, MOST_SUMS = (2, 4, 8, 16), 16, 32
 MOST_SORTED = 128
 #: Instructions of a lane for a copy of so many elements, counted in machine code.
 COPY_INSTRUCTIONS = {4: 5, 2: 10}
-#: What the kernel counts in an int.
+#: What the kernel counts in an int: tiles, and pixels of an image.
 MAX_INDEX = 2**31 - 2**20
 #: A tile: m64 tiles of a consumer, segments, and columns of a segment, which need not be whole rows.
 Tile = tuple[int, int, int]
@@ -50,8 +51,8 @@ TILES: tuple[Tile, ...] = (
 class PointwiseConfig(Config):
     """A tile has ``m_tiles`` x 64 filters for each of ``warpgroups`` consumers, and ``segments`` of ``columns`` pixels.
 
-    A stage of the ring, which has ``stages``, holds ``channel_block`` channels. Pixels come in ``copied`` at once: 8 by
-    TMA. A cluster of ``split`` CTAs shares a reduction.
+    A stage of the ring, which has ``stages``, holds ``channel_block`` channels. Lanes copy ``copied`` pixels at once; 8
+    stands for TMA. A cluster of ``split`` CTAs shares a reduction.
     """
 
     warpgroups: int
@@ -157,8 +158,15 @@ class NativeGemmPointwise(TimedAlgorithm):
         if pixels % 2 and problem.op == "dgrad" and problem.group_k % 2:
             reasons.append(f"{problem.group_k} filters of a group, for {pixels} pixels: one of both must be even")
         filters = problem.group_c if problem.op == "dgrad" else problem.group_k
-        if problem.n * ceil_div(pixels, ROW) * ceil_div(filters, 64 * WARPGROUPS) * problem.groups > MAX_INDEX:
-            reasons.append(f"n={problem.n}: outputs are more than {MAX_INDEX} tiles")
+        tiles = problem.n * ceil_div(pixels, _step(pixels, ROW)) * ceil_div(filters, 64 * WARPGROUPS) * problem.groups
+        if max(tiles, pixels) > MAX_INDEX:
+            reasons.append(f"n={problem.n}: {pixels} pixels, in {tiles} tiles, are more than {MAX_INDEX}")
+        if not reasons:
+            any_tile = PointwiseConfig(WARPGROUPS, *TILES[-1], BLOCKS[1], MIN_STAGES, BY_TMA, *REGISTERS[True])
+            maps = [_filter_map(problem, any_tile)]
+            if pixels % BY_TMA == 0:
+                maps.append(_pixel_map(problem, _phase(problem).problem, any_tile))
+            reasons += [f"no tensor map describes {each.role}: {broken}" for each in maps for broken in each.why_not()]
         return reasons
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:

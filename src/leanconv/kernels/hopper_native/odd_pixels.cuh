@@ -49,16 +49,18 @@ struct OddFilters {
     }
 };
 
-// Adds the sums of odd channels to those of even ones, a column to the left. The last column is not complete.
+// Adds the sums of odd channels to those of even ones, a column to the left. The last column is not complete, so a segment has
+// eight fewer: a multiple of eight, as its stores begin.
 template <int count>
 __device__ __forceinline__ void add_moved(float (&even)[count], const float (&odd)[count], int lane) {
     const int next = lane / 4 * 4 + (lane + 1) % 4;
 #pragma unroll
     for (int i = 0; i < count; i += 2) {
-        // From the next lane its first column, from the last one the first of the next eight.
-        const float behind = odd[i + 4 < count ? i + 4 : i];
+        // A lane has columns 2 t and 2 t + 1 of each eight, t = lane % 4. The second one takes the next lane's first; where
+        // t is 3, the first of the next eight, which lane t = 0 has.
+        const float next_eight = odd[i + 4 < count ? i + 4 : i];
         even[i] += odd[i + 1];
-        even[i + 1] += __shfl_sync(0xffffffffu, lane % 4 == 0 ? behind : odd[i], next);
+        even[i + 1] += __shfl_sync(0xffffffffu, lane % 4 == 0 ? next_eight : odd[i], next);
     }
 }
 

@@ -37,7 +37,8 @@ struct PointwiseOutput {
 #pragma unroll at_once
         for (int i = 0; i < turns; ++i) {
             const int at = i * 32 + lane, filter = at / units, pixel = at % units * together;
-            if (filter < filters && pixel < left) act(staging + filter * pitch + pixel, y + filter * pixels + pixel);
+            if (filter < filters && pixel < left)
+                act(staging + filter * pitch + pixel, y + (static_cast<Offset<Problem>>(filter) * pixels + pixel));
         }
     }
     // The sums from `first` on of `columns` columns of a segment, from `begin` on; of the filters of the group from k on.
