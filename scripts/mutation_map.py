@@ -27,7 +27,7 @@ TESTS_EACH = 3
 STARTED = {"cli/command_line.py": ("tests/cli/test_cli.py::test_a_terminal_of_ascii",)}
 #: Modules that no test here runs.
 WITHOUT_TESTS = {
-    "__main__.py": "it has no functions",
+    "__main__.py": "it runs in processes of its own",
 }
 #: Tests of one function that take longer in all are chosen one by one.
 SECONDS_TOGETHER = 2.0

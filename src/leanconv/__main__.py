@@ -1,6 +1,16 @@
-"""``python -m leanconv``: the command line."""
+"""``python -m leanconv``, and the command ``leanconv``: the command line. Ctrl-C ends it while it is imported, too."""
 
-from leanconv.cli.main import main
+import sys
+
+
+def main() -> None:
+    try:
+        from leanconv.cli.main import main as run
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -466,3 +466,12 @@ def test_each_memory_order_has_its_copy(torch_on_device: HostDevice, rng: np.ran
 
 def right_torch(y: Any, given: Any) -> bool:
     return relative_error(y.numpy(), oracle_conv(PROBLEM, *given, None)) < TOLERANCE
+
+
+def test_strided_filters_after_contiguous_ones(torch_on_device: Any) -> None:
+    """Of the same sizes and order: ones are read in place, the others are copied."""
+    torch = pytest.importorskip("torch")
+    x, twice = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 6)
+    for w in (twice[..., ::2].contiguous(), twice[..., ::2], twice[..., 1::2].contiguous(), twice[..., 1::2]):
+        y = conv2d(x, prepare_weights(w), algorithm="winograd1d")
+        assert relative_error(y.numpy(), torch.nn.functional.conv2d(x, w).numpy()) < 1e-5

@@ -192,3 +192,25 @@ def test_several_on_a_gpu_are_what_each_alone_is(rng: np.random.Generator) -> No
         together = filter2d(image, kernels, border="reflect")
         apart = torch.stack([filter2d(image, kernel, border="reflect") for kernel in kernels], 1)
         assert torch.equal(together, apart)
+
+
+def test_kernels_of_the_same_bytes(fake_cupy: Any) -> None:
+    """Neither another type nor another shape makes them one."""
+    image, ints = fake_cupy.ndarray(np.zeros((8, 8), np.float32), 0), np.arange(9, dtype=np.int32)
+    for kernel in (ints.view(np.float32).reshape(3, 3), ints.reshape(3, 3), ints.reshape(1, 9), ints.reshape(9, 1)):
+        kept = kernel_beside(image, kernel)
+        assert kept.shape == kernel.shape
+        np.testing.assert_array_equal(kept.host, kernel.astype(np.float32))
+
+
+def test_one_kernel_for_sums_of_several_types(fake_cupy: Any) -> None:
+    kernel = np.full((3, 3), 2**24 + 1, np.int64)
+    for dtype in (np.float32, np.int32, np.float32):
+        assert kernel_beside(fake_cupy.ndarray(np.zeros((8, 8), dtype), 0), kernel).dtype == dtype
+
+
+def test_one_kernel_for_two_libraries(fake_cupy: Any, torch_on_device: Any) -> None:
+    kernel = np.ones((3, 3), np.float32)
+    for _ in range(2):
+        assert not isinstance(kernel_beside(fake_cupy.ndarray(np.zeros((8, 8), np.float32), 0), kernel), torch.Tensor)
+        assert isinstance(kernel_beside(torch.zeros(8, 8), kernel), torch.Tensor)

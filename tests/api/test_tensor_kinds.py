@@ -209,3 +209,15 @@ def test_arrays_of_cupy_at_another_alignment_after_aligned_ones(fake_cupy: Any, 
             conv2d(*({"x": x, "w": w, "bias": bias} | {role: shifted}).values()).host, expected
         )
         assert host_device.launches[-1][1][role] % ALIGNMENT == 0
+
+
+def test_a_gradient_is_refused_after_a_call_without(torch_on_device: Any) -> None:
+    """What was found out for tensors that require none is not known of others."""
+    x, w = torch.randn(1, 4, 9, 9), torch.randn(8, 4, 3, 3)
+    for _ in range(2):
+        conv2d(x, w)
+        for given in (x.clone().requires_grad_(), w), (x, w.clone().requires_grad_()):
+            with says(ValueError, "requires a gradient"):
+                conv2d(*given)
+            with torch.no_grad():
+                conv2d(*given)

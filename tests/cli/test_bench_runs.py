@@ -331,3 +331,11 @@ def test_command_writes_file_and_plot(tmp_path: Path, capsys: Any, monkeypatch: 
     assert Results.read(Path("r.json")).problems["64x48,3x3,replicate"]["words"] == words
     assert Path("p.png").read_bytes()[:4] == b"\x89PNG"
     assert bench("nonsense") == 2 and "is no suite" in capsys.readouterr().err
+
+
+def test_bench_begins_nothing_after_its_seconds(tmp_path: Any) -> None:
+    out = tmp_path / "r.json"
+    bench(
+        "conv:c4,h12,k6,r3", "--quick", "--device", "cpu", "--engines", "leanconv", "--seconds", "0", "--out", str(out)
+    )
+    assert Results.read(out).missing

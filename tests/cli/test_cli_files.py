@@ -311,3 +311,12 @@ def test_the_result_keeps_mode_and_symlink(run: Any, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new.npy").stat().st_mode) == 0o640
     code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "absent" / "out.npy", "-k", "box:3")
     assert code == MISTAKE and line_of(err) == f"error: {tmp_path}/absent/out.npy: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    "name", ["LEANCONV_CACHE_LIMIT", "LEANCONV_THREADS", "LEANCONV_TUNING", "LEANCONV_WORKSPACE_LIMIT"]
+)
+def test_the_doctor_names_a_variable_that_says_nothing(name: str, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "foo")
+    code, out, _ = run("doctor")
+    assert code == 1 and f"{name}='foo'" in out

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import leanconv
+from leanconv import __main__ as entry
 from leanconv.cli import filter as work
 from leanconv.cli import pictures
 from leanconv.cli.command_line import FAILED, INTERRUPTED, MISTAKE
@@ -344,3 +345,16 @@ def test_the_writer_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(KeyboardInterrupt):
             pictures.write(tmp_path / f"out{suffix}", Picture(np.zeros((4, 4), np.uint8)))
     assert names(tmp_path) == []
+
+
+def test_ctrl_c_while_the_command_line_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Importing:
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "leanconv.cli.main", Importing())  # type: ignore[arg-type]
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert (stopped.value.code, capsys.readouterr().err) == (130, "interrupted\n")

@@ -70,3 +70,36 @@ def test_tests_of_the_module_and_then_of_their_files_are_asked(
     monkeypatch.setattr(mutate.Copy, "_run", run)
     assert mutate.run(1) == (["an edit"] if sees is None else [])
     assert asked == list(zip(("as it was", "edited") * 2, ran, strict=False))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_parameters_that_are_gone_are_those_that_the_test_has_now(
+    mutate: Any, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    asked: list[list[str]] = []
+
+    def run(self: Any, tests: list[str]) -> Any:
+        asked.append(tests)
+        gone = [test for test in tests if "[" in test or not there]
+        said = "".join(f"ERROR: not found: {self.folder}/{test}\n(no match)\n" for test in gone)
+        return subprocess.CompletedProcess([], 4 if gone else 0, "", said)
+
+    monkeypatch.setattr(mutate.mutation_map, "read", lambda: {"module.py": ["tests/x.py::test_a[old]", *OWN]})
+    monkeypatch.setattr(mutate.Copy, "_run", run)
+    if there:
+        assert mutate.run(1) == ["an edit"] and asked[:2] == [["tests/x.py::test_a[old]", *OWN], OWN]
+    else:
+        with pytest.raises(SystemExit, match=r"mutation_map.json is older than the code"):
+            mutate.run(1)
+
+
+def test_an_edit_with_which_no_test_is_found_is_seen(mutate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What breaks as it is imported."""
+
+    def run(self: Any, tests: list[str]) -> Any:
+        broken = (self.folder / mutate.SOURCE / "module.py").read_text() == "edited"
+        said = "".join(f"ERROR: not found: {self.folder}/{test}\n" for test in tests)
+        return subprocess.CompletedProcess([], 4 if broken else 0, "", said if broken else "")
+
+    monkeypatch.setattr(mutate.Copy, "_run", run)
+    assert mutate.run(1) == []

@@ -268,3 +268,18 @@ def test_a_disk_that_fills_leaves_nothing_behind(
     with pytest.warns(RuntimeWarning, match="No space left"):
         cache.compiled(some_launch, "sm_90a")
     assert list((own_cache / "kernels").iterdir()) == []
+
+
+def test_a_daemon_thread_ends_without_a_word_where_the_process_has_ended_its_pools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def submit(*given: Any) -> Any:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    seen: list[Any] = []
+    monkeypatch.setattr(pools.ThreadPoolExecutor, "submit", submit)
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+    thread = threading.Thread(target=compiler.compile_source, args=("", "f", "sm_80"), daemon=True)
+    thread.start()
+    thread.join()
+    assert seen == [SystemExit], "which Python prints nothing of"

@@ -453,3 +453,17 @@ def test_threads_call_one_layer(device: HostDevice, packing: None) -> None:
         for _ in range(4):
             close(layer(x), expected)
     assert not wrong
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_images_in_autocasts_type_anywhere_in_memory(device: Any, monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12)
+    layer, x = torch.nn.Conv2d(4, 6, 3, bias=bias), torch.randn(2, 4, 9, 8).half()
+    shifted = torch.empty(x.numel() + 1, dtype=torch.float16)[1:].view(x.shape)
+    shifted.copy_(x)
+    with torch.no_grad():
+        expected = torch.nn.functional.conv2d(x, layer.weight.half(), layer.bias.half() if bias else None)
+        with leanconv.torch.enable(), torch.autocast("cpu", torch.float16):
+            for given in (x, x, x, x, shifted, x, shifted, shifted, x.clone()):
+                torch.testing.assert_close(layer(given), expected, rtol=1e-2, atol=1e-2)
+                assert device.launches[-1][1]["x"] % 16 == 0

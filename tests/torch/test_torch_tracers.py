@@ -48,6 +48,25 @@ def test_symbolic_tracing_records_the_functions() -> None:
     torch.testing.assert_close(function(x, net.a.weight), ours.conv2d(x, net.a.weight, stride=2))
 
 
+def test_symbolic_tracing_leaves_sizes_to_be_computed() -> None:
+    """As of PyTorch's modules, which tracers do not look into."""
+
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = ours.ConvTranspose2d(4, 3, 3, stride=2)
+
+        def forward(self, x: Any, like: Any) -> Any:
+            return self.up(x, output_size=like.shape[2:])
+
+    net, like = Sized(), torch.empty(1, 1, 10, 11)
+    traced = torch.fx.symbolic_trace(net)
+    for x in torch.randn(2, 4, 4, 5), torch.randn(1, 4, 4, 5):
+        assert traced(x, like).shape[2:] == (10, 11)
+        torch.testing.assert_close(traced(x, like), net(x, like))
+    assert traced(torch.randn(1, 4, 4, 5), torch.empty(9, 11)[None, None]).shape[2:] == (9, 11)
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_trace_holds_operators_for_any_size(grad: bool) -> None:

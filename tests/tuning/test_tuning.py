@@ -333,3 +333,22 @@ def test_layers_of_volumes_are_tuned_as_what_computes_them(stage: Stage, tmp_pat
     assert stage.search(tmp_path, most=2).run([whole]).timed == 2
     assert tables.Table.read(tmp_path / FILE).get(whole) is not None
     assert choose(whole, stage.target).us == 300
+
+
+def test_filters_may_differ_by_what_their_types_round() -> None:
+    f = leanconv.FilterProblem(1, 9, 20, 3, 3, (1, 1))
+    for dtype, most in ("float32", 2e-5), ("uint8", 2e-2), ("float16", 3e-3):
+        assert tolerance(replace(f, dtype=dtype, out_dtype=dtype), 9) <= most
+
+
+def test_what_a_candidate_takes_is_kept() -> None:
+    target, kinds = TARGETS[0], set()
+    for layer in replace(LAYER, n=16, op="wgrad"), replace(LAYER, c=256, h=14, w=14, k=256):
+        device, compiler = SimpleNamespace(target=target), SimpleNamespace(begin=lambda plan: [])
+        candidates = candidates_of(layer, target, 1 << 24, 40)
+        work = trials.Work(layer, candidates, tables.Entry(), device, compiler)  # type: ignore[arg-type]
+        for each in candidates:
+            plan, timed = each.plan(layer, target), work.timed(each, 1.0, 1)
+            assert (timed.workspace, timed.prepared) == (plan.workspace_bytes, plan.prepared_bytes)
+            kinds.add((timed.workspace > 0, timed.prepared > 0))
+    assert kinds == {(False, False), (True, False), (False, True)}

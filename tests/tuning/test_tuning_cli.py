@@ -172,6 +172,9 @@ def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatc
     path = tmp_path / FILE
     path.write_text(re.sub(r'"kernels":\{"(\w+)":"', r'"kernels":{"\1":"0', path.read_text()))
     assert doctor._tables().text.endswith("0 of 1 entries valid")
+    path.write_text(path.read_text().replace('"winners":{', '"winners":[{'))
+    with pytest.warns(RuntimeWarning):
+        assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of which cannot be read, 0 of 0 entries valid"
     (tmp_path / FILE).write_text("{")
     assert doctor._tables().state == "broken" and FILE in doctor._tables().text
     monkeypatch.setenv("LEANCONV_TUNING", "off")

@@ -219,7 +219,9 @@ def _tables() -> Finding:
     for source, path in files():
         try:
             table = Table.read(path)
-            found.append(f"{source} has {len(table)} for {table.gpu.get('name')}{_holding(table, source)}")
+            lost = sum(table.get(key) is None for key in table)
+            unread = f", {lost} of which cannot be read" if lost else ""
+            found.append(f"{source} has {len(table)} for {table.gpu.get('name')}{unread}{_holding(table, source)}")
         except (OSError, ValueError) as error:
             return Finding(name, "broken", str(error), "move it away; leanconv tune writes a new one")
     return Finding(name, "ok", "; ".join(found) or "there is none; leanconv tune writes one")

@@ -162,7 +162,11 @@ def compile_source(text: str, symbol: str, arch: str) -> Compiled:
 
     # threads of a pool end before the process does, and none begins afterwards
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_compile_source, text, symbol, arch).result()
+        try:
+            compiling = pool.submit(_compile_source, text, symbol, arch)
+        except RuntimeError:
+            raise SystemExit from None  # the process ends, and so does its daemon thread, without a word
+        return compiling.result()
 
 
 def _compile_source(text: str, symbol: str, arch: str) -> Compiled:

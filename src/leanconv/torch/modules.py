@@ -65,13 +65,23 @@ class _Forward(_Module):
         return self._compute(*given, activation=self.activation, add=add)
 
 
+@torch.fx.wrap  # a tracer records the call: sizes are numbers when the graph runs
+def _padding_for(
+    input: torch.Tensor, output_size: Sequence[int], stride: Any, padding: Any, kernel_size: Any, dilation: Any
+) -> list[int]:
+    """What PyTorch's transposed modules add to the output so that it has a size."""
+    padding_of: Any = torch.nn.ConvTranspose1d._output_padding  # the same for all three modules
+    lists = map(list, (stride, padding, kernel_size))
+    more: list[int] = padding_of(None, input, list(output_size), *lists, len(stride), list(dilation))
+    return more
+
+
 class _Transposed(_Module):
     def forward(self: Any, input: torch.Tensor, output_size: Sequence[int] | None = None) -> torch.Tensor:
         """The transposed convolution; ``output_size`` chooses among the sizes that ``stride`` leaves open."""
-        size = None if output_size is None else list(output_size)
-        more = self._output_padding(
-            input, size, list(self.stride), self.padding, list(self.kernel_size), len(self.stride), list(self.dilation)
-        )
+        more = self.output_padding
+        if output_size is not None:
+            more = _padding_for(input, output_size, self.stride, self.padding, self.kernel_size, self.dilation)
         return self._compute(input, self.weight, self.bias, self.stride, self.padding, more, self.groups, self.dilation)
 
 
