@@ -65,7 +65,6 @@ class _Forward(_Module):
         return self._compute(*given, activation=self.activation, add=add)
 
 
-@torch.fx.wrap  # a tracer records the call: sizes are numbers when the graph runs
 def _padding_for(
     input: torch.Tensor, output_size: Sequence[int], stride: Any, padding: Any, kernel_size: Any, dilation: Any
 ) -> list[int]:
@@ -74,6 +73,9 @@ def _padding_for(
     lists = map(list, (stride, padding, kernel_size))
     more: list[int] = padding_of(None, input, list(output_size), *lists, len(stride), list(dilation))
     return more
+
+
+torch.fx.wrap("_padding_for")  # tracers record the call: its sizes are numbers when the graph runs
 
 
 class _Transposed(_Module):
