@@ -56,7 +56,8 @@ def test_the_committed_table_has_every_kernel(sanitize: ModuleType) -> None:
     runs = [run for run in sanitize.runs() if run.algorithm.stem in not_run]
     assert {run.algorithm.stem for run in runs} == set(not_run)
     for run in runs:  # and no call chooses them
-        assert all(time == inf for time, _ in run.algorithm.within(run.problem, TARGETS[0]))
+        times = (time for time, _ in run.algorithm.within(run.problem, TARGETS[0]))
+        assert run.algorithm.by_name_only or all(time == inf for time in times)
     assert all(row[-2:] == ["clean", "clean"] for row in rows) == ("All are clean" in table.read_text("utf-8"))
 
 

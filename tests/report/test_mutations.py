@@ -17,7 +17,8 @@ OWN, FILE = ["tests/x.py::test_a"], ["tests/x.py"]
 def test_the_map_is_as_old_as_the_code() -> None:
     """Each module has tests, which are there, and each module of the map is there."""
     known = mutation_map.read()
-    assert [module for module in mutation_map.modules() if not known.get(module)] == []
+    without = [module for module in mutation_map.modules() if not known.get(module)]
+    assert without == [], f"run python scripts/mutation_map.py for {without}"
     named = {*known, *mutation_map.WITHOUT_TESTS}
     assert [module for module in sorted(named) if not (mutation_map.SOURCE / module).exists()] == []
     assert not set(mutation_map.WITHOUT_TESTS) & set(known)

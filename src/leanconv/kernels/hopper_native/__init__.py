@@ -3,7 +3,8 @@
 Kernels     native_gemm (channels last; strategies ``16bit`` and ``tf32``; channels first ``pointwise``, for 1x1
             filters, which has not been measured), native_gemm_nchw (channels first), native_weight (gradient of the
             filters; strategies ``nhwc``, ``nchw`` and ``kmajor``)
-Papers      none: the implicit GEMM of cuDNN and CUTLASS, with TMA and wgmma
+Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018); as an
+            implicit GEMM with TMA and wgmma, as cuDNN and CUTLASS have it
 Requires    sm_90a; 16-byte aligned tensors; 16-bit elements, or float32 with precision="tf32"
 Memory      packed weights of native_gemm_nchw and in TF32, which are kept between calls; partial sums of split-K in
             native_weight
