@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import leanconv
 from leanconv import ConvProblem, conv2d, explain, filter2d
 from leanconv.plan import Launch, Number
 from leanconv.runtime import launch
@@ -214,3 +215,47 @@ def test_a_picture_of_pillow_is_refused_with_what_makes_an_array_of_it() -> None
     image = pytest.importorskip("PIL.Image").new("L", (8, 8))
     with pytest.raises(TypeError, match=r"image is a PIL.Image.Image; .*\(numpy.asarray makes one\)"):
         filter2d(image, [[1]])
+
+
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_masked_arrays_are_refused(device: Any, host_device: HostDevice) -> None:
+    """Also after equal calls with plain arrays, which leave ready calls."""
+    image, kernel = np.ones((6, 7), np.float32), np.ones((3, 3), np.float32)
+    masked = np.ma.masked_array(image, image > 0)
+    filter2d(image, kernel, device=device)
+    conv2d(X, W, device=device)
+    with says(TypeError, "image is a masked array", "give image.filled(value)"):
+        filter2d(masked, kernel, device=device)
+    with says(TypeError, "image is a masked array"):
+        leanconv.median_blur(masked, 3, device=device)
+    for separable in (None, True):
+        with says(TypeError, "kernel is a masked array", "give kernel.filled(value)"):
+            filter2d(image, np.ma.masked_array(kernel), device=device, separable=separable)
+    with says(TypeError, "kernel_y is a masked array"):
+        leanconv.sep_filter2d(image, [1, 2, 1], np.ma.masked_array([1, 2, 1]), device=device)
+    with says(TypeError, "x is a masked array"):
+        conv2d(np.ma.masked_array(X), W, device=device)
+    with says(TypeError, "w is a masked array"):
+        conv2d(X, np.ma.masked_array(W), device=device)
+    with says(TypeError, "w is a masked array"):
+        leanconv.prepare_weights(np.ma.masked_array(W))
+    with says(TypeError, "image is a masked array"):
+        leanconv.explain(filter2d, masked, kernel, device=device)
+    np.testing.assert_array_equal(filter2d(masked.filled(2), kernel, device=device), np.full((6, 7), 18))
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_a_matrix_is_a_kernel_and_no_image(device: Any, host_device: HostDevice, rng: np.random.Generator) -> None:
+    image, kernel = rng.standard_normal((6, 7), np.float32), rng.standard_normal((3, 3), np.float32)
+    expected = filter2d(image, kernel, device=device)
+    for _ in range(2):
+        y = filter2d(image, np.asmatrix(kernel), device=device)
+        assert type(y) is np.ndarray and (y == expected).all()
+    assert leanconv.explain(filter2d, image, np.asmatrix(kernel), device=device).chosen
+    with says(TypeError, "image is a numpy.matrix; give numpy.asarray(image)"):
+        filter2d(np.asmatrix(image), kernel, device=device)
+    with says(TypeError, "image is a numpy.matrix"):
+        leanconv.gaussian_blur(np.asmatrix(image), 1.5, device=device)
+    with says(TypeError, "out is a numpy.matrix"):
+        filter2d(image, kernel, out=np.asmatrix(np.empty_like(image)), device=device)

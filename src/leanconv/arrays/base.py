@@ -55,7 +55,8 @@ class Arrays(ABC):
         """Address of the first element."""
 
     def refuse_without_memory(self, array: Any, name: str) -> None:
-        """Raise TypeError where the caller's argument ``name`` only stands for values: it has no memory to read."""
+        """Raise TypeError where the caller's argument ``name`` only stands for values: it has no memory to read, or its
+        memory is not all that it holds."""
         return None
 
     def requires_gradient(self, array: Any) -> bool:

@@ -26,6 +26,19 @@ class NumpyArrays(Arrays):
     def signature(self, array: np.ndarray) -> Hashable:
         return array.shape, array.strides, array.dtype
 
+    def refuse_without_memory(self, array: np.ndarray, name: str) -> None:
+        """Also a masked array, whose memory does not say what is masked, and a matrix, whose parts all have two axes.
+
+        A call's key has the types of its arrays, so no ready call is one of these.
+        """
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name} is a masked array, and what its mask hides would count: give {name}.filled(value), with a "
+                "value for the masked elements"
+            )
+        if isinstance(array, np.matrix):
+            raise TypeError(f"{name} is a numpy.matrix; give numpy.asarray({name}), an array that shares its memory")
+
     def device(self, array: np.ndarray) -> None:
         return None
 

@@ -249,6 +249,10 @@ def given_kernel(kernel: Any) -> Any:
             kernel = np.asarray(kernel)
         except ValueError as error:
             raise ValueError(f"kernel is a list whose rows are not alike: {error}") from None
+    elif isinstance(kernel, np.matrix):
+        kernel = np.asarray(kernel)
+    elif isinstance(kernel, np.ma.MaskedArray):
+        NUMPY.refuse_without_memory(kernel, "kernel")
     if type(kernel) is np.ndarray and 8 * kernel.size > _MOST_BYTES:
         raise ValueError(
             f"kernel has shape {kernel.shape}, {8 * kernel.size} bytes of float64; the limit is {_MOST_BYTES}"

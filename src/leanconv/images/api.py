@@ -271,6 +271,7 @@ def requested_filter(
     per_image: Any, separable: Any, out: Any, value: Any, delta: Any,
 ) -> tuple[FilterOptions, Any]:  # fmt: skip
     """The options of a call of `filter2d`, and its kernel on the image's device."""
+    kernel = given_kernel(kernel)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode, per_image)
     if (each := _several(requested, image, kernel, separable, out)) is not None:
         requested, kernel = each[0]

@@ -317,6 +317,8 @@ def _line(name: str, weights: Any) -> np.ndarray:
     if prod(shape := np.shape(weights)) > MOST:
         raise ValueError(f"{name} has shape {tuple(shape)}; it must have at most {MOST} weights")
     arrays = arrays_of(weights)
+    if arrays is not None:
+        arrays.refuse_without_memory(weights, name)
     line = np.asarray(weights) if arrays is None else arrays.to_numpy(weights)
     if line.ndim == 2 and 1 in line.shape:
         line = line.ravel()  # as cv2.getGaussianKernel returns them
