@@ -261,9 +261,8 @@ def limit_of(value: object) -> int | None:
     if value is None:
         return env.workspace_limit()
     if isinstance(value, str):
-        raise TypeError(
-            f"workspace_limit={value!r} is text; as bytes it is {env.parse_bytes('workspace_limit', value)}"
-        )
+        count = env.parse_bytes("workspace_limit", value)
+        raise TypeError(f"workspace_limit={value!r} is text; as bytes it is {count}")
     return integer("workspace_limit", value, 0, math.inf)
 
 
@@ -273,11 +272,11 @@ def limit_of(value: object) -> int | None:
 def integer(name: str, value: object, least: float, most: float = MOST) -> int:
     """``value`` as an int from ``least`` to ``most``; takes what is an integer by itself (NumPy's too), no floats."""
     try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
         index = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}={value!r} is not an integer") from None
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}={value!r} is not an integer")
     if index < least:
         raise ValueError(f"{name}={value!r} is below {least}")
     if index > most:
@@ -317,6 +316,8 @@ def single(name: str, value: object, least: int) -> int:
 
 def sizes(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)):
+        if len(shape := tuple(getattr(value, "shape", ()))) > 1:
+            raise TypeError(f"{name} is an array of shape {shape}, and must be a tuple: arrays come first here")
         raise TypeError(f"{name}={value!r} is no shape; give a tuple of integers")
     return tuple([each if type(each) is int and each >= 0 else integer(name, each, 0, math.inf) for each in value])
 

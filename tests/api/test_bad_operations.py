@@ -22,6 +22,12 @@ INPUT: Refused = [
      ("grad has shape (2, 6, 6, 7), but the output has (2, 6, 7, 7) for input_shape=(2, 4, 9, 8), w of shape "
       "(6, 4, 3, 2), stride=1, padding=0, dilation=1 and groups=1",)),
     ({"stride": 2}, ValueError, ("grad has shape (2, 6, 7, 7), but the output has (2, 6, 4, 4)", "stride=2")),
+    # the order of PyTorch's
+    ({"grad": (2, 4, 9, 8), "input_shape": GRAD}, TypeError,
+     ("input_shape is an array of shape (2, 6, 7, 7), and must be a tuple: arrays come first here",)),
+    ({"input_shape": torch.ones(2, 6, 7, 7)}, TypeError, ("input_shape is an array of shape (2, 6, 7, 7)",)),
+    ({"input_shape": np.array([2, 4])}, TypeError, ("input_shape=array([2, 4]) is no shape; give a tuple",)),
+    ({"input_shape": 4}, TypeError, ("input_shape=4 is no shape; give a tuple of integers",)),
     ({"grad": GRAD[0]}, ValueError,
      ("grad has shape (6, 7, 7) and input_shape=(2, 4, 9, 8): either both have a batch axis, or neither",)),
     ({"grad": GRAD[0, 0]}, ValueError, ("grad has 2 dimensions, shape (7, 7); it must have 4, or 3 without",)),
@@ -118,6 +124,7 @@ SIGNALS: Refused = [
     ({"algorithm": "fft"}, ValueError, ("algorithm='fft' is not known",)),
 ]
 WEIGHT_OF_SIGNALS: Refused = [
+    ({"weight_shape": TAPS}, TypeError, ("weight_shape is an array of shape (6, 4, 3), and must be a tuple",)),
     ({"weight_shape": (6, 4, 3, 1)}, ValueError, ("weight_shape has 4 dimensions",)),
 ]
 #: functions, what they are called with, and changes of it that are refused
