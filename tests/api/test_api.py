@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -13,11 +13,13 @@ import pytest
 import leanconv
 from leanconv import ConvProblem, FilterProblem, conv2d, filter2d, prepare_weights
 from leanconv.arrays import TorchArrays
+from leanconv.call import explain as explaining
 from leanconv.call import weights
 from leanconv.call.choose import NoAlgorithmError, choose
 from leanconv.images.borders import BORDERS
 from leanconv.kernels import ALGORITHMS
 from leanconv.options import PRECISIONS, Layout
+from leanconv.runtime.driver import CudaUnavailableError
 from tests.cases import CASES
 from tests.cases_weight import WEIGHT_CASES
 from tests.operations import BASE, FROM_NCHW, LAYOUTS, TOLERANCE, as_tensors, conv_arrays, in_memory
@@ -280,6 +282,23 @@ def test_dlpack_arrays_come_back_as_their_own_kind(layout: Layout, rng: np.rando
     np.testing.assert_array_equal(y.array, filter2d(x, w[0, 0], **numbers))
 
 
+def test_explain_names_the_strategies_whose_time_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = leanconv.ConvProblem(8, 64, 16, 16, 64, 1, 1, dtype="float16")
+
+    def none(index: int) -> NoReturn:
+        raise CudaUnavailableError("none")
+
+    monkeypatch.setattr(explaining.launch, "open_device", none)
+    monkeypatch.setattr(explaining, "NOMINAL", replace(explaining.NOMINAL, model=""))  # no table has its times
+    why = leanconv.explain(problem, device="cuda").others["native_gemm"][0]
+    assert "native_gemm_pointwise is neither predicted nor measured, so 'auto' does not take it; algorithm=" in why
+    # once its time is known it is told, and the sentence is not said
+    known = {"native_gemm_pointwise": 1.0}
+    monkeypatch.setattr(explaining, "_times", lambda *_: (known, {}))
+    told = leanconv.explain(problem, device="cuda")
+    assert told.others["native_gemm"] == ("it could; algorithm='native_gemm' chooses it",)
+
+
 def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host_device: HostDevice) -> None:
     x, w, _ = conv_arrays(rng, BASE)
     told = leanconv.explain(conv2d, x, w, precision="ieee")
@@ -292,8 +311,10 @@ def test_explain_names_the_choice_and_the_reasons(rng: np.random.Generator, host
     assert told.chosen == first and "stand-in" in told.where and "tile_k" in told.config
     assert "op=" in told.others["direct_weight"][0] and "_weight" not in str(told), "it computes another operation"
     assert "op=" in str(leanconv.explain(conv2d, x, w, stride=2, device="cuda", algorithm="direct_weight"))
-    # it predicts no time
-    assert told.others["direct"] == ("it could; algorithm='direct' chooses it",)
+    assert told.others["direct"] == (
+        "it could, but the time of direct is neither predicted nor measured, so 'auto' does not take it; "
+        "algorithm='direct' chooses it",
+    )
     assert told.why == "it is the first, in order of preference, that can", "several have the same cost"
     assert told.kernels == () and host_device.launches == []
     conv2d(x, w, stride=2, device="cuda")

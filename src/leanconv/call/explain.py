@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -159,17 +160,20 @@ def _why(candidates: tuple[Candidate, ...], chosen: Candidate | None, name: str)
 
 
 def _others(
-    candidates: tuple[Candidate, ...], chosen: Candidate | None, problem: Problem
+    candidates: tuple[Candidate, ...], chosen: Candidate | None, problem: Problem, measured: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     by_name: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_name.setdefault(candidate.algorithm.name, []).append(candidate)
     if chosen is not None:
         del by_name[chosen.algorithm.name]
-    return {name: _why_not(strategies, chosen, problem) for name, strategies in by_name.items()}
+    return {name: _why_not(strategies, chosen, problem, measured) for name, strategies in by_name.items()}
 
 
-def _why_not(strategies: list[Candidate], chosen: Candidate | None, problem: Problem) -> tuple[str, ...]:
+def _why_not(
+    strategies: list[Candidate], chosen: Candidate | None, problem: Problem, measured: Collection[str]
+) -> tuple[str, ...]:
+    """Why not one algorithm; of the strategies that are ``measured`` a table has a time."""
     name = strategies[0].algorithm.name
     # filter2d takes no algorithm=
     how = f"; algorithm={name!r} chooses it" if problem.kind == "conv2d" else ""
@@ -186,6 +190,11 @@ def _why_not(strategies: list[Candidate], chosen: Candidate | None, problem: Pro
         )
         return (reasons[0] + how,) if reasons == (BY_NAME_ONLY,) else reasons
     best = 0.0 if chosen is None else chosen.cost
+    stems = [candidate.algorithm.stem for candidate in strategies if not candidate.reasons]
+    known = chosen is not None and (best < inf or chosen.us is not None)
+    if known and min(able) == inf and not any(stem in measured for stem in stems):
+        why = f"the time of {' and '.join(stems)} is neither predicted nor measured, so 'auto' does not take it"
+        return (f"it could, but {why}{how}",)
     longer = best and best < min(able) < inf and (chosen is None or chosen.us is None)
     times = min(able) / best if longer else 1.0
     about = "about as long" if times < 1.05 else f"{times:.1f} times as long"
@@ -220,11 +229,12 @@ def _on_gpu(
     settled = None if chosen is None else settle(chosen, problem, target, name, limit)
     why = _why(candidates, chosen, name) + ", over all batches" * (problem.batch_invariant and name == "auto")
     times, stale = _times(problem, target)
+    others = _others(candidates, chosen, problem, times.keys() | stale.keys())
     explanation = Explanation(
         problem, where, chosen.algorithm.name if chosen else None, why, str(settled.config) if settled else "",
         workspace_bytes=settled.algorithm.workspace_bytes(problem, settled.config) if settled else 0,
         prepared_bytes=settled.algorithm.prepared_bytes(problem, settled.config) if settled else 0,
-        workspace_limit=workspace_limit(problem, name, limit), others=_others(candidates, chosen, problem),
+        workspace_limit=workspace_limit(problem, name, limit), others=others,
         source=chosen.source if chosen else tables.MODEL, times=times, stale=stale,
     )  # fmt: skip
     if settled is None or (device is None and not compile_now):
