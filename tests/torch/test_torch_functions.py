@@ -214,7 +214,7 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         w.mul_(2)
     with says(RuntimeError, "modified by an inplace operation"):
         y.sum().backward()
-    with says(TypeError, "w has dtype float16 and x float32; they must be the same"):
+    with says(TypeError, "weight has dtype float16 and input float32; they must be the same"):
         ours.conv2d(x, w.half(), groups=2)
     with says(TypeError, "int8; leanconv.torch takes floating-point numbers"):
         ours.conv2d(x.detach().to(torch.int8), w.detach().to(torch.int8), groups=2)
@@ -252,8 +252,13 @@ def test_what_users_get_wrong(torch_on_device: HostDevice) -> None:
         ("conv1d", {"stride": (1, 2)}, ValueError, "stride=(1, 2) must be an integer: there is one axis"),
         ("conv1d", {"stride": (1.5,)}, TypeError, "stride=1.5 is not an integer"),
         ("conv1d", {"weight": torch.ones(4, 3, 3)}, ValueError, "in_channels=4 and groups=1, read as NCW: each filter"),
+        ("conv1d", {"weight": torch.ones(4, 3, 3)}, ValueError, "weight has 3 channels, but input has in_channels=4"),
+        ("conv1d", {"weight": torch.ones(4, 4, 3).double()}, TypeError, "weight has dtype float64 and input float32"),
+        ("conv2d", {"weight": torch.ones(4, 3, 3, 3)}, ValueError, "weight has 3 channels, but input has in_channels"),
+        ("conv2d", {"weight": torch.ones(4, 4, 3, 3).half()}, TypeError, "weight has dtype float16 and input float32"),
+        ("conv_transpose2d", {"weight": torch.ones(4, 4, 3, 3).half()}, TypeError, "weight has dtype float16 and inpu"),
         ("conv1d", {"weight": torch.ones(4, 4, 19)}, ValueError, "19 taps with dilation 1 covers 19 samples"),
-        ("conv1d", {"input": torch.ones(2, 4, 0)}, ValueError, "x has 2 signals of 4 channels and 0 samples"),
+        ("conv1d", {"input": torch.ones(2, 4, 0)}, ValueError, "input has 2 signals of 4 channels and 0 samples"),
         (
             "conv_transpose1d",
             {"weight": torch.ones(4, 4)},

@@ -27,6 +27,13 @@ NO_IMAGES_BITS = (
 )
 
 
+def _names(requested: LayerOptions) -> tuple[str, str]:
+    """What the caller calls the two arrays. In leanconv.torch a gradient of the input is a transposed layer, which has
+    the arguments of a layer."""
+    function = FUNCTIONS[requested.function]
+    return ("input", "weight") if requested.differentiated and function.op != "wgrad" else function.names
+
+
 @dataclass(frozen=True)
 class Resolved:
     """All that a call's arrays and options determine: `bind` makes a ready call of it."""
@@ -65,7 +72,7 @@ def resolve(requested: Options, x: Any, w: Any, bias: Any = None, out: Any = Non
 
 def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any) -> Resolved:
     function = FUNCTIONS[requested.function]
-    first, second = function.names
+    first, second = names = _names(requested)
     weights = w if isinstance(w, PreparedWeights) and function.op != "wgrad" else None
     w = w if weights is None else weights.array
     if requested.differentiated:
@@ -76,7 +83,7 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
     axes_of_w = function.axes + 2
     axes_of_out = axes_of_w if function.op == "wgrad" else None
     integers = function.op == "fprop" and function.axes < 3 and not requested.differentiated
-    operands, axes = layer_operands(x, w, bias, out, function.names, requested.layout, layouts, axes_of_out, integers)
+    operands, axes = layer_operands(x, w, bias, out, names, requested.layout, layouts, axes_of_out, integers)
     if requested.differentiated and dtypes.is_integer(operands.dtype):
         raise TypeError(
             f"the input has dtype {operands.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes "
@@ -195,8 +202,9 @@ def layer_problem(
     """
     function = FUNCTIONS[requested.function]
     axes = function.axes
-    name = function.shape if function.op == "dgrad" else "x"
-    filters = function.shape if function.op == "wgrad" else "w"
+    name, filters = _names(requested)
+    if function.op != "fprop":
+        name, filters = (function.shape, filters) if function.op == "dgrad" else (name, function.shape)
     check_axes(name, x_shape, axes + 2)
     check_axes(filters, w_shape, axes + 2, batch=False)
     precision = options.one_of("precision", requested.precision, options.PRECISIONS)

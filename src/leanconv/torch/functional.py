@@ -460,7 +460,8 @@ def _both(*numbers: int) -> tuple[int, ...]:
 
 def _refuse_signals(input: Any, weight: Any, bias: Any, stride: Any, sides: Any, dilation: Any, groups: Any) -> None:
     """Raise what `leanconv.conv1d` raises for signals that break a rule: images of one row are what computes them."""
-    requested = rules.layer_options("conv1d", stride[1], sides[len(sides) // 2 :], dilation[1], groups)
+    given = stride[1], sides[len(sides) // 2 :], dilation[1], groups
+    requested = rules.layer_options("conv1d", *given, differentiated=True)
     name = str(input.dtype).removeprefix("torch.")
     biases = None if bias is None else tuple(bias.shape)
     if name in DTYPES:
