@@ -93,6 +93,12 @@ _RENAMED = {
     "compile": "precompile",
     "tuning": "record_tuning",
 }
+#: Names that a caller may look for, and what computes the same.
+_INSTEAD = {
+    f"conv_transpose{axes}d": f"leanconv.conv{axes}d_input(x, w, shape of the result) computes it, without a bias; of "
+    f"tensors leanconv.torch.conv_transpose{axes}d, with one"
+    for axes in (1, 2)
+}
 # NOTE: the import above has set it, and it was a function: whoever calls it shall be told the new name
 del tuning  # type: ignore[name-defined]  # noqa: F821
 
@@ -100,6 +106,8 @@ del tuning  # type: ignore[name-defined]  # noqa: F821
 def __getattr__(name: str) -> object:
     if name in _RENAMED:
         raise AttributeError(f"leanconv.{name} is now leanconv.{_RENAMED[name]}")
+    if name in _INSTEAD:
+        raise AttributeError(f"module 'leanconv' has no attribute {name!r}: {_INSTEAD[name]}")
     raise AttributeError(f"module 'leanconv' has no attribute {name!r}")
 
 

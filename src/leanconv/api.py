@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -391,10 +392,30 @@ def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
             raise TypeError("explain(problem) takes only device=, algorithm=, workspace_limit= and compile= besides it")
         return explain_problem(what, device, name, limit, compile_now=compile_now)
     if not any(what is each for each in _EXPLAINED):
-        known = ", ".join(each.__name__ for each in _EXPLAINED)
-        said = what.__name__ if callable(what) and hasattr(what, "__name__") else f"a {type(what).__name__}"
-        raise TypeError(f"explain takes a problem, or a function and its arguments; {said} is none of {known}")
+        raise TypeError(f"explain takes a problem, or a function and its arguments; {_why_not_explained(what)}")
     return explain_call(resolve_call(what, *arguments, **options), compile_now=compile_now)
+
+
+def _why_not_explained(what: Any) -> str:
+    if isinstance(what, str):
+        return "problems in words are for the command line (leanconv explain); make a ConvProblem"
+    known, name = [each.__name__ for each in _EXPLAINED], getattr(what, "__name__", None)
+    said, instead = f"a {type(what).__name__}", None
+    if callable(what) and isinstance(name, str):
+        said = _public_name(what, name)
+        if said.rpartition(".")[0] in ("leanconv", "leanconv.torch", "torch", "torch.nn.functional"):
+            instead = f"leanconv.{name}" if name in known else _TAKEN_INSTEAD.get(name)
+    return f"{said} is none of {', '.join(known)} of leanconv" + (f"; take {instead}" if instead else "")
+
+
+def _public_name(function: Any, name: str) -> str:
+    """A function's name with the outermost module that has it."""
+    module = ""
+    for part in (getattr(function, "__module__", None) or "").split("."):
+        module = f"{module}.{part}".lstrip(".")
+        if getattr(sys.modules.get(module), name, None) is function:
+            break
+    return f"{module}.{name}".lstrip(".")
 
 
 def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Resolved:
@@ -421,4 +442,16 @@ _EXPLAINED = (
     conv2d, conv1d, conv3d, conv2d_input, conv1d_input, conv3d_input, conv2d_weight, conv1d_weight, conv3d_weight,
     filter2d, filter3d,
 )  # fmt: skip
+#: What computes the same as functions that `explain` does not take.
+_TAKEN_INSTEAD = (
+    {f"conv_transpose{axes}d": f"leanconv.conv{axes}d_input, with the shape of the result" for axes in (1, 2, 3)}
+    | dict.fromkeys(
+        ("gaussian_blur", "laplacian", "prewitt", "scharr", "sep_filter2d", "sobel", "unsharp_mask"),
+        "leanconv.filter2d and the filter's kernel, as leanconv.filters.gaussian(7) is one",
+    )
+    | {
+        name: f"a leanconv.FilterProblem with reduction={reduction!r}"
+        for name, reduction in (("box_blur", "sum"), ("dilate", "max"), ("erode", "min"), ("median_blur", "median"))
+    }
+)
 _LAYER_OPTIONS = inspect.signature(layer_options).parameters

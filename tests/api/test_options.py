@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import leanconv
-from leanconv import conv1d, conv1d_input, conv2d
+from leanconv import FilterProblem, conv1d, conv1d_input, conv2d
 from leanconv.call import lookup
-from leanconv.options import FUNCTIONS, filter_options, layer_options
+from leanconv.options import FUNCTIONS, Reduction, filter_options, layer_options
 from leanconv.runtime.bounded_cache import BoundedCache
 from tests.messages import says
 from tests.oracles import relative_error
 
 torch = pytest.importorskip("torch")
+ours = pytest.importorskip("leanconv.torch")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,60 @@ def test_explain_takes_a_function() -> None:
         leanconv.explain(x, w)
     with says(TypeError, "tune is none of conv2d"):
         leanconv.explain(leanconv.tune, x)
+    with says(TypeError, "problems in words are for the command line", "make a ConvProblem"):
+        leanconv.explain("1x3x8x8")
     assert {each.__name__ for each in leanconv.api._EXPLAINED} == {*FUNCTIONS, "filter2d", "filter3d"}
+
+
+@pytest.mark.parametrize(
+    "function, name, instead",
+    [
+        (ours.conv2d, "leanconv.torch.conv2d", "take leanconv.conv2d"),
+        (torch.nn.functional.conv2d, "torch.conv2d", "take leanconv.conv2d"),
+        (ours.filter2d, "leanconv.torch.filter2d", "take leanconv.filter2d"),
+        (torch.conv_transpose1d, "torch.conv_transpose1d", "take leanconv.conv1d_input, with the shape of the result"),
+        (leanconv.conv_transpose3d, "leanconv.conv_transpose3d", "take leanconv.conv3d_input, with the shape"),
+        (leanconv.gaussian_blur, "leanconv.gaussian_blur", "take leanconv.filter2d and the filter's kernel"),
+        (leanconv.median_blur, "leanconv.median_blur", "take a leanconv.FilterProblem with reduction='median'"),
+        (leanconv.ndimage.sobel, "leanconv.ndimage.sobel", ""),
+        (np.convolve, "numpy.convolve", ""),
+    ],
+)  # fmt: skip
+def test_explain_says_what_to_take(function: Any, name: str, instead: str) -> None:
+    with says(TypeError, f"arguments; {name} is none of conv2d, ", instead) as told:
+        leanconv.explain(function, np.ones((6, 6), np.float32))
+    assert ("; take " in str(told.value)) == bool(instead)
+
+
+def test_explain_takes_every_window_function_as_a_problem() -> None:
+    for reduction in get_args(Reduction):
+        assert leanconv.explain(FilterProblem(1, 8, 8, 3, 3, (1, 1), reduction=reduction)).chosen
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_a_missing_transposed_layer_says_what_computes_it(axes: int, rng: np.random.Generator) -> None:
+    name = f"conv_transpose{axes}d"
+    with says(AttributeError, f"has no attribute '{name}': leanconv.conv{axes}d_input(x, w, shape of the result)"):
+        getattr(leanconv, name)
+    assert not hasattr(leanconv, name) and name not in dir(leanconv)
+    x, w = rng.standard_normal((2, 4, *(7,) * axes), np.float32), rng.standard_normal((4, 3, *(3,) * axes), np.float32)
+    wanted = getattr(torch.nn.functional, name)(torch.from_numpy(x), torch.from_numpy(w), stride=2, padding=1)
+    got = getattr(leanconv, f"conv{axes}d_input")(x, w, tuple(wanted.shape), stride=2, padding=1)
+    assert relative_error(got, wanted.numpy()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "name, ours", [("median_filter", "median_blur"), ("minimum_filter", "erode"), ("maximum_filter", "dilate")]
+)
+def test_a_missing_filter_of_scipy_says_what_computes_it(name: str, ours: str, rng: np.random.Generator) -> None:
+    with says(AttributeError, f"'leanconv.ndimage' has no attribute '{name}'", f"leanconv.{ours}(image, size, border="):
+        getattr(leanconv.ndimage, name)
+    assert not hasattr(leanconv.ndimage, name)
+    with says(AttributeError, "module 'leanconv.ndimage' has no attribute 'rank_filter'"):
+        leanconv.ndimage.rank_filter  # noqa: B018
+    scipy = pytest.importorskip("scipy.ndimage")
+    image = rng.integers(0, 255, (12, 17), np.uint8)
+    np.testing.assert_array_equal(getattr(leanconv, ours)(image, 3, border="reflect"), getattr(scipy, name)(image, 3))
 
 
 @pytest.mark.parametrize(

@@ -56,3 +56,13 @@ __all__ = [
     "uniform_filter",
     "uniform_filter1d",
 ]
+
+#: Filters of SciPy's that are not linear, and what computes the same.
+_INSTEAD = {"maximum_filter": "dilate", "median_filter": "median_blur", "minimum_filter": "erode"}
+
+
+def __getattr__(name: str) -> object:
+    said = f"module 'leanconv.ndimage' has no attribute {name!r}"
+    if name in _INSTEAD:
+        said += f": of images leanconv.{_INSTEAD[name]}(image, size, border='reflect') computes it"
+    raise AttributeError(said)
