@@ -249,9 +249,8 @@ def given_kernel(kernel: Any) -> Any:
             kernel = np.asarray(kernel)
         except ValueError as error:
             raise ValueError(f"kernel is a list whose rows are not alike: {error}") from None
-    elif isinstance(kernel, np.matrix):
-        kernel = np.asarray(kernel)
-    elif isinstance(kernel, np.ma.MaskedArray):
+    elif type(kernel) is not np.ndarray and isinstance(kernel, np.ndarray):
+        kernel = np.asarray(kernel) if isinstance(kernel, np.matrix) else kernel
         NUMPY.refuse_without_memory(kernel, "kernel")
     if type(kernel) is np.ndarray and 8 * kernel.size > _MOST_BYTES:
         raise ValueError(
