@@ -1,6 +1,7 @@
 """Problems in words, as command lines and tuning tables have them.
 
-A problem in words is ``conv:`` or ``filter:`` and a list of settings between commas, in any order::
+A problem in words is ``conv:`` or ``filter:`` and a list of settings between commas, in any order, none of them twice
+with different values::
 
     conv:n128,c64,h56,w56,k64,r3,s3,stride1,pad1,NHWC
     conv:n1,c32,h112,k32,r3,stride2x1,pad0x1x0x1,dil2,groups32,bias,relu
@@ -127,6 +128,21 @@ def _not_understood(text: str, token: str) -> ValueError:
     return ValueError(f"problem={text!r}: {token!r} is not understood; known are {known}")
 
 
+class _Given:
+    """What the tokens of a problem have set so far. None may set it once more to something else."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._known: dict[str, tuple[Any, str]] = {}
+
+    def once(self, key: str, value: Any, token: str) -> Any:
+        """``value``. Raises ValueError where an earlier token gave ``key`` another one."""
+        known, earlier = self._known.setdefault(key, (value, token))
+        if known != value:
+            raise ValueError(f"problem={self._text!r}: {earlier!r} and {token!r} cannot both be given")
+        return value
+
+
 def _split(text: str, token: str, counts: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """A setting such as ``stride2x1`` as its word and its numbers."""
     match = re.fullmatch(r"([a-z]*)(\d+(?:x\d+)*)", token)
@@ -142,6 +158,7 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     sizes: dict[str, Any] = {"n": 1, "groups": 1}
     steps: dict[str, tuple[int, ...]] = {}
     settings: dict[str, Any] = {}
+    given = _Given(text)
     choices = {
         "layout": LAYOUTS,
         "precision": PRECISIONS,
@@ -157,16 +174,16 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     for token in tokens:
         if token in words:
             key, value = words[token]
-            settings[key] = value
+            settings[key] = given.once(key, value, token)
             continue
         if token.partition(":")[0] in ACTIVATION_NUMBERS:
-            settings["activation"] = activation_of(token)
+            settings["activation"] = given.once("activation", activation_of(token), token)
             continue
         word, numbers = _split(text, token, (1, axes, 2 * axes))
         if word in (*"ncdhwktrs", "groups") and len(numbers) == 1:
-            sizes[word] = numbers[0]
+            sizes[word] = given.once(word, numbers[0], token)
         elif word in ("stride", "dil", "pad") and len(numbers) <= (2 * axes if word == "pad" else axes):
-            steps[word] = numbers if len(numbers) > 1 else numbers * axes
+            steps[word] = given.once(word, numbers if len(numbers) > 1 else numbers * axes, token)
         else:
             raise _not_understood(text, token)
     for word, name in (("stride", "stride"), ("dil", "dilation")):
@@ -200,27 +217,28 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     anchor, border, types = None, "reflect101", []
     words = {"valid": False, "per-image": False}
     rank, reduction = 0, None
+    given = _Given(text)
     for token in tokens:
         if token in BORDERS:
-            border = token
+            border = given.once("border", token, token)
         elif token in FILTERS:
             types.append(token)
         elif token in words:
             words[token] = True
         elif token == "separable":
-            rank = 1
+            rank = given.once("rank", 1, token)
         elif token in BOXES:
-            reduction = BOXES[token]
+            reduction = given.once("reduction", BOXES[token], token)
         else:
             word, numbers = _split(text, token, (1, 2, 3))
             if not word and len(numbers) > 1:
                 shapes.append(numbers)
             elif word == "rank" and len(numbers) == 1:
-                rank = numbers[0]
+                rank = given.once("rank", numbers[0], token)
             elif word in counts and len(numbers) == 1:
-                counts[word] = numbers[0]
+                counts[word] = given.once(word, numbers[0], token)
             elif word == "anchor" and len(numbers) > 1:
-                anchor = numbers
+                anchor = given.once("anchor", numbers, token)
             else:
                 raise _not_understood(text, token)
     if len(shapes) != 2:

@@ -229,11 +229,29 @@ def test_words_of_the_documentation() -> None:
         ("filter:5x5", "in this order"),
         ("filter:5x5,3x3,mirror", "'mirror' is not understood"),
         ("filter:5x5,3x3,anchor3x0", "outside the 3x3 filter"),
+        ("conv:n1,n2,c8,h5,k4,r3", "'n1' and 'n2' cannot both be given"),
+        ("conv:c8,h5,k4,r3,stride2,stride1", "'stride2' and 'stride1' cannot both be given"),
+        ("conv:c8,h5,k4,r3,pad1,pad1x2", "'pad1' and 'pad1x2' cannot both be given"),
+        ("conv:c8,h5,k4,r3,float32,float16", "'float32' and 'float16' cannot both be given"),
+        ("conv:c8,h5,k4,r3,NHWC,CHWN", "'NHWC' and 'CHWN' cannot both be given"),
+        ("conv:c8,h5,k4,r3,dgrad,wgrad", "'dgrad' and 'wgrad' cannot both be given"),
+        ("conv:c8,h5,k4,r3,relu,leaky_relu:0.2", "'relu' and 'leaky_relu:0.2' cannot both be given"),
+        ("filter:5x5,3x3,batch2,batch3", "'batch2' and 'batch3' cannot both be given"),
+        ("filter:5x5,3x3,wrap,reflect", "'wrap' and 'reflect' cannot both be given"),
+        ("filter:5x5,3x3,separable,rank2", "'separable' and 'rank2' cannot both be given"),
+        ("filter:5x5,3x3,box,erode", "'box' and 'erode' cannot both be given"),
+        ("filter:5x5,3x3,anchor0x0,anchor1x1", "'anchor0x0' and 'anchor1x1' cannot both be given"),
     ],
 )
 def test_bad_words_are_named(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         parse_problem(text)
+
+
+def test_words_that_say_the_same_may_be_given_twice() -> None:
+    assert parse_problem("conv:c8,h5,k4,r3,stride2,stride2x2,NHWC,NHWC") == parse_problem(
+        "conv:c8,h5,k4,r3,stride2,NHWC"
+    )
 
 
 # errors against float64
