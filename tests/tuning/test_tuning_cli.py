@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -168,13 +169,22 @@ def test_the_page_runs(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None
 def test_the_doctor_looks_at_the_tables(stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._tables().text.startswith("there is none")
     stage.search(tmp_path).run([LAYER])
-    assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of 1 entries valid"
+    assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of 1 entries are of today's kernels"
+    shipped = tables.path_of(tables.SHIPPED, MODEL)
+    shipped.parent.mkdir(parents=True)
+    shutil.copy(tmp_path / FILE, shipped)
+    assert doctor._tables().text.endswith(
+        f"; the shipped table has 1 for {MODEL}, "
+        "1 of 1 entries can run (leanconv tune --verify compares their machine code)"
+    )
+    shipped.unlink()
     path = tmp_path / FILE
     path.write_text(re.sub(r'"kernels":\{"(\w+)":"', r'"kernels":{"\1":"0', path.read_text()))
-    assert doctor._tables().text.endswith("0 of 1 entries valid")
+    assert doctor._tables().text.endswith("0 of 1 entries are of today's kernels")
     path.write_text(path.read_text().replace('"winners":{', '"winners":[{'))
     with pytest.warns(RuntimeWarning):
-        assert doctor._tables().text == f"your table has 1 for {MODEL}, 1 of which cannot be read, 0 of 0 entries valid"
+        text = doctor._tables().text
+    assert text == f"your table has 1 for {MODEL}, 1 of which cannot be read, 0 of 0 entries are of today's kernels"
     (tmp_path / FILE).write_text("{")
     assert doctor._tables().state == "broken" and FILE in doctor._tables().text
     monkeypatch.setenv("LEANCONV_TUNING", "off")

@@ -28,7 +28,7 @@ from leanconv.runtime import bundle, cache, env, launch
 from leanconv.runtime import compile as compiler
 from leanconv.runtime.driver import CudaUnavailableError, driver, version_text
 from leanconv.runtime.launch import why_no_gpu
-from leanconv.tuning.verify import files, verify
+from leanconv.tuning.verify import files, holding
 
 #: Packages worth a line, each with the distributions that may bring it.
 PACKAGES = (
@@ -228,13 +228,10 @@ def _tables() -> Finding:
 
 
 def _holding(table: Table, source: str) -> str:
-    """How many of a table's winners can run, with the kernels they were timed with, where this machine can tell."""
-    targets = [NOMINAL] if why_no_gpu() else [NOMINAL, launch.open_device(0).target]
-    for target in targets:
-        if tables.gpu_record(target) == table.gpu:
-            held = [not verdict.why for verdict in verify(table, target, source)]
-            return f", {sum(held)} of {len(held)} entries valid"
-    return ""
+    """How many of a table's winners hold, and what of them is not looked at here: nothing is compiled."""
+    text = holding(table, source)
+    more = " (leanconv tune --verify compares their machine code)" if source == tables.SHIPPED_TABLE else ""
+    return text and f", {text}{more}"
 
 
 def _store() -> Finding:

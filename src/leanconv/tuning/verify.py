@@ -10,10 +10,11 @@ from pathlib import Path
 
 from leanconv import words
 from leanconv.call.choose import Candidate, untimed
+from leanconv.call.explain import NOMINAL
 from leanconv.perf import tables
 from leanconv.perf.tables import NO_LIMIT, SHIPPED_TABLE, Entry, Table, Timed
 from leanconv.plan import Plan, Target
-from leanconv.runtime import cache
+from leanconv.runtime import cache, launch
 from leanconv.runtime.launch import Device
 from leanconv.runtime.threads import cores
 from leanconv.runtime.timing import Clock
@@ -56,6 +57,22 @@ def todays(key: str, limit: int | None, winner: Timed, target: Target, source: s
         return "it can no longer run, or is no configuration any more"
     names = [] if source == SHIPPED_TABLE else tables.changed(winner, candidate.plan(problem, target))
     return f"kernels have changed: {', '.join(names)}" if names else candidate
+
+
+def target_of(table: Table) -> Target | None:
+    """The GPU that a table is for, where this machine can tell: its first one, or an H200."""
+    targets = [NOMINAL] if launch.why_no_gpu() else [NOMINAL, launch.open_device(0).target]
+    return next((target for target in targets if tables.gpu_record(target) == table.gpu), None)
+
+
+def holding(table: Table, source: str) -> str:
+    """How many of a table's winners hold as far as `todays` looks, in words; nothing where this machine cannot tell."""
+    target = target_of(table)
+    if target is None:
+        return ""
+    held = [not verdict.why for verdict in verify(table, target, source)]
+    seen = "can run" if source == SHIPPED_TABLE else "are of today's kernels"
+    return f"{sum(held)} of {len(held)} entries {seen}"
 
 
 def code_of(plan: Plan, arch: str) -> str:
