@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from leanconv.cli import doctor
 from leanconv.cli import tune as tuner
 from leanconv.cli.main import main
 from leanconv.perf import tables
-from leanconv.perf.tables import Table
+from leanconv.perf.tables import Entry, Table, Timed
+from leanconv.runtime import launch
+from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.tuning.search import TuningResult
 from leanconv.words import format_problem
 from tests.messages import line_of
-from tests.tuning_stage import LAYER, MODEL, Stage, stage
+from tests.tuning_stage import LAYER, LAYERS, MODEL, Stage, stage
 
 __all__ = ["stage"]
 FILE = f"{tables.slug(MODEL)}.json"
@@ -59,6 +62,7 @@ def test_a_problem_is_tuned_shown_exported_and_imported(
     monkeypatch.delenv("LEANCONV_TUNING")
     code, out, _ = run("tune", "--import", exported)
     assert code == 0 and (tmp_path / FILE).exists() and "1 of them imported" in out
+    assert "imported: 1 of 1 entries are of today's kernels" in out
     # the form in which the repository has timed candidates is taken too
     candidates.write(exported, Table.read(exported))
     (tmp_path / FILE).unlink()
@@ -102,10 +106,72 @@ def test_what_changed_kernels_have_made_void_is_tuned_anew(run: Any, stage: Stag
     code, out, _ = run("tune", "--verify")
     assert code == 0 and "0 of 1 entries valid; leanconv tune --refresh" in out and "kernels have changed: " in out
     told = str(leanconv.explain(LAYER, device="cuda"))
+    code, out, _ = run("tune", "--show")
+    assert code == 0 and " (stale) " in out and "leanconv tune --refresh tunes it anew" in out
+    exported = tmp_path / "other" / "mine.json"
+    run("tune", "--export", exported)
+    assert "imported: 0 of 1 entries are of today's kernels" in run("tune", "--import", exported)[1]
     assert "stale, of kernels before today's: " in told and "measured on such a GPU" not in told
     code, out, err = run("tune", "--refresh", "--no-peers")
     assert code == 0 and "1 problems tuned" in out, err
     assert choose(LAYER, stage.target).source == tables.USER
+    assert "stale" not in run("tune", "--show")[1]
+
+
+def test_an_export_is_a_copy(run: Any, stage: Stage, tmp_path: Path) -> None:
+    """An earlier export makes way for it, any other file stays, and no lock is left beside it."""
+    exported = tmp_path / "other" / "mine.json"
+    stage.search(tmp_path).run(LAYERS[:2])
+    assert run("tune", "--export", exported)[0] == 0 and len(Table.read(exported)) == 2
+    (tmp_path / FILE).unlink()
+    tables.forget()
+    stage.search(tmp_path).run(LAYERS[:1])
+    code, out, _ = run("tune", "--export", exported)
+    assert code == 0 and f"{exported}: 1 problems of {MODEL}" in out and set(Table.read(exported)) == {WORDS}
+    assert [path.name for path in exported.parent.iterdir()] == ["mine.json"]
+    foreign = Table({"name": "another"}).text()
+    for text, why in (
+        ("my notes", "is no table of tuned problems"),
+        ("", "is no table"),
+        (foreign, "is for another, "),
+    ):
+        exported.write_text(text)
+        code, _, err = run("tune", "--export", exported)
+        assert code == 2 and why in line_of(err) and "it is not overwritten" in err, err
+        assert exported.read_text() == text and len([*exported.parent.iterdir()]) == 1
+
+
+def test_an_export_without_a_gpu_takes_the_only_table(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(index: int) -> Any:
+        raise CudaUnavailableError("no NVIDIA driver was found (a test)")
+
+    monkeypatch.setattr(launch, "open_device", missing)
+    monkeypatch.setenv("LEANCONV_TUNING_DIR", str(tmp_path))
+    export = "tune", "--export", tmp_path / "other" / "mine.json"
+    told = line_of(run(*export)[2])
+    assert told == f"error: {tmp_path} has no table of tuned problems; leanconv tune writes one"
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(Table({"name": name}).text())
+    told = line_of(run(*export)[2])
+    assert told.endswith("has tables of several GPUs, and no GPU is here to say which; copy one of a.json, b.json")
+    (tmp_path / "a.json").unlink()
+    assert "mine.json: 0 problems of b" in run(*export)[1]
+
+
+def test_shown_problems_are_whole_where_programs_read_them(run: Any, stage: Stage, tmp_path: Path) -> None:
+    long = replace(
+        LAYER, c=40000, k=40000, groups=10000, stride=(100, 101), padding=(1000, 1001, 1002, 1003), dilation=(2, 3),
+        precision="relaxed", bias=True, scale=True, add=True, activation="leaky_relu:0.125", layout="NHWC",
+    )  # fmt: skip
+    won = Timed("direct", {"a": 1}, 1.0)
+    entry = Entry((won,), {"auto": won, "123456789": won}, {f"torch-{i}": 1.0 for i in range(9)})
+    table = Table({"name": "another"}, {format_problem(long): entry})
+    (tmp_path / FILE).write_text(table.text())
+    code, out, err = run("tune", "--show")
+    assert code == 0 and f" {format_problem(long)} " in out, err
+    assert f" {format_problem(long)} (workspace_limit 123456789) " in out
 
 
 def test_a_model_of_a_file(run: Any, stage: Stage, tmp_path: Path) -> None:
@@ -138,7 +204,7 @@ def test_mistakes(run: Any, stage: Stage, tmp_path: Path) -> None:
         ((f"{path}:large",), "has no large"),
         ((f"{path}:number",), "neither a torch.nn.Module"),
         ((f"{tmp_path}/none.py:x",), "there is no file"),
-        (("--export", "x.json"), "has not one table for this machine's GPU: none; leanconv tune writes it"),
+        (("--export", "x.json"), f"{tmp_path} has no table of tuned problems of {MODEL}; leanconv tune writes one"),
         ((WORDS, "--refresh"), "give one thing to tune"),
         (("--import", str(path)), "network.py is damaged: "),
         ((WORDS, "--mode", "maybe"), "mode='maybe'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -24,11 +24,14 @@ from leanconv.plan import Target
 from leanconv.problem import Problem
 from leanconv.runtime import cache, env, launch
 from leanconv.runtime.driver import CudaUnavailableError
+from leanconv.runtime.files import write_text
 from leanconv.runtime.progress import progress
 from leanconv.runtime.timing import GpuClock
 from leanconv.tuning.search import TuningResult, tune
-from leanconv.tuning.verify import files, todays, verify, verify_code, winners
+from leanconv.tuning.verify import files, holding, target_of, todays, verify, verify_code, winners
 
+#: More characters than a row of a table has.
+_ANY_WIDTH = 10_000
 _MODEL = re.compile(r"(.+\.py):([A-Za-z_]\w*)")
 
 
@@ -117,17 +120,22 @@ def run(
         left = None if seconds is None else max(min(0.0, seconds), seconds - (perf_counter() - begun))
         done = tune(problems, device=device, workspace_limit=limit, mode=mode, again=again, peers=peers, seconds=left)
         if done.problems:
-            console().print(_screen(done))
+            _print(_screen(done))
         print(done if limit is None else f"{done} (workspace_limit {limit})")
 
 
 def _table(*columns: str) -> Screen:
-    """Problems in the first column, whole however narrow the terminal is: they can be given to other commands."""
+    """Problems in the first column, whole letter by letter: they can be given to other commands."""
     screen = Screen()
     screen.add_column("problem", overflow="fold")
     for name in columns:
         screen.add_column(name)
     return screen
+
+
+def _print(screen: Screen) -> None:
+    """On a terminal as wide as that is; elsewhere each row on one line, for programs such as grep."""
+    console(_ANY_WIDTH).print(screen)
 
 
 def _screen(done: TuningResult) -> Screen:
@@ -143,7 +151,7 @@ def _screen(done: TuningResult) -> Screen:
 
 def show() -> None:
     """Print every table: where it is, for which GPU, and its winners."""
-    found = list(files())
+    found, stale = list(files()), False
     for source, path in found:
         try:
             table = Table.read(path)
@@ -153,12 +161,19 @@ def show() -> None:
             continue
         screen = _table("runs", "µs", "candidates", "others")
         print(f"{source}: {path}")
+        target = target_of(table)
         for key, entry in entries:
             others = ", ".join(f"{name} {us:.2f}" for name, us in entry.peers.items())
             for limit, won in entry.winners.items():
                 problem = key if limit == tables.NO_LIMIT else f"{key} (workspace_limit {limit})"
-                screen.add_row(problem, won.algorithm, f"{won.us:.2f}", str(len(entry.timed)), others)
-        console().print(screen)
+                most = None if limit == tables.NO_LIMIT else int(limit)
+                holds = target is None or not isinstance(todays(key, most, won, target, source), str)
+                runs = won.algorithm if holds else f"{won.algorithm} (stale)"
+                screen.add_row(problem, runs, f"{won.us:.2f}", str(len(entry.timed)), others)
+                stale |= not holds
+        _print(screen)
+    if stale:
+        print("stale: its kernels have changed, or can no longer run; leanconv tune --refresh tunes it anew")
     if not found:
         print(f"there is no table; leanconv tune writes one into {tables.user_folder()}")
 
@@ -234,18 +249,37 @@ def outdated(device: str) -> dict[int | None, list[Problem]]:
 
 
 def export_table(target: Path) -> None:
-    """Copy the user's table, of this machine's GPU where there is one, to a file."""
-    folder = tables.user_folder()
+    """Copy the user's table, of this machine's GPU where there is one, to a file.
+
+    Raises ValueError for a file that is there already and is no table of this GPU: that stays.
+    """
+    folder, gpu = tables.user_folder(), ""
     found = sorted(folder.glob("*.json"))
     with suppress(CudaUnavailableError):
-        found = [tables.path_of(folder, launch.open_device(0).target.model)]
+        gpu = launch.open_device(0).target.model
+        found = [tables.path_of(folder, gpu)]
     found = [path for path in found if path.is_file()]
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none; leanconv tune writes it"
-        raise ValueError(f"{folder} has not one table for this machine's GPU: {names}")
+    if not found:
+        raise ValueError(f"{folder} has no table of tuned problems{gpu and f' of {gpu}'}; leanconv tune writes one")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise ValueError(f"{folder} has tables of several GPUs, and no GPU is here to say which; copy one of {names}")
     table = Table.read(found[0])
-    tables.update(target, table)
+    if target.is_file():
+        _refuse_to_replace(target, table.gpu)
+    write_text(target, table.text())
     print(f"{target}: {len(table)} problems of {table.gpu.get('name')}")
+
+
+def _refuse_to_replace(target: Path, gpu: Mapping[str, Any]) -> None:
+    """Raises ValueError for a file that is no table of this GPU."""
+    try:
+        there = Table.read(target)
+        len(there)
+    except ValueError as error:
+        raise ValueError(f"{error}; it is not overwritten") from None
+    if there.gpu != gpu:
+        raise ValueError(f"{target} is for {there.gpu.get('name')}, not for {gpu.get('name')}; it is not overwritten")
 
 
 def import_table(source: Path) -> None:
@@ -256,3 +290,5 @@ def import_table(source: Path) -> None:
     path = tables.path_of(tables.user_folder(), str(table.gpu.get("name")))
     merged = tables.update(path, table)
     print(f"{path}: {len(merged)} problems of {table.gpu.get('name')}, {len(table)} of them imported")
+    if text := holding(table, tables.USER):
+        print(f"imported: {text}")
