@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,15 +21,40 @@ from leanconv.runtime.driver import CudaError
 FAILED, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
+#: What typer raises for a command, an option or an argument that is not known, missing or has no such value.
+_UsageError: Any = typer.BadParameter.__base__
+
+
 class _Group(typer.core.TyperGroup):
-    """Commands that Ctrl-C ends with its own exit code, wherever it comes; typer alone has 1 for it."""
+    """Commands that Ctrl-C ends with its own exit code, wherever it comes; typer alone has 1 for it.
+
+    Mistakes in the command are told on one line, as all others are; typer alone draws a box.
+    """
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
+        if not args:  # which prints the help
+            return super().make_context(info_name, args, *rest, **more)
+        with _on_one_line():
+            return super().make_context(info_name, args, *rest, **more)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _on_one_line():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _on_one_line() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        text = " ".join(error.format_message().split()).removesuffix(".").replace(": Value error, ", ": ")
+        command = error.ctx.command_path if error.ctx else ""
+        print(f"error: {text}{command and f'; see {command} --help'}", file=sys.stderr)
+        raise typer.Exit(MISTAKE) from None
 
 
 def new_app(name: str, description: str, completion: bool = False) -> typer.Typer:
