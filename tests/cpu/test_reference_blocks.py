@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from leanconv import conv2d
 from leanconv.cpu import CPU_ALGORITHMS, channels, dense_code, direct, layers, oracle
 from leanconv.cpu.direct import Direct
 from leanconv.cpu.layers import LayerAlgorithm
@@ -163,3 +165,22 @@ def test_direct_without_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "LEAST_PIXELS", 5)
     for problem in some_layers(100):
         check(Direct(), problem)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_layers_of_one_tap_read_no_pixel_behind_the_last(layout: Any, dtype: str) -> None:
+    """One channel of it, too, where a vector of pixels is as long as all weights of a vector of filters."""
+    rng = np.random.default_rng(5)
+    for c, k, (h, w) in product((1, 2, 3), (1, 7, 8, 16, 20, 33), ((6, 6), (1, 37), (9, 15))):
+        problem = ConvProblem(2, c, h, w, k, 1, 1, layout=layout, dtype=dtype)
+        size = 2 * c * h * w
+        memory = np.full(size + 99, np.nan, dtype)
+        memory[:size] = rng.integers(-9, 9, size)
+        x = memory[:size].reshape(problem.x_shape)
+        filters = rng.integers(-9, 9, problem.w_shape).astype(dtype)
+        expected = oracle.conv2d(problem, x, filters)
+        for algorithm in CPU_ALGORITHMS:
+            if not algorithm.reasons(problem, None):
+                result = conv2d(x, filters, layout=layout, algorithm=algorithm.name)
+                np.testing.assert_allclose(result, expected, atol=1e-4, err_msg=f"{algorithm.name} {c} {k} {h} {w}")

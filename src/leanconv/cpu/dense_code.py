@@ -89,8 +89,8 @@ def assemble(layer: Dense) -> bytes:
     together, most = layer.tile
     across = ceil_div(layer.outputs, ceil_div(layer.outputs, most))
     of_row, of_tap, of_channel, of_vector = layer.weights
-    # vectors that lie side by side overlap in the results as in the weights
-    weights_back = layer.back if of_vector == size < layer.channels * size else 0
+    # pixels in place of weights, all of one tap, overlap as the results do; of packed filters the last vector is whole
+    weights_back = layer.back if of_tap == 0 else 0
 
     def channel(outputs: list[tuple[int, int]], some: int, c: int) -> None:
         for j in range(some):
