@@ -23,7 +23,7 @@ def suites(found: Sequence[Results]) -> str:
     """A line for each results file of a suite: what `auto` picks against PyTorch, layer by layer."""
     about = dict.fromkeys(records.origin(content.machine) for content in found)
     heads = ["suite", "layers", "missing", "× PyTorch, strict FP32", "× TF32, 16 bits or NPP"]
-    heads += ["error, ours / theirs", "workspace, ours / theirs"]
+    heads += ["error, ours / theirs", "workspace and packed filters, ours / theirs"]
     parts = [f"{'; '.join(about)}.", records.table((heads, [_line(content) for content in found]))]
     if lines := [line for content in found for line in _left_out(content)]:
         parts.append("Left out of the ratios, since the peer's result is more wrong than its precision allows:")
@@ -134,7 +134,9 @@ def _line(results: Results) -> list[str]:
         compared = compared or both
     sides = (ours.values(), compared.values())
     errors = [max((row.error or 0.0 for row in rows), default=None) for rows in sides]
-    spaces = [max((row.workspace_bytes or 0 for row in rows), default=None) for rows in sides]
+    spaces = [
+        max(((row.workspace_bytes or 0) + (row.prepared_bytes or 0) for row in rows), default=None) for rows in sides
+    ]
     title = results.title if results.headline else f"{results.title} *"
     return [
         title, str(every), ", ".join(map(str, dict.fromkeys(missing or [every]))), *cells,

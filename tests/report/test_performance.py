@@ -22,7 +22,7 @@ def suite() -> Results:
     """What a call picks beside peers on two layers, of which one has no PyTorch."""
     results = made_up.in_nhwc()
     results.rows += [
-        made_up.timed("a", "leanconv:auto", 12.0, workspace_bytes=500),
+        made_up.timed("a", "leanconv:auto", 12.0, workspace_bytes=500, prepared_bytes=40),
         made_up.timed("b", "leanconv:auto", 10.0, error=3e-7),
         made_up.timed("a", "torch-tf32-nhwc", 6.0, error=3e-4),
     ]
@@ -43,7 +43,7 @@ def test_a_suite_is_a_line_of_what_a_call_picks(tmp_path: Path) -> None:
     only = made_up.filled(tmp_path, "suites filters")
     assert "| filters | 80 |" in only and "im2win" not in only
     # PyTorch in NCHW is the quicker one
-    assert "| im2win NHWC | 12 | 11 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 500 / 0 |" in text
+    assert "| im2win NHWC | 12 | 11 | 0.25 (0.25) | TF32 0.50 (0.50) | 3.0e-07 / 1.0e-07 | 540 / 0 |" in text
     # what was not run is missing too, and what the run left out of the suite
     assert "| filters | 80 | 79 | one channel 2.00 (2.00) | NPP 4.00 (4.00) | 1.0e-07 / 1.0e-07 | 0 / 0 |" in text
 
@@ -70,7 +70,7 @@ def test_a_suite_at_level_tf32_is_not_compared_with_strict_fp32(tmp_path: Path) 
     tf32 = replace(suite(), precision="tf32")
     tf32.write(default_path(tf32, False, tmp_path))
     text = made_up.filled(tmp_path, "suites every-suite")
-    assert "| im2win NHWC tf32 | 12 | 11 | – | TF32 0.50 (0.50) | 3.0e-07 / 3.0e-04 | 500 / 0 |" in text
+    assert "| im2win NHWC tf32 | 12 | 11 | – | TF32 0.50 (0.50) | 3.0e-07 / 3.0e-04 | 540 / 0 |" in text
 
 
 def test_where_a_pick_was_not_measured_the_fastest_without_a_workspace_stands_for_it(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ def enable(
     Nothing of a model changes: PyTorch's operators for convolution get another kernel on CUDA, until `disable`, or
     until the ``with`` that this opens is left. A call is taken if it is a layer of one, two or three axes in float32,
     float16 or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as
-    predicted and expected (where a gradient is recorded, by so much that it is worth the host's time); and if it is at
-    least as precise as what PyTorch would run: float32's accuracy, also where PyTorch is allowed TF32. Where Python
+    predicted and expected (where a gradient is recorded, by so much that it is worth the host's time); and if it keeps
+    the precision that PyTorch was asked for: float32's accuracy, also where PyTorch is allowed TF32. Within float32's
+    accuracy its error may be some times PyTorch's. Where Python
     launches each kernel, outside of CUDA graphs and compiled models, the GPU waits for the host in short layers: there,
     without a gradient, some are taken that the GPU computes in a little more time. Everything else runs as before. On
     the CPU nothing changes.
