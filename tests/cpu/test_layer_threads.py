@@ -80,6 +80,27 @@ def test_gradients_of_filters_of_volumes_in_parts(groups: int, layout: Any, thre
     assert set(three_threads) == {3}
 
 
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_what_an_algorithm_does_not_compute_is_no_part(
+    layout: Any, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """winograd1d needs 128 products of pixels on average, or rows of some length: a part may have less."""
+    monkeypatch.setenv("LEANCONV_THREADS", str(threads))
+    monkeypatch.setattr(layers, "LEAST_COST", 0)
+    monkeypatch.setattr(layers, "SMALL_WORK", 0)
+    layers._parts_for.cache_clear()
+    few = ConvProblem(1, 12, 16, 64, 48, 5, 7, padding=(1, 2, 2, 1), groups=3, layout=layout)
+    short = ConvProblem(1, 64, 1, 40, 8, 1, 12, padding=(0, 0, 6, 5), layout=layout)
+    for problem in few, short:
+        x, w, _ = arrays(problem)
+        result = leanconv.conv2d(
+            x, w, padding=problem.padding, groups=problem.groups, layout=layout, algorithm="winograd1d"
+        )
+        np.testing.assert_allclose(result, oracle.conv2d(problem, x, w), atol=1e-3)
+    layers._parts_for.cache_clear()
+
+
 @pytest.mark.parametrize("axis", ["N", "K", "P", "Q"])
 def test_parts_are_layers(axis: Any) -> None:
     """The cost of a part is asked of the problem that is computed."""

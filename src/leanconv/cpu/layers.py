@@ -135,12 +135,18 @@ def _parts_for(algorithm: LayerAlgorithm, problem: ConvProblem, threads: int) ->
         count = min(threads, length // step)
         each = ceil_div(length // step, max(1, count)) * step
         parts = tuple(Part(axis, first, min(length, first + each)) for first in range(0, length, each))
-        if len(parts) > 1:
+        if len(parts) > 1 and all(_takes(algorithm, problem, each) for each in parts):
             part = parts[0].problem(problem)
             longest = algorithm.cost(part) if problem.op == "fprop" else float(part.flops)
             found.append((longest * ceil_div(len(parts), threads), parts))
     least = min(found, key=lambda pair: pair[0], default=(cost, ()))
     return least[1] if least[0] < 0.8 * cost else ()
+
+
+def _takes(algorithm: LayerAlgorithm, problem: ConvProblem, part: Part) -> bool:
+    """Whether it computes a part, too, whose rows are shorter and whose windows may see more padding on average."""
+    x, w = (np.broadcast_to(np.zeros((), problem.dtype), shape) for shape in (problem.x_shape, problem.w_shape))
+    return problem.op != "fprop" or not algorithm.reasons(part.layer(problem, x, w, None)[0], None)
 
 
 #: Just below the 32 MiB that glibc's threshold grows to.
@@ -149,12 +155,11 @@ _KEPT_BYTES = 31 << 20
 
 @cache
 def keep_freed_memory() -> None:
-    """Have the C library keep the memory of temporaries for the next call, instead of giving it back to the system.
+    """Have the C library keep the memory of temporaries for the next call.
 
-    glibc gives each array above a threshold pages of its own, and every page that is touched for the first time costs a
-    fault. The threshold grows to the largest such array that was freed; so one is made and freed here, untouched. With
-    other C libraries nothing changes. Explored (EPYC, one thread, 2aecdf5): without it Γ8 on 64 channels of 56 x 56
-    pixels took 1900 faults a call, and 7.7 ms instead of 2.8 in NCHW.
+    glibc gives arrays above a threshold pages of their own, of which each costs a fault. The threshold grows to the
+    largest that was freed: one is made and freed here, untouched. Explored (EPYC, one thread, 2aecdf5): without it Γ8
+    on 64 channels of 56 x 56 pixels took 1900 faults a call, and 7.7 ms instead of 2.8 in NCHW.
     """
     np.empty(_KEPT_BYTES, np.uint8)
 
