@@ -49,8 +49,6 @@ Row = tuple[dict[str, Any], dict[str, Callable[[], Any]]]
 Maker = Callable[[], Row]
 #: What is measured.
 GIVEN = json.loads((Path(__file__).resolve().parents[1] / "benchmarks" / "cpu.json").read_text(encoding="utf-8"))
-
-
 #: Of a suite's layers not all are measured: how a page says so.
 _EVERY = {2: "second", 3: "third"}
 

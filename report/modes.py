@@ -432,7 +432,7 @@ def measure(
         when = {"revision": about["git_revision"], "date": about["date"]}
         row = {**mine, "batch": len(x), **found, **took, **when}
         if way and old is not None:
-            # what a meter has told of the times before is not of these
+            # a meter's readings of the times before are not of these
             rest = {name: each for name, each in old.items() if way != "sustained" or not name.endswith(_METERED)}
             row = rest | found | {f"{way}_{name}": each for name, each in when.items()}
         print(f"{time.monotonic() - begin:.0f} s: {row}", flush=True)

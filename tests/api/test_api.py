@@ -292,7 +292,7 @@ def test_explain_names_the_strategies_whose_time_nobody_knows(monkeypatch: pytes
     monkeypatch.setattr(explaining, "NOMINAL", replace(explaining.NOMINAL, model=""))  # no table has its times
     why = leanconv.explain(problem, device="cuda").others["native_gemm"][0]
     assert "native_gemm_pointwise is neither predicted nor measured, so 'auto' does not take it; algorithm=" in why
-    # once its time is known it is told, and the sentence is not said
+    # once its time is known that is printed, and the sentence is not
     known = {"native_gemm_pointwise": 1.0}
     monkeypatch.setattr(explaining, "_times", lambda *_: (known, {}))
     told = leanconv.explain(problem, device="cuda")

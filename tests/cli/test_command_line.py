@@ -29,7 +29,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
         ("cache burn", "Invalid value for '[^ ]+: 'burn' is not one of .*"),
     ],
 )
-def test_mistakes_that_typer_finds_are_told_on_one_line(run: Any, arguments: str, told: str) -> None:
+def test_mistakes_that_typer_finds_are_printed_on_one_line(run: Any, arguments: str, told: str) -> None:
     code, out, err = run(*arguments.split())
     assert code == MISTAKE and not out and re.fullmatch(f"error: {told}", line_of(err)), err
 

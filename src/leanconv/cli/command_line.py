@@ -28,7 +28,7 @@ _UsageError: Any = typer.BadParameter.__base__
 class _Group(typer.core.TyperGroup):
     """Commands that Ctrl-C ends with its own exit code, wherever it comes; typer alone has 1 for it.
 
-    Mistakes in the command are told on one line, as all others are; typer alone draws a box.
+    Mistakes in the command are printed on one line, as all others are; typer alone draws a box.
     """
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:

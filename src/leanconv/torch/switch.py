@@ -30,10 +30,9 @@ def enable(
     float16 or bfloat16 whose time is less than PyTorch's, both as a table of tuned problems has them, or else as
     predicted and expected (where a gradient is recorded, by so much that it is worth the host's time); and if it keeps
     the precision that PyTorch was asked for: float32's accuracy, also where PyTorch is allowed TF32. Within float32's
-    accuracy its error may be some times PyTorch's. Where Python
-    launches each kernel, outside of CUDA graphs and compiled models, the GPU waits for the host in short layers: there,
-    without a gradient, some are taken that the GPU computes in a little more time. Everything else runs as before. On
-    the CPU nothing changes.
+    accuracy its error may be some times PyTorch's. Where Python launches each kernel, outside of CUDA graphs and
+    compiled models, the GPU waits for the host in short layers: there, without a gradient, some are taken that the GPU
+    computes in a little more time. Everything else runs as before. On the CPU nothing changes.
 
     Args:
         model: gives the layers in `Patch.report` their names, and ``include`` and ``exclude`` names to go by. Other

@@ -6,7 +6,7 @@
 // Requires   sm_90a; NCHW; rows of x and of dy of whole 16 bytes; a stride along the row of 1.
 // Volumes    each output slice is an image; a tile has taps of one slice of the filters.
 // Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-10 of
-//            a sum of one sign is lost. Columns beside the image are multiplied as zeros, and rows behind the last output, up
+//            a sum of one sign is lost. Columns outside the image are multiplied as zeros, and rows behind the last output, up
 //            to the stage's end. NOTE: so an infinite pixel of x or dy makes NaN of the gradients of taps that do not read it,
 //            of its channel or filter: one next to the image's edge, and of x also one that no window reads.
 // CTA tile   filters x channels x (tap_rows x columns of taps) of weights; a stage has `rows` output rows x `columns` columns of
