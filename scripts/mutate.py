@@ -141,7 +141,7 @@ class Copy:
         if not self._passed.issuperset(tests):
             done = self._run(tests)
             if gone := self._gone(done):
-                # parameters come and go: all that the test's function has now, in place of any (pytest does not take both)
+                # parameters come and go: all that the function has now, in place of any (pytest does not take both)
                 functions = {test.partition("[")[0] for test in gone}
                 named = ((test.partition("[")[0], test) for test in tests)
                 tests = list(dict.fromkeys(name if name in functions else test for name, test in named))
