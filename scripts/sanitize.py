@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,10 @@ def _kind(algorithm: GpuAlgorithm, problem: Problem, config: Config) -> str:
         # a launch of several phases has a map of each
         maps = [each for launch in algorithm.plan(problem, config, TARGET).launches for each in launch.arguments]
         answers += ["phases"] * any(isinstance(each, TensorMap) and each.suffix == "1" for each in maps)
+    if algorithm.stem == "native_gemm_pointwise":
+        # pixels by TMA, by copies of lanes, of an odd number, and at a stride
+        answers += [f"{gcd(problem.p * problem.q, 8)} pixels", *["strided"] * (problem.stride != (1, 1))]
+        answers += ["gradient"] * (problem.op == "dgrad")
     return ", ".join(answers)
 
 

@@ -48,6 +48,12 @@ def _cases_16bit() -> list[Case]:
     half.add("images-odd", 5, 328, 7, 7, 72, 1, 1, layouts=first, activation="relu", **more)
     half.add("images-long", 1, 328, 6, 8, 136, 1, 1, layouts=first, add=True)
     brain.add("images-groups", 3, 64, 2, 12, 80, 1, 1, layouts=first, groups=2, bias=True)
+    strided: dict[str, Any] = {"layouts": first, "stride": (2, 2)}
+    half.add("images-strided", 3, 72, 16, 28, 136, 1, 1, activation="silu", **more, **strided)
+    brain.add("images-strided-odd", 2, 40, 13, 14, 72, 1, 1, bias=True, **strided)
+    half.add("images-strided-long", 1, 328, 4, 16, 72, 1, 1, **strided)
+    half.add("gradient-images-strided", 3, 136, 8, 28, 72, 1, 1, **strided, **gradient)
+    brain.add("gradient-images-strided-odd", 3, 72, 14, 14, 200, 1, 1, **strided, **gradient)
     half.add("gradient-images", 3, 136, 5, 8, 72, 1, 1, layouts=first, **gradient)
     brain.add("gradient-images-odd", 3, 200, 13, 13, 70, 1, 1, layouts=first, **gradient)
     half.add("gradient-images-groups", 3, 64, 6, 6, 36, 1, 1, layouts=first, groups=2, accumulate=True, **gradient)

@@ -15,6 +15,13 @@ using emulator::Site;
 struct Block;
 struct Fibre;
 
+// A copy of cp.async.
+struct Copy {
+    unsigned char* shared;
+    int bytes;
+    unsigned char data[16];
+};
+
 struct Mbarrier {
     Site site;    // of its init
     int creator;  // the thread that has made it
@@ -67,10 +74,20 @@ struct Store : Transfer {
     bool waited = false;                 // its thread knows that it has read
 };
 
+// An arrival of a thread that is made when its copies have landed.
+struct Arrival {
+    Site site;
+    int thread;
+    size_t barrier;  // where in shared memory
+    std::vector<Copy> copies;
+    bool drawn = false, late = false;  // in the shuffled order: whether it is made as late as allowed
+};
+
 // Of a block.
 struct Async {
     std::map<size_t, Mbarrier> barriers;  // by their place in shared memory
     std::vector<Load> loads;              // that no wait has seen
+    std::vector<Arrival> arrivals;        // that copies have not made
     std::vector<Store> left;              // by threads that have left the kernel
     int storing = 0;                      // copies out of shared memory that have not written
     std::vector<unsigned char> view;      // shared memory as copies see it: without what no fence has shown them
@@ -88,6 +105,7 @@ void raw_fill(void* to, int value, size_t bytes);
 // mbarrier.cpp
 Mbarrier& barrier_at(const void* pointer, const char* what, Site site, size_t& at);
 bool settle(Block& block, size_t at, Site site);  // true if its phase is complete now
+void arrive(Block& block, const Arrival& arrival);  // its copies land
 void say_barriers();
 void say_async(const unsigned char* address);  // what keeps the sanitizer from it
 

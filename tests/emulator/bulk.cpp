@@ -159,6 +159,15 @@ void move_some(Block& in, bool (*now)()) {
         land(in, load);
         settle(in, load.barrier, load.site);
     }
+    auto& arrivals = in.async.arrivals;
+    for (size_t i = 0; i < arrivals.size(); ++i) {
+        Arrival& arrival = arrivals[i];
+        if (!arrival.drawn) arrival.drawn = true, arrival.late = now() && now() && now();
+        if (arrival.late || !now()) continue;
+        const Arrival made = arrival;
+        arrivals.erase(arrivals.begin() + static_cast<long>(i--));
+        arrive(in, made);
+    }
     if (!in.async.storing) return;
     for (Fibre& fibre : in.fibres) {
         for (auto& group : fibre.stores) {
@@ -185,7 +194,16 @@ bool land_next() {
             if (wanted) break;
         }
     }
-    if (!next) return false;
+    if (!next) {
+        for (Block& b : blocks) {
+            if (b.async.arrivals.empty()) continue;
+            const Arrival made = b.async.arrivals.front();
+            b.async.arrivals.erase(b.async.arrivals.begin());
+            arrive(b, made);
+            return true;
+        }
+        return false;
+    }
     land(*in, *next);
     settle(*in, next->barrier, next->site);
     return true;
@@ -208,6 +226,9 @@ void end_async() {
     auto& async = own->async;
     for (const Load& load : async.loads) {
         emulator::fail(load.site, "the block ends, and nobody has waited for these %zu bytes", load.bytes);
+    }
+    for (const Arrival& arrival : async.arrivals) {
+        emulator::fail(arrival.site, "the block ends, and nobody has waited for the copies of thread %d", arrival.thread);
     }
     for (unsigned rank = 0; rank < blocks.size(); ++rank) {
         for (const Load& load : blocks[rank].async.loads) {

@@ -86,6 +86,17 @@ bool settle(Block& in, size_t at, Site site) {
     return true;
 }
 
+void arrive(Block& in, const Arrival& arrival) {
+    for (const Copy& copy : arrival.copies) land(copy);
+    Mbarrier& barrier = in.async.barriers.at(arrival.barrier);
+    if (barrier.pending == 0) {
+        emulator::fail(arrival.site, "mbarrier at shared byte %zu: copies of thread %d arrive in phase %ld, which has all its %d "
+                       "arrivals", arrival.barrier, arrival.thread, static_cast<long>(barrier.phase), barrier.count);
+    }
+    --barrier.pending;
+    settle(in, arrival.barrier, arrival.site);
+}
+
 void say_barriers() {
     for (unsigned rank = 0; rank < blocks.size(); ++rank) {
         for (const auto& [at, barrier] : blocks[rank].async.barriers) {
@@ -182,6 +193,16 @@ void mbarrier_arrive(void* pointer, Site site) {
     }
     --barrier.pending;
     give_way(at, site);
+}
+
+void cp_async_mbarrier_arrive(void* pointer, Site site) {
+    Arrival arrival{site, current, 0, {}};
+    barrier_at(pointer, "cp_async_mbarrier_arrive", site, arrival.barrier);
+    auto& groups = fibres[current].groups;
+    for (auto& group : groups) arrival.copies.insert(arrival.copies.end(), group.begin(), group.end());
+    groups.assign(1, {});
+    if (order == 1) return mbarrier_arrive(pointer, site);
+    own->async.arrivals.push_back(arrival);
 }
 
 void mbarrier_arrive_cluster(void* pointer, unsigned rank, Site site) {

@@ -17,12 +17,6 @@ using emulator::WarpOperation;
 
 extern const char* const warp_names[];
 
-struct Copy {
-    unsigned char* shared;
-    int bytes;
-    unsigned char data[16];
-};
-
 // One that neighbouring threads must make alike: the lanes of a warp, or the threads of four warps.
 struct Call {
     enum Kind { barrier_sync, barrier_arrive, registers_up, registers_down } kind;

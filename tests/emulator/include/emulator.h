@@ -87,6 +87,7 @@ void mbarrier_inval(void* barrier, Site site);
 void fence_mbarrier_init();
 void mbarrier_expect_tx(void* barrier, unsigned bytes, Site site);
 void mbarrier_arrive(void* barrier, Site site);
+void cp_async_mbarrier_arrive(void* barrier, Site site);
 void mbarrier_arrive_cluster(void* barrier, unsigned rank, Site site);
 void look_later(Site site);  // lets all others go on as far as they can
 bool mbarrier_test_wait(void* barrier, unsigned parity, Site site);

@@ -9,6 +9,7 @@ pointwise = breaks_of("native_gemm_pointwise", "{}-nchw")
 TMA, LONG, FOURS, PAIRS = "bfloat16-blocks-tma", "float16-images-long", "float16-images-fours", "bfloat16-images-pairs"
 ODD, GROUPS = "float16-images-odd", "bfloat16-images-groups"
 GRADIENT, ODD_GRADIENT = "float16-gradient-images", "bfloat16-gradient-images-odd"
+STRIDED, STRIDED_GRADIENT = "float16-images-strided", "bfloat16-gradient-images-strided-odd"
 NARROW = {"channel_block": 32, "split": 1}
 
 BREAKS = (
@@ -29,22 +30,18 @@ BREAKS = (
     ),
     pointwise(
         "copies do not wait for a free stage",
-        "produce",
+        "copy_by_tma",
         "{{mbarrier_wait_parity(_.empty(...), ...);}}",
         UNDER_WAY | RACE,
         LONG,
-        times=2,
-        only=1,
         **NARROW,
     ),
     pointwise(
         "lanes do not wait for a free stage",
-        "produce",
+        "copy_by_lanes",
         "{{mbarrier_wait_parity(_.empty(...), ...);}}",
-        UNDER_WAY | RACE | RULE,
+        UNDER_WAY | RACE | RULE | "arrive in phase",
         ODD,
-        times=2,
-        only=2,
         **NARROW,
     ),
     pointwise(
@@ -66,43 +63,51 @@ BREAKS = (
         **NARROW,
     ),
     pointwise("filters of the first group", "copy_filters", "full, c, filter, {{group => 0}}", WRONG, GROUPS),
-    pointwise("pixels of the first group, by TMA", "produce", "c, {{group => 0}}, tiles.image(...)", WRONG, GROUPS),
+    pointwise("pixels of the first group, by TMA", "copy_by_tma", "c, {{group => 0}}, at.image", WRONG, GROUPS),
     pointwise(
         "pixels of the first group, by lanes",
-        "LanePixels::copy",
-        "{{group * Problem::group_c +}} c",
+        "LanePixels::begin",
+        "{{Tiles::group(tile) * Problem::group_c +}} c",
         WRONG,
         "float16-gradient-images-groups",
     ),
     pointwise(
-        "lanes announce a stage before its copies have landed",
-        "produce",
-        "{{cp_async_wait_group<Lanes::late>();}}",
+        "lanes arrive before their copies have landed",
+        "copy_by_lanes",
+        "{{cp_async_mbarrier_arrive(full) => mbarrier_arrive(full)}}",
         RULE | RACE | WRONG,
         ODD,
         **NARROW,
     ),
     pointwise(
-        "lanes announce the last stages before their copies have landed",
-        "produce",
-        "{{cp_async_wait_group<0>();}}",
-        RULE | RACE | WRONG,
-        FOURS,
+        "products do not see what lanes copied", "consume", "{{fence_proxy_async();}}", "fence_proxy_async", FOURS
     ),
+    pointwise("lanes copy as if rows were not swizzled", "LanePixels::LanePixels", "{{^ _ % 8}}", WRONG, FOURS),
     pointwise(
-        "products do not see what lanes copied", "produce", "{{fence_proxy_async();}}", "fence_proxy_async", FOURS
-    ),
-    pointwise("lanes copy as if rows were not swizzled", "LanePixels::copy", "{{^ _ % 8}}", WRONG, FOURS),
-    pointwise(
-        "all lines of lanes are the first channel",
+        "lanes copy later rows as if they were not swizzled",
         "LanePixels::copy",
-        "{{static_cast<int64>(_) * Tiles::pixels => 0}} - _",
+        "(at {{^ line_of(_) % 8 * 16}})",
         WRONG,
         PAIRS,
     ),
     pointwise(
-        "odd channels are copied from their first pixel on",
+        "all lines of lanes are the first channel",
         "LanePixels::copy",
+        "{{static_cast<int64>(turn * rows) * Tiles::pixels => 0}} : _",
+        WRONG,
+        PAIRS,
+    ),
+    pointwise(
+        "lanes copy the first stage's channels again",
+        "LanePixels::copy",
+        "{{_[_] += static_cast<int64>(Tuning::channel_block) * Tiles::pixels;}}",
+        WRONG,
+        ODD,
+        **NARROW,
+    ),
+    pointwise(
+        "odd channels are copied from their first pixel on",
+        "LanePixels::begin",
         "{{- moved}}",
         WRONG | RULE | "misaligned",
         ODD,
@@ -113,6 +118,43 @@ BREAKS = (
         "{{channel / 2 + channel % 2 * (channels / 2) => channel}}",
         WRONG,
         ODD,
+    ),
+    pointwise(
+        "at a stride every pixel",
+        "StridedPixels::begin",
+        "{{2 * q => q}} : 0",
+        WRONG | RULE | "misaligned",
+        STRIDED,
+    ),
+    pointwise(
+        "at a stride the pixels between",
+        "StridedPixels::store_stage",
+        "make_uint2(__byte_perm(w[0], w[1], {{0x5410 => 0x7632}}), ...)",
+        WRONG,
+        STRIDED,
+    ),
+    pointwise(
+        "at a stride lanes do not wait for a free stage",
+        "copy_strided",
+        "{{mbarrier_wait_parity(_.empty(...), ...);}}",
+        UNDER_WAY | RACE | RULE,
+        "float16-images-strided-long",
+        **NARROW,
+    ),
+    pointwise(
+        "at a stride a stage is announced before all lanes have stored",
+        "copy_strided",
+        "{{__syncwarp();}}",
+        UNDER_WAY | RACE | WRONG,
+        STRIDED,
+    ),
+    pointwise("at a stride rows are not swizzled", "StridedPixels::StridedPixels", "{{^ row}}", WRONG, STRIDED),
+    pointwise(
+        "no zeros below a strided gradient",
+        "PointwiseOutput::store_apart",
+        "row < {{2 => 1}}",
+        WRONG | RACE,
+        STRIDED_GRADIENT,
     ),
     pointwise("odd sums are not moved", "add_moved", "+= odd[i {{+ 1}}]", WRONG, ODD),
     pointwise(
@@ -140,38 +182,35 @@ BREAKS = (
     ),
     pointwise("all warpgroups multiply the first filters", "filter_operand", "{{+ number * m64}}", WRONG, TMA, FOURS),
     pointwise(
-        "the pixels behind the last box are those of the first",
-        "multiply_stage",
-        "{{whole / 64 => 0}}",
-        WRONG,
-        FOURS,
-        columns=200,
+        "all boxes are the first one", "copy_by_tma", "tiles.place(tile, {{box * 64 => 0}})", WRONG, TMA, columns=128
     ),
-    pointwise(
-        "all boxes are the first one",
-        "produce",
-        "tiles.first_pixel(tile, segment) {{+ box * 64}}",
-        WRONG,
-        TMA,
-        columns=128,
-    ),
-    pointwise(
-        "all segments are the first image", "PointwiseTiles::image", "{{+ segment}}", WRONG | RACE, PAIRS, segments=2
-    ),
+    pointwise("all images are the first", "PointwiseTiles::place", "{{number / of_image => 0}}", WRONG | RACE, PAIRS),
     pointwise(
         "filters past the end are stored",
         "PointwiseOutput::for_units",
-        "{{filter < filters &&}}",
+        "{{line >= filters ||}}",
         FENCE | WRONG | RACE,
         TMA,
     ),
     pointwise(
-        "pixels past the end are stored", "PointwiseOutput::for_units", "{{&& pixel < left}}", FENCE | WRONG | RACE, TMA
+        "pixels past the end are stored",
+        "PointwiseOutput::for_units",
+        "{{|| place.pixel >= pixels}}",
+        FENCE | WRONG | RACE,
+        TMA,
+    ),
+    pointwise(
+        "images past the end are stored",
+        "PointwiseOutput::for_units",
+        "{{|| place.image >= batch}}",
+        FENCE | WRONG | RACE,
+        TMA,
+        columns=256,
     ),
     pointwise(
         "columns that are not complete are stored",
-        "PointwiseOutput::store",
-        "{{min(pixels - from, Tiles::step) => pixels - from}}",
+        "PointwiseOutput::for_units",
+        "{{|| begin + column >= Tiles::step}}",
         WRONG | RACE,
         ODD_GRADIENT,
         columns=64,
@@ -181,10 +220,10 @@ BREAKS = (
         "PointwiseOutput::store",
         "{{__syncwarp();}}",
         RACE | WRONG,
-        FOURS,
+        TMA,
         times=3,
         only=1,
-        columns=200,
+        columns=128,
     ),
     pointwise(
         "residuals are read before they are there",

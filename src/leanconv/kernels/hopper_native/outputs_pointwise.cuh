@@ -13,13 +13,17 @@
 
 namespace leanconv {
 
-// A warp's stores. `Tiles` says which image and pixels a tile's segments have.
+// A warp's stores. `Tiles` says which image and pixel a tile's column has.
 template <class Problem, class Tiles>
 struct PointwiseOutput {
     using T = typename Problem::result;
     // Filters lie 36 words apart: pairs of eight filters meet each bank once.
     static constexpr int pitch = 72, bytes = 16 * pitch * sizeof(T);
-    static constexpr int pixels = Problem::w, together = gcd(pixels, 8), words = together / 2;
+    // Pixels stored at once. The gradient of a layer of stride 2 has every second pixel of every second row: a lane stores the zeros
+    // beside and below them too.
+    static constexpr int pixels = output_pixels<Problem>, spread = Tiles::spread;
+    static constexpr int together = spread ? gcd(spread / 2, 4) : gcd(Tiles::strided ? Problem::q : pixels, Tiles::strided ? 4 : 8);
+    static constexpr int words = together / 2;
     int lane;
     T* staging;
     Bias<Problem> bias;
@@ -30,35 +34,55 @@ struct PointwiseOutput {
         else if constexpr (together == 2) *reinterpret_cast<unsigned*>(to) = *reinterpret_cast<const unsigned*>(from);
         else *to = *from;
     }
-    // Calls `act` with the unit of each of the lane's turns that exists: where it lies in the staging buffer and in y.
-    template <int units, class Act>
-    __device__ __forceinline__ void for_units(T* y, int filters, int left, const Act& act) const {
-        constexpr int turns = ceil_div(16 * units, 32), at_once = turns < 16 ? turns : 8;
-#pragma unroll at_once
-        for (int i = 0; i < turns; ++i) {
-            const int at = i * 32 + lane, filter = at / units, pixel = at % units * together;
-            if (filter < filters && pixel < left)
-                act(staging + filter * pitch + pixel, y + (static_cast<Offset<Problem>>(filter) * pixels + pixel));
+    // Pixels with a zero behind each, and a row of zeros below.
+    static __device__ __forceinline__ void store_apart(T* to, const T* from) {
+        unsigned w[together] = {};
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+#pragma unroll
+            for (int i = 0; i < together; ++i) w[i] = row == 0 ? from[i].bits : 0u;
+            unsigned* const at = reinterpret_cast<unsigned*>(to + row * spread);
+            if constexpr (together == 4) *reinterpret_cast<uint4*>(at) = make_uint4(w[0], w[1], w[2], w[3]);
+            else if constexpr (together == 2) *reinterpret_cast<uint2*>(at) = make_uint2(w[0], w[1]);
+            else *at = w[0];
         }
     }
-    // The sums from `first` on of `columns` columns of a segment, from `begin` on; of the filters of the group from k on.
-    template <int first, int columns, int count>
-    __device__ __forceinline__ void store(const float (&sums)[count], T* y, int tile, int segment, int begin, int k) const {
-        constexpr int width = gcd(columns, 64), units = width / together;
+    // Calls `act` with the unit of each of the lane's turns that exists: where it lies in the staging buffer and in y. `columns`
+    // of a tile, from `begin` on; `filters`, from number `filter` of all groups on.
+    template <int columns, class Act>
+    __device__ __forceinline__ void for_units(T* y, long long batch, int tile, int begin, int filter, int filters,
+                                              const Act& act) const {
+        constexpr int units = columns / together, turns = ceil_div(16 * units, 32), at_once = turns < 16 ? turns : 8;
+#pragma unroll at_once
+        for (int i = 0; i < turns; ++i) {
+            const int at = i * 32 + lane, line = at / units, column = at % units * together;
+            const auto place = Tiles::place(tile, begin + column);
+            if (line >= filters || begin + column >= Tiles::step || place.image >= batch || place.pixel >= pixels) continue;
+            const Offset<Problem> channel = static_cast<Offset<Problem>>(place.image) * Problem::k + filter + line;
+            if constexpr (spread > 0) {
+                constexpr int q = spread / 2;
+                act(staging + line * pitch + column, y + (channel * (4 * pixels) + place.pixel / q * (2 * spread) + place.pixel % q * 2));
+            } else {
+                act(staging + line * pitch + column, y + (channel * pixels + place.pixel));
+            }
+        }
+    }
+    // The sums of `columns` columns of a tile, from `begin` on; of the filters of the group from k on.
+    template <int columns>
+    __device__ __forceinline__ void store(const float (&sums)[columns / 2], T* y, long long batch, int tile, int begin, int k) const {
+        constexpr int width = columns < 64 ? columns : 64;
+        static_assert(columns % width == 0, "a warp stages whole parts of the columns");
         const int filters = min(16, Problem::group_k - k), filter = Tiles::group(tile) * Problem::group_k + k;
-        const int from = Tiles::first_pixel(tile, segment), exist = min(pixels - from, Tiles::step) - begin;
+        if (filters <= 0) return;
         Term<Problem> terms[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             terms[half] = term_of<Problem>(bias, filter + lane / 4 + 8 * half, lane / 4 + 8 * half < filters);
-        T* const to = y + ((static_cast<int64>(Tiles::image(tile, segment)) * Problem::k + filter) * pixels + from + begin);
 #pragma unroll
         for (int column = 0; column < columns; column += width) {
-            const int left = exist - column;
-            if (left <= 0) break;
             __syncwarp();  // the pixels before have been read
             if constexpr (adds<Problem>) {
-                for_units<units>(to + column, filters, left, [&](T* shared, const T* at) {
+                for_units<width>(y, batch, tile, begin + column, filter, filters, [&](T* shared, const T* at) {
                     if constexpr (Problem::add && words == 0) {
                         *shared = load_read_only(residual_of(bias, at));
                     } else if constexpr (Problem::add) {
@@ -82,12 +106,15 @@ struct PointwiseOutput {
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
                     const float held = adds<Problem> ? to_float(T{static_cast<unsigned short>(residual >> 16 * j)}) : 0.0f;
-                    v[j] = finish<Problem>(sums[first + column / 2 + 2 * i + j], terms[half], held);
+                    v[j] = finish<Problem>(sums[column / 2 + 2 * i + j], terms[half], held);
                 }
                 *pair = rounded_pair(T{}, v);
             }
             __syncwarp();
-            for_units<units>(to + column, filters, left, [](const T* shared, T* at) { copy_unit(at, shared); });
+            for_units<width>(y, batch, tile, begin + column, filter, filters, [](const T* shared, T* at) {
+                if constexpr (spread > 0) store_apart(at, shared);
+                else copy_unit(at, shared);
+            });
         }
     }
 };

@@ -3,8 +3,8 @@
 Kernels     tensor_gemm_sync (float32's accuracy; forward, gradient of the input; strategy ``col2im``: gradients of the
             input of few channels, in every type), native_gemm_sync and native_weight_sync (16 bits, NHWC, and its
             gradients), native_gemm_groups and native_weight_groups (groups of few channels in 16 bits and TF32, and
-            their gradients), native_gemm_rows and native_weight_rows (few channels in 16 bits, NHWC; by name
-            native_gemm_rows computes NCHW too, which has not been measured)
+            their gradients), native_gemm_rows and native_weight_rows (few channels in 16 bits; the gradient of
+            the filters in NHWC)
 Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018)
 Requires    sm_80 or newer; float32 in every layout; groups in NHWC or NCHW, in TF32 from sm_90 on
 Memory      packed weights of tensor_gemm_sync, which are kept between calls; partial sums of gradients of the filters

@@ -20,9 +20,10 @@
 // Bytes      x (1 + halo) times from L2, y once.
 // Counted    (sm_90a, machine code, 7x7 at stride 2 of 3 channels) for 16 filters of a warp's 32 outputs NCHW has 8 stores to
 //            shared memory, 2 loads and 2 stores of 16 bytes, NHWC 4 stores of 8. A lane copies 6 elements with one division,
-//            in NHWC 2. NCHW has not been measured.
+//            in NHWC 2.
 // Explored (H200, 8f9b15fb): a product of 16 x 8 x 16 takes 1.8 cycles of a multiprocessor, two elements of x 0.7, a result 0.07
-//            (0.7 where filters come in no fours): 7x7 at stride 2 is products for two thirds of its time.
+//            (0.7 where filters come in no fours): 7x7 at stride 2 is products for two thirds of its time. NCHW: 1.6, 0.5 and 0.08;
+//            where rows begin inside of sectors, each row of a tile and filter costs memory 91 bytes more.
 #pragma once
 
 #include <device/element.cuh>
