@@ -80,6 +80,7 @@ EVERY_LANE = (
         f'{{{{if (lane == 0) mbarrier_arrive(barrier) => asm volatile({_32("shared::cta", "")} :: '
         '"r"(shared_address(barrier)) : "memory")}}',
     ),
+    Patch("a thread's copies", "cp_async_mbarrier_arrive", "{{asm => for (int i = 0; i < 32; ++i) asm}} volatile"),
     Patch(
         "a warp, twice", "mbarrier_arrive_warp",
         "{{if (lane == 0) { mbarrier_arrive(barrier); mbarrier_arrive(next); } => "
