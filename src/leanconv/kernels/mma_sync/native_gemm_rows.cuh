@@ -22,8 +22,8 @@
 //            shared memory, 2 loads and 2 stores of 16 bytes, NHWC 4 stores of 8. A lane copies 6 elements with one division,
 //            in NHWC 2.
 // Explored (H200, 8f9b15fb): a product of 16 x 8 x 16 takes 1.8 cycles of a multiprocessor, two elements of x 0.7, a result 0.07
-//            (0.7 where filters come in no fours): 7x7 at stride 2 is products for two thirds of its time. NCHW: 1.6, 0.5 and 0.08;
-//            where rows begin inside of sectors, each row of a tile and filter costs memory 91 bytes more.
+//            (0.7 where filters come in no fours): 7x7 at stride 2 is products for two thirds of its time. NCHW: 1.6, 0.5,
+//            and 0.1 to 0.3; where rows begin inside of sectors, each row of a tile and filter costs memory 93 bytes more.
 #pragma once
 
 #include <device/element.cuh>
