@@ -156,6 +156,11 @@ __device__ __forceinline__ void consume(Bias<Problem> bias, typename Problem::re
     for (int tile = blockIdx.x / Tuning::split; tile < tiles.count; tile += gridDim.x / Tuning::split) {
         PointwiseSums<Problem, Tuning> tile_sums;
         int before = 0;
+        if constexpr (Problem::add) {
+            const int first_k = Ring::Tiles::first_filter(tile) + warpgroup * Tuning::m_tiles * 64 + threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+            for (int m = 0; m < Tuning::m_tiles; ++m) output.fetch_residuals(y, batch, tile, first_k + m * 64, Tuning::columns);
+        }
         tile_sums.fence();
         for (int stage = ring.first; stage < ring.end; ++stage) {
             mbarrier_wait_parity(ring.full(place.stage), place.parity);

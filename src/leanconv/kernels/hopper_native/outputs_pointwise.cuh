@@ -3,11 +3,13 @@
 //
 // A thread holds pairs of neighbouring pixels of two filters, and pixels of a filter are neighbours in NCHW. A warp's pairs go
 // through shared memory of its own, 16 filters x 64 pixels at a time, so that its lanes store as many pixels at once as are aligned
-// in every image. Residuals come the same way in the other direction.
+// in every image. Residuals come the same way in the other direction, those of the next 64 pixels while these are stored; lines of
+// all of them are fetched to the L2 cache before the products.
 #pragma once
 
 #include <device/epilogue.cuh>
 #include <device/index.cuh>
+#include <device/ptx/memory.cuh>
 #include <device/ptx/sync.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
 
@@ -47,23 +49,60 @@ struct PointwiseOutput {
             else *at = w[0];
         }
     }
-    // Calls `act` with the unit of each of the lane's turns that exists: where it lies in the staging buffer and in y. `columns`
-    // of a tile, from `begin` on; `filters`, from number `filter` of all groups on.
+    template <int columns>
+    static constexpr int turns = ceil_div(16 * (columns / together), 32);  // of a lane, each with a unit of 16 filters
+    // Calls `act` with each of the lane's turns whose unit exists, and where it lies in the staging buffer and in y. `columns` of a
+    // tile, from `begin` on; `filters`, from number `filter` of all groups on.
     template <int columns, class Act>
     __device__ __forceinline__ void for_units(T* y, long long batch, int tile, int begin, int filter, int filters,
                                               const Act& act) const {
-        constexpr int units = columns / together, turns = ceil_div(16 * units, 32), at_once = turns < 16 ? turns : 8;
+        constexpr int units = columns / together, all = turns<columns>, at_once = all < 16 || Problem::add ? all : 8;
 #pragma unroll at_once
-        for (int i = 0; i < turns; ++i) {
+        for (int i = 0; i < all; ++i) {
             const int at = i * 32 + lane, line = at / units, column = at % units * together;
             const auto place = Tiles::place(tile, begin + column);
             if (line >= filters || begin + column >= Tiles::step || place.image >= batch || place.pixel >= pixels) continue;
             const Offset<Problem> channel = static_cast<Offset<Problem>>(place.image) * Problem::k + filter + line;
             if constexpr (spread > 0) {
                 constexpr int q = spread / 2;
-                act(staging + line * pitch + column, y + (channel * (4 * pixels) + place.pixel / q * (2 * spread) + place.pixel % q * 2));
+                act(i, staging + line * pitch + column,
+                    y + (channel * (4 * pixels) + place.pixel / q * (2 * spread) + place.pixel % q * 2));
             } else {
-                act(staging + line * pitch + column, y + (channel * pixels + place.pixel));
+                act(i, staging + line * pitch + column, y + (channel * pixels + place.pixel));
+            }
+        }
+    }
+    // A lane's residuals of 16 filters and `columns`: on their way from memory to the staging buffer.
+    template <int columns>
+    struct Residuals {
+        unsigned held[Problem::add ? turns<columns> : 1][words > 0 ? words : 1];
+        __device__ __forceinline__ void load(const PointwiseOutput& output, T* y, long long batch, int tile, int begin, int filter,
+                                             int filters) {
+            output.template for_units<columns>(y, batch, tile, begin, filter, filters, [&](int i, T*, const T* at) {
+                if constexpr (words > 0) load_residual<Problem>(held[i], output.bias, at);
+                else held[i][0] = load_read_only(residual_of(output.bias, at)).bits;
+            });
+        }
+        __device__ __forceinline__ void stage(const PointwiseOutput& output, T* y, long long batch, int tile, int begin, int filter,
+                                              int filters) const {
+            output.template for_units<columns>(y, batch, tile, begin, filter, filters, [&](int i, T* shared, const T*) {
+                if constexpr (words == 0) {
+                    shared->bits = static_cast<unsigned short>(held[i][0]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < words; ++j) reinterpret_cast<unsigned*>(shared)[j] = held[i][j];
+                }
+            });
+        }
+    };
+    // Fetches to the L2 cache the lines of the residuals of a tile's columns, and of 16 filters of the group from k on.
+    __device__ __forceinline__ void fetch_residuals(const T* y, long long batch, int tile, int k, int columns) const {
+        const int filters = min(16, Problem::group_k - k), filter = Tiles::group(tile) * Problem::group_k + k;
+        for (int i = lane; i < columns / 2; i += 32) {  // 32 columns are 64 bytes
+            const auto place = Tiles::place(tile, i / 16 * 32);
+            if (i % 16 < filters && place.image < batch && place.pixel < pixels) {
+                const Offset<Problem> channel = static_cast<Offset<Problem>>(place.image) * Problem::k + filter + i % 16;
+                prefetch_l2(residual_of(bias, y + (channel * pixels + place.pixel)));
             }
         }
     }
@@ -78,22 +117,24 @@ struct PointwiseOutput {
 #pragma unroll
         for (int half = 0; half < 2; ++half)
             terms[half] = term_of<Problem>(bias, filter + lane / 4 + 8 * half, lane / 4 + 8 * half < filters);
+        // Where a thread has registers for them, the next residuals are on their way.
+        constexpr bool ahead = Problem::add && columns > width && together >= 4 && !Tiles::strided;
+        Residuals<width> residuals[ahead ? 2 : 1];
+        if constexpr (ahead) residuals[0].load(*this, y, batch, tile, begin, filter, filters);
 #pragma unroll
         for (int column = 0; column < columns; column += width) {
+            const int own = ahead ? column / width % 2 : 0, loaded = ahead ? column + width : column;
+            if constexpr (Problem::add) {
+                if (loaded < columns) residuals[ahead ? 1 - own : 0].load(*this, y, batch, tile, begin + loaded, filter, filters);
+            }
             __syncwarp();  // the pixels before have been read
             if constexpr (adds<Problem>) {
-                for_units<width>(y, batch, tile, begin + column, filter, filters, [&](T* shared, const T* at) {
-                    if constexpr (Problem::add && words == 0) {
-                        *shared = load_read_only(residual_of(bias, at));
-                    } else if constexpr (Problem::add) {
-                        unsigned held[words];
-                        load_residual<Problem>(held, bias, at);
-#pragma unroll
-                        for (int i = 0; i < words; ++i) reinterpret_cast<unsigned*>(shared)[i] = held[i];
-                    } else {
-                        copy_unit(shared, at);
-                    }
-                });
+                if constexpr (Problem::add) {
+                    residuals[own].stage(*this, y, batch, tile, begin + column, filter, filters);
+                } else {
+                    for_units<width>(y, batch, tile, begin + column, filter, filters,
+                                     [](int, T* shared, const T* at) { copy_unit(shared, at); });
+                }
                 __syncwarp();
             }
 #pragma unroll
@@ -111,7 +152,7 @@ struct PointwiseOutput {
                 *pair = rounded_pair(T{}, v);
             }
             __syncwarp();
-            for_units<width>(y, batch, tile, begin + column, filter, filters, [](const T* shared, T* at) {
+            for_units<width>(y, batch, tile, begin + column, filter, filters, [](int, const T* shared, T* at) {
                 if constexpr (spread > 0) store_apart(at, shared);
                 else copy_unit(at, shared);
             });
