@@ -30,13 +30,14 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvid
 H200 = NOMINAL
 SUITES = (
     "im2win", "im2win-nhwc", "im2win-nhwc-wgrad", "im2win-bfloat16", "im2win-float16", "im2win-nhwc-bfloat16",
-    "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16", "opencnn-float16",
-    "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16", "opencnn-nhwc-float16-dgrad",
-    "opencnn-nhwc-tf32-dgrad", "opencnn-nhwc-float16-wgrad", "resnet-50-float16", "resnet-50-nhwc-float16",
-    "resnet-50-nhwc-float16-dgrad", "resnet-50-nhwc-tf32-dgrad", "depthwise", "depthwise-nchw", "depthwise-dgrad",
-    "depthwise-wgrad", "depthwise-nchw-wgrad", "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc",
-    "first-layers-nhwc-dgrad", "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d",
-    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
+    "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
+    "opencnn-float16", "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16",
+    "opencnn-nhwc-float16-dgrad", "opencnn-nhwc-tf32-dgrad", "opencnn-nhwc-float16-wgrad", "resnet-50-float16",
+    "resnet-50-float16-dgrad", "resnet-50-nhwc-float16", "resnet-50-nhwc-float16-dgrad",
+    "resnet-50-nhwc-tf32-dgrad", "depthwise", "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad",
+    "depthwise-nchw-wgrad", "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc",
+    "first-layers-nhwc-dgrad", "first-layers-float16", "first-layers-nhwc-float16", "winograd1d", "wide-filters",
+    "general-direct", "conv3d", "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
 )  # fmt: skip
 
 

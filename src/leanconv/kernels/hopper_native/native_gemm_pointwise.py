@@ -110,6 +110,9 @@ class PointwiseSpeeds(Speeds):
     first: float
     #: at a stride: a copy of four pixels by 32 lanes; storing an output; the share of the lesser that is not hidden
     strided: tuple[float, float, float]
+    #: the share of the memory's speed at which residuals come: of images of whole 16 bytes, and of others. Explored
+    #: (H200): five layers take within a tenth of what it gives
+    residual: tuple[float, float]
 
 
 def _pixels(problem: ConvProblem) -> int:
@@ -375,4 +378,4 @@ def _cycles(problem: ConvProblem, forward: ConvProblem, config: PointwiseConfig,
         time *= 2  # clusters wait for others
     time += speeds.split * config.outputs if config.split > 1 else 0
     time = overlapped(time, _bytes(problem) / target.bytes_per_cycle, not_hidden)
-    return time + residual_cycles(problem, NativeSpeeds.of(target).residual, target) + speeds.first
+    return time + residual_cycles(problem, speeds.residual[pixels % BY_TMA > 0], target) + speeds.first
