@@ -90,8 +90,7 @@ class PointwiseConfig(Config):
 
 @dataclass(frozen=True)
 class PointwiseSpeeds(Speeds):
-    """Cycles of a multiprocessor, fitted to 735 times of 42 layers and to 114 of 16 at a stride (H200), from which they
-    deviate by 7 % and 13 %."""
+    """Cycles of a multiprocessor, fitted to 735 times of 42 layers and to 114 of 16 at a stride (H200)."""
 
     #: a stage beside its products, and how much longer products take whose channels are sorted
     stage: float
