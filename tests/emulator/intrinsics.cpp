@@ -373,6 +373,12 @@ void cp_async_commit_group() { fibres[current].groups.emplace_back(); }
 void cp_async_wait_group(int pending) {
     // The open group has not been committed and is not waited for.
     auto& groups = fibres[current].groups;
+    for (Arrival& arrival : own->async.arrivals) {
+        // NOTE: which of them the pending groups have nobody knows any more: all or none land.
+        if (pending > 0 || arrival.thread != current) continue;
+        for (const Copy& copy : arrival.copies) land(copy);
+        arrival.copies.clear();
+    }
     while (groups.size() > static_cast<size_t>(pending) + 1) {
         for (const Copy& copy : groups.front()) land(copy);
         groups.erase(groups.begin());

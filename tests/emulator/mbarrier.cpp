@@ -162,6 +162,11 @@ void mbarrier_inval(void* pointer, Site site) {
         fail(site, "mbarrier_inval: nobody has waited at the mbarrier at shared byte %zu for the copy at %s:%d", at,
              base_name(load.site.file), load.site.line);
     }
+    for (const Arrival& arrival : own->async.arrivals) {
+        if (arrival.barrier != at) continue;
+        fail(site, "mbarrier_inval: nobody has waited at the mbarrier at shared byte %zu for the copies of thread %d at %s:%d", at,
+             arrival.thread, base_name(arrival.site.file), arrival.site.line);
+    }
     if (barrier.bytes) {
         fail(site, "mbarrier_inval: the mbarrier at shared byte %zu expects %ld bytes", at, static_cast<long>(barrier.bytes));
     }

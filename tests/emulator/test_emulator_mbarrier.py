@@ -81,6 +81,34 @@ def test_a_ring_of_stages(body, producer):
     check_ring(body, producer)
 
 
+#: Lanes copy, and their copies arrive.
+LANES = (
+    RING.replace("mbarrier_init(full + k, 1)", "mbarrier_init(full + k, 32)")
+    .replace("k < n && t % 32 == 0", "k < n")
+    .replace("/* expect */ mbarrier_arrive_expect_tx(full + stage, 512);\n", "")
+    .replace(
+        "/* copy */ cp_async_bulk_shared_global(s + stage * 128, x + k * 128, 512, full + stage);",
+        "/* copy */ cp_async_16(s + stage * 128 + t % 32 * 4, x + k * 128 + t % 32 * 4, true);\n"
+        "/* arrive */ cp_async_mbarrier_arrive(full + stage);",
+    )
+)
+
+
+def test_copies_of_lanes_arrive_when_they_have_landed(producer):
+    check_ring(LANES, producer)
+    # a wait for all copies lands them too, and changes nothing of their arrivals
+    waits = LANES.replace("} else {", "cp_async_wait_group<0>();\n} else {")
+    assert waits != LANES
+    check_ring(waits, producer)
+    early = LANES.replace("cp_async_mbarrier_arrive(full + stage)", "mbarrier_arrive(full + stage)")
+    said = "a race|arrives? in phase|is stuck|completes before thread|nobody has waited for the copies"
+    for broken in (early, without(LANES, "wait full"), without(LANES, "wait empty"), swapped(LANES, "copy", "arrive")):
+        with pytest.raises(EmulatorError, match=said):
+            run_ring(broken, producer)
+    with pytest.raises(EmulatorError, match="is stuck[^$]*phase 0, 0 of 32 arrivals"):
+        run_ring(without(LANES, "arrive"), producer)
+
+
 UNDER_WAY = "use-after-poison[^$]*of shared memory of block[^$]*it is under way: no wait has seen the 512 bytes land"
 STUCK = "the block is stuck[^$]*waits in mbarrier_wait_parity.byte 16[34][0-9]*, [01]. at unit.cu:[^$]*"
 #: A reader before its copy has landed; where it comes before the copy's issue, the barriers get out of step.

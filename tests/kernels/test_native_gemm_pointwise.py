@@ -108,6 +108,15 @@ def test_a_stride_reads_no_pixel_behind_the_tensor(h: int):
     proof.check(POINTWISE, problem, configs(problem)[0], kinds=("zero-mean",))
 
 
+@pytest.mark.parametrize("columns", [128, 256])
+@pytest.mark.parametrize("way", [8, 4])
+def test_residuals_are_loaded_while_others_are_stored(way: int, columns: int):
+    """Of two parts of a tile and of four, in place too: the output may be the residual."""
+    problem = replace(layer(way, False), add=True, scale=True)
+    config = configs(problem, columns=columns, m_tiles=1, split=1)[0]
+    proof.check(POINTWISE, problem, config, kinds=("zero-mean",))
+
+
 FEW = ConvProblem(1, 512, 4, 8, 64, 1, 1, dtype="float16", bias=True)
 SPLIT = [
     (2, replace(FEW, n=3, h=6, w=6, add=True)), (4, FEW), (8, replace(FEW, c=1024, dtype="bfloat16")),
@@ -176,13 +185,14 @@ def test_lanes_leave_shared_memory_to_the_cache_that_their_copies_pass():
         assert (max(shared) > 196 * 1024) == (way == 8)
 
 
+EPILOGUES = {}, {"add": True, "scale": True}, GRADIENT, {"accumulate": True, "scale": True, "activation": "gelu"}
 LAYERS = {way: replace(SMALL, n=32, c=512, k=1024, h=size, w=size) for way, size in ((8, 28), (4, 14), (2, 26), (1, 7))}
 LAYERS[2] = replace(LAYERS[2], w=25)
 STRIDES = [replace(LAYERS[8], k=512, c=1024, h=size, w=size, stride=(2, 2)) for size in (56, 28, 14)]
 
 
 @pytest.mark.parametrize("way", LAYERS)
-@pytest.mark.parametrize("changes", [{}, {"add": True, "scale": True}, GRADIENT], ids=["bias", "residual", "gradient"])
+@pytest.mark.parametrize("changes", EPILOGUES, ids=["bias", "residual", "gradient", "accumulate"])
 def test_it_compiles_without_spills(way: int, changes: dict[str, Any]):
     """The best guess of each way of copying pixels; no product waits for another."""
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")

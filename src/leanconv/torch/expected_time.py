@@ -71,7 +71,8 @@ _MOST_TF32_LARGE = 0.4, 1.0
 #: Of filters of more than 225 taps with fewer than 96 channels: cuDNN's FFT takes less than expected.
 _FFT_TAPS, _FFT_CHANNELS, _MOST_FFT = 225, 96, 0.51
 _MOST_16 = {"1x1": 0.72, "up to 9 taps": 1.0, "other": 0.74}
-#: The same channels first, of one tap and channels in eights: ResNet-50's 15 are taken, and one loses a little.
+#: The same channels first, of layers that native_gemm_pointwise computes: ResNet-50's 15 are taken, and one loses a
+#: little.
 _MOST_16_NCHW = 0.95
 #: In 16 bits channels last, 1x1: where PyTorch is expected to take so many microseconds, of 18 layers 11 won and one
 #: lost; of 18 shorter ones one won.
@@ -81,8 +82,9 @@ _MOST_16_LONG, _LONG_US = 0.98, 11
 #: Explored (H200, d78b9bd5): of five with one tap, where PyTorch takes less than those microseconds, leanconv has 0.89
 #: to 1.34 of it. Of 33 others none won.
 _MOST_16_INPUT, _MOST_16_INPUT_OTHER = {"1x1": (1.05, 1.16), "other": (1.09, 1.1)}, 0.5
-#: Channels first of ResNet-50's 15 layers of one tap nine are taken, of which the least has 1.03 of PyTorch's speed.
-_MOST_16_INPUT_NCHW = {"1x1": 0.89, "other": 0.86}
+#: Channels first of ResNet-50's 15 layers that native_gemm_pointwise computes nine are taken, of which the least has
+#: 1.03 of PyTorch's speed.
+_MOST_16_INPUT_NCHW = {"pointwise": 0.89, "1x1": 0.5, "other": 0.86}
 #: Of gradients of filters: where both numbers of channels are multiples of 8, channels last; channels first; others, of
 #: few channels, with one tap, and with several. Explored (H200, d33bb4b4): channels first 17 of 28 layers of opencnn
 #: and im2win are taken, which took PyTorch 1.27 times as long and more.
@@ -270,7 +272,7 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
             return _MOST_16_WEIGHT[kind] if aligned else _MOST_16_WEIGHT_OTHER["few" if problem.c <= _FEW else kind]
         return _MOST_16_WEIGHT_NCHW
     if is_16bit and op == "dgrad" and not last:
-        return _MOST_16_INPUT_NCHW[kind]
+        return _MOST_16_INPUT_NCHW["pointwise" if _pointwise(problem) else kind]
     if is_16bit and op == "dgrad":
         usual = problem.c % 8 == problem.k % 8 == 0 and min(problem.c, problem.k) > _FEW
         long = several or pytorch >= _LONG_US * CYCLES_PER_US
@@ -279,7 +281,7 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
         if last and not several and pytorch >= _LONG_US * CYCLES_PER_US:
             return _MOST_16_LONG
         few = problem.c <= _FEW or taps > 9
-        if not (last or several or few) and problem.c % 8 == 0:
+        if not last and not few and _pointwise(problem):
             return _MOST_16_NCHW
         return _MOST_16["other" if few else "up to 9 taps" if several else "1x1"]
     if op != "wgrad" and taps > _FFT_TAPS and problem.c < _FFT_CHANNELS:
@@ -292,6 +294,14 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
         large = taps > 9 and problem.c > _FEW and op == "fprop"
         return _MOST_TF32_LARGE[last] if large else _MOST_TF32[kind if op == "fprop" else "gradient"]
     return _MOST_FP32_WEIGHT_NCHW if op == "wgrad" and several and not last else _MOST_FP32[op]
+
+
+def _pointwise(problem: ConvProblem) -> bool:
+    """Whether native_gemm_pointwise computes a layer channels first, or the gradient of its input."""
+    even = problem.stride == (2, 2) and problem.h % 2 == problem.w % 2 == 0
+    at_stride = problem.stride[1] == 2 if problem.op == "fprop" else even and not problem.bias
+    whole = problem.r * problem.s == 1 and not any(problem.padding) and problem.c % 8 == 0
+    return whole and (problem.stride == (1, 1) or at_stride)
 
 
 def _most_of_depthwise(problem: ConvProblem) -> float:

@@ -235,6 +235,14 @@ BREAKS = (
         only=2,
     ),
     pointwise(
+        "the next residuals replace these",
+        "PointwiseOutput::store",
+        "residuals[ahead ? {{1 - own => own}} : 0].load(...)",
+        WRONG,
+        FOURS,
+        columns=256,
+    ),
+    pointwise(
         "outputs are stored before they are there",
         "PointwiseOutput::store",
         "{{__syncwarp();}}",

@@ -28,7 +28,7 @@ BLOCKS, MIN_STAGES, MAX_STAGES = (64, 32, 16), 3, 8
 #: Consumers; bytes in which a warp of them transposes outputs.
 WARPGROUPS, OUTPUT_BYTES = 2, 16 * 2 * 72
 #: Registers of a consumer's and a producer's thread; and where lanes load pixels at a stride. There, and where
-#: residuals are added, a consumer has as many sums at most; and a stage as many pixels.
+#: residuals or what the output holds are added, a consumer has as many sums at most; and a stage as many pixels.
 REGISTERS, STRIDED_REGISTERS, SUMS, MOST_LOADED = (232, 40), (208, 88), 128, 64 * 64
 #: CTAs of a cluster that share a reduction, pixels that each of them stores at least, and sums that a thread gathers.
 SPLITS, LEAST_STORED, MOST_SUMS = (2, 4, 8, 16), 16, 32
@@ -148,7 +148,8 @@ def _tiles_for(problem: ConvProblem) -> Iterator[Tile]:
     """Those tiles whose filters and columns the layer fills by half."""
     filters = problem.group_c if problem.op == "dgrad" else problem.group_k
     for m_tiles, columns in TILES:
-        most = MOST_SORTED if _odd(problem) else 2 * SUMS if _strided(problem) or problem.add else m_tiles * columns
+        adds = problem.add or problem.accumulate
+        most = MOST_SORTED if _odd(problem) else 2 * SUMS if _strided(problem) or adds else m_tiles * columns
         if problem.add and _odd(problem) and m_tiles > 1:
             continue  # it would spill registers
         wide = columns == ROW or 2 * problem.n * _columns(problem) > columns

@@ -3,8 +3,9 @@
 //
 // A thread holds pairs of neighbouring pixels of two filters, and pixels of a filter are neighbours in NCHW. A warp's pairs go
 // through shared memory of its own, 16 filters x 64 pixels at a time, so that its lanes store as many pixels at once as are aligned
-// in every image. Residuals come the same way in the other direction, those of the next 64 pixels while these are stored; lines of
-// all of them are fetched to the L2 cache before the products.
+// in every image. Residuals come the same way in the other direction. Where four pixels or more are stored at once, but for outputs
+// at a stride, those of the next 64 pixels are loaded while these are stored. Before the products most of their lines are fetched to
+// the L2 cache, one for each 32 columns.
 #pragma once
 
 #include <device/epilogue.cuh>
