@@ -101,13 +101,6 @@ def test_a_stride_of_two_columns(problem: ConvProblem):
     assert tried > 1
 
 
-@pytest.mark.parametrize("h", [13, 14])
-def test_a_stride_reads_no_pixel_behind_the_tensor(h: int):
-    """Of 13 rows the last is read, and what is loaded at once ends with it; of 14 the last one follows all of them."""
-    problem = replace(SMALL, n=2, h=h, w=14, stride=(2, 2))
-    proof.check(POINTWISE, problem, configs(problem)[0], kinds=("zero-mean",))
-
-
 @pytest.mark.parametrize("columns", [128, 256])
 @pytest.mark.parametrize("way", [8, 4])
 def test_residuals_are_loaded_while_others_are_stored(way: int, columns: int):

@@ -127,6 +127,13 @@ BREAKS = (
         STRIDED,
     ),
     pointwise(
+        "at a stride pieces of eight pixels, behind the end of a channel",
+        "StridedPixels",
+        "piece = {{gcd(gcd(apart, Problem::stride_h * Problem::w), 8) => 8}}",
+        WRONG | RULE | FENCE | "misaligned",
+        "bfloat16-images-strided-odd",
+    ),
+    pointwise(
         "at a stride the pixels between",
         "StridedPixels::store_stage",
         "make_uint2(__byte_perm(w[0], w[1], {{0x5410 => 0x7632}}), ...)",

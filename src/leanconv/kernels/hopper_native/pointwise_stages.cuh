@@ -234,9 +234,8 @@ struct StridedPixels {
     using T = typename Problem::element;
     static constexpr int rows = Ring::producers / 16, turns = Tuning::channel_block / rows;  // rows at once
     static constexpr int apart = Problem::h * Problem::w;                                  // pixels of a channel
-    // Elements loaded at once: rows of pixels, and channels, are so many apart; what is loaded behind a row is of the next one.
-    static constexpr bool next_row = Problem::h >= Problem::stride_h * (Problem::p - 1) + 2;
-    static constexpr int piece = gcd(gcd(apart, next_row ? Problem::stride_h * Problem::w : Problem::w), 8);
+    // Elements loaded at once: rows that are read are whole ones apart, and a channel is, so none lies behind the channel's end.
+    static constexpr int piece = gcd(gcd(apart, Problem::stride_h * Problem::w), 8);
     static_assert(Problem::stride_w == 2, "every second pixel");
     int row, pixel, at;
     const T* from[Ring::boxes];
