@@ -160,7 +160,7 @@ struct LanePixels {
     static constexpr int units = 64 / Tuning::copied, rows = Ring::producers / units;  // of a row; rows at once
     static constexpr int turns = Tuning::channel_block / rows;
     static_assert(rows <= 8 && rows % 2 == 0 && turns * rows == Tuning::channel_block, "a lane's channels are all even or all odd");
-    int row, pixel, at;        // its first row, its pixel of a box, and where in a box that lies
+    int row, pixel, at;  // its first row, its pixel of a box, and where in a box that lies
     const T* from[Ring::boxes];  // its pixels of the tile, of its first channel; null where there are none
 
     __device__ __forceinline__ explicit LanePixels(int thread) : row(thread / units), pixel(thread % units * Tuning::copied) {
@@ -233,7 +233,7 @@ struct StridedPixels {
     using Tiles = PointwiseTiles<Problem, Tuning>;
     using T = typename Problem::element;
     static constexpr int rows = Ring::producers / 16, turns = Tuning::channel_block / rows;  // rows at once
-    static constexpr int apart = Problem::h * Problem::w;                                  // pixels of a channel
+    static constexpr int apart = Problem::h * Problem::w;  // pixels of a channel
     // Elements loaded at once: rows that are read are whole ones apart, and a channel is, so none lies behind the channel's end.
     static constexpr int piece = gcd(gcd(apart, Problem::stride_h * Problem::w), 8);
     static_assert(Problem::stride_w == 2, "every second pixel");
