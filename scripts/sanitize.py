@@ -36,6 +36,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 import ml_dtypes  # noqa: E402, F401 - so that NumPy knows bfloat16
 
 from leanconv.kernels.contract import Config, GpuAlgorithm  # noqa: E402
+from leanconv.kernels.hopper_native.gradient_phases import phases_together  # noqa: E402
 from leanconv.plan import TensorMap  # noqa: E402
 from leanconv.problem import Problem  # noqa: E402
 from leanconv.runtime.files import write_text  # noqa: E402
@@ -133,6 +134,8 @@ def _kind(algorithm: GpuAlgorithm, problem: Problem, config: Config) -> str:
         # a launch of several phases has a map of each
         maps = [each for launch in algorithm.plan(problem, config, TARGET).launches for each in launch.arguments]
         answers += ["phases"] * any(isinstance(each, TensorMap) and each.suffix == "1" for each in maps)
+    if algorithm.stem == "native_gemm_nchw" and phases_together(problem):
+        answers.append("phases")
     if algorithm.stem == "native_gemm_pointwise":
         # pixels by TMA, by copies of lanes, of an odd number, and at a stride
         answers += [f"{gcd(problem.p * problem.q, 8)} pixels", *["strided"] * (problem.stride != (1, 1))]

@@ -58,6 +58,13 @@ def _cases_16bit() -> list[Case]:
     brain.add("gradient-images-odd", 3, 200, 13, 13, 70, 1, 1, layouts=first, **gradient)
     half.add("gradient-images-groups", 3, 64, 6, 6, 36, 1, 1, layouts=first, groups=2, accumulate=True, **gradient)
     half.add("blocks-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2))
+    brain.add("blocks-stride-fours", 2, 48, 9, 16, 72, 3, 3, layouts=first, stride=(2, 2), padding=(1, 0, 1, 2), **both)
+    half.add("blocks-stride-pairs", 3, 40, 8, 10, 72, 2, 3, layouts=first, stride=(1, 2), dilation=(2, 3), **more)
+    half.add("gradient-blocks-stride", 2, 72, 15, 20, 80, 3, 3, layouts=first, stride=(2, 2), **same, **gradient)
+    brain.add(
+        "gradient-blocks-rows", 2, 40, 9, 8, 96, 5, 2, layouts=first, stride=(2, 1), padding=(3, 2, 1, 0), bias=True,
+        accumulate=True, **gradient,
+    )  # fmt: skip
     half.add("weight-windows", 3, 40, 9, 12, 72, 3, 3, layouts=first, **same, **weight)
     brain.add(
         "weight-windows-stride", 2, 20, 9, 11, 40, 3, 4, layouts=first, stride=(2, 3), padding=(1, 0, 3, 2), **weight

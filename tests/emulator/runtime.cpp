@@ -380,7 +380,9 @@ bool wake() {
 }
 
 // What earlier launches write: out of reach until a thread of the cluster has waited for their end.
-void hide(bool away) {
+bool away = false;
+void hide(bool hidden) {
+    away = hidden;
     for (const Parameter& p : parameters) {
         if (!p.hidden) continue;
         if (away) __asan_poison_memory_region(p.memory, p.bytes);
@@ -434,7 +436,12 @@ void check_array(const unsigned char* pointer, size_t bytes, const char* what, S
         const Parameter& p = parameters[i];
         if (p.kind == Parameter::tensor_map || p.kind == Parameter::same || !p.memory) continue;
         const long at = pointer - p.memory;
-        if (at >= 0 && at + bytes <= p.bytes) return;
+        if (at >= 0 && at + bytes <= p.bytes) {
+            // Copies are not made by instrumented code.
+            if (p.hidden && away)
+                emulator::fail(site, "%s: of argument %zu, which launches before this one may still write: no wait for them", what, i);
+            return;
+        }
         if (at < -static_cast<long>(fence_bytes) || at >= static_cast<long>(p.bytes + fence_bytes)) continue;
         emulator::fail(site, "%s: takes bytes %ld to %ld of argument %zu, which has %zu bytes", what, at,
                        at + static_cast<long>(bytes), i, p.bytes);

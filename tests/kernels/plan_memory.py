@@ -191,7 +191,8 @@ def _phases(p: Numbers, t: Numbers) -> Span:
 
 def _packed_nchw(p: Numbers, t: Numbers) -> Span:
     channels = 16 * ceil(p["group_c"] / 16)
-    packed = p["groups"] * ceil(p["group_k"] / t["filters"]) * t["filters"] * channels * _rows(p) * p["s"]
+    taps = p["layer_r"] * p["layer_s"] if "layer_top" in p else _rows(p) * p["s"]  # of all phases of a gradient
+    packed = p["groups"] * ceil(p["group_k"] / t["filters"]) * t["filters"] * channels * taps
     return 2 * p["first_prepared"], 2 * (p["first_prepared"] + packed)
 
 

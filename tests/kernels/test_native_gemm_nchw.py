@@ -4,14 +4,18 @@ test_tensor_cores.py."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from math import prod
 
+import numpy as np
 import pytest
 
 from leanconv.kernels.hopper_native.native_gemm_nchw import TILES, linear_order
 from leanconv.problem import ConvProblem
-from tests import proof, selection
-from tests.cases import TARGETS
+from tests import emulator, proof, selection
+from tests.cases import TARGETS, draw_conv
 from tests.cases_16bit import NATIVE_CASES
+from tests.kernels.patching import Patch, broken_kernels
 from tests.kernels.tensor_cores import GRADIENT, LAYERS
 from tests.variants import NAMED
 
@@ -68,26 +72,73 @@ def test_blocks_compute_tile_after_tile(w, h):
     proof.check(NCHW, problem, config, kinds=("zero-mean",), change=lambda _: plan)
 
 
+@pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"groups": 2, "c": 64, "k": 80}, GRADIENT, {"accumulate": True}],
-    ids=str,
+    "changes", [{}, {"c": 80, "h": 5, "w": 6}, GRADIENT, {"op": "dgrad", "stride": (2, 1), "r": 1}]
 )
-def test_pixels_of_one_tap_may_come_by_tensor_copies(changes):
-    """Images of 40 pixels, which a tensor copy of 64 brings with zeros behind them."""
-    problem = ConvProblem(3, 40, 5, 8, 72, 1, 1, dtype="bfloat16", bias=True, activation="relu")
-    problem = replace(problem, **changes)
-    by_tma = [config for config in NCHW.configs(problem, HOPPER) if config.by_tma]
-    for config in (by_tma[0], by_tma[-1]):
-        proof.check(NCHW, problem, config, kinds=("zero-mean",))
+def test_warpgroups_take_turns(changes, blocks):
+    """Each goes past the stages of the other one's tiles: of rings that these fill once, twice and in part."""
+    problem = replace(ConvProblem(3, 48, 14, 15, 72, 3, 3, padding=(1, 1, 1, 1), dtype="float16"), **changes)
+    few = replace(HOPPER, multiprocessors=blocks)
+    configs = [config for config in NCHW.configs(problem, few) if config.turns]
+    assert bool(configs) == (problem.stride == (1, 1))
+    for config in configs:
+        for each in (config, replace(config, channel_block=16, pixel_stages=3, filter_stages=4)):
+            proof.check(NCHW, problem, each, kinds=("zero-mean",), change=partial(planned, problem, each, few))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"w": 7}, {"padding": (1, 0, 0, 0)}, {"stride": (2, 1)}, {"r": 3}, {"groups": 5}], ids=str
-)
-def test_other_pixels_do_not(changes):
-    problem = replace(ConvProblem(3, 40, 5, 8, 70, 1, 1, dtype="float16"), **changes)
-    assert not any(config.by_tma for config in NCHW.configs(problem, HOPPER))
+def planned(problem, config, target, _):
+    return NCHW.plan(problem, config, target)
+
+
+def test_a_warpgroup_waits_for_its_turn(tmp_path):
+    """Else it takes a stage of the phase before, whose parity is that of the one that it waits for."""
+    early = Patch("early", "NchwGemm::consume", "{{if (turns && _ > first_tile()) barrier_sync(...);}}")
+    kernels = broken_kernels(tmp_path, early)
+    problem, one = (
+        ConvProblem(2, 48, 14, 15, 72, 3, 3, padding=(1, 1, 1, 1), dtype="float16"),
+        replace(HOPPER, multiprocessors=1),
+    )
+    config = next(config for config in NCHW.configs(problem, one) if config.turns)
+    values = {**draw_conv(problem, "zero-mean"), "y": np.zeros(problem.y_shape, "float16")}
+    with pytest.raises(emulator.EmulatorError):
+        emulator.run_plan(NCHW.plan(problem, config, one), values, kernels=kernels)
+
+
+def test_phases_of_a_gradient_share_a_launch():
+    """Where each has taps, at strides of 2; others have a launch each, and what no phase has one of zeros."""
+    strided = {"op": "dgrad", "stride": (2, 2), "c": 64}
+    for changes, launches in (
+        ({}, 1),
+        ({"stride": (1, 2)}, 1),
+        ({"stride": (2, 3)}, 6),
+        ({"dilation": (3, 1)}, 4),
+        ({"r": 6, "s": 6}, 1),
+        ({"r": 6, "s": 7}, 4),
+        ({"r": 1, "padding": (0, 0, 1, 1)}, 3),
+        ({"d": 3, "t": 3, "padding_d": (1, 1)}, 4),
+    ):
+        problem = replace(LAYER, bias=False, **{**strided, **changes})
+        configs = list(NCHW.configs(problem, HOPPER))
+        assert {len(NCHW.plan(problem, config, HOPPER).launches) for config in configs} == {launches}, changes
+        assert launches > 1 or all(config.filters * prod(problem.stride) <= 256 for config in configs)
+
+
+@pytest.mark.parametrize("taps", [(2, 2), (3, 2), (5, 4), (2, 7)], ids=str)
+@pytest.mark.parametrize("padding", [(0, 0, 0, 0), (1, 1, 1, 1), (3, 2, 4, 1)], ids=str)
+def test_phases_read_what_their_taps_do(taps, padding):
+    """Every way in which taps fall into phases, with images that have fewer pixels of the last phase."""
+    problem = ConvProblem(2, 24, 9, 10, 40, *taps, stride=(2, 2), padding=padding, dtype="bfloat16", op="dgrad")
+    proof.check(NCHW, problem, kinds=("zero-mean",))
+
+
+def test_few_tiles_share_reductions():
+    problem = replace(LAYER, n=8, c=512, k=512, h=7, w=7, bias=False)
+    config = next(iter(NCHW.configs(problem, HOPPER)))
+    assert config.split > 1
+    small = replace(problem, n=1, c=128, k=128)
+    split = next(config for config in NCHW.configs(small, HOPPER) if config.split == 2)
+    proof.check(NCHW, small, split, kinds=("zero-mean",))
 
 
 def test_tiles_are_those_that_filters_fill():

@@ -181,10 +181,13 @@ def path_of(folder: Path, model: str) -> Path:
 
 @cache
 def source_version(*headers: str) -> str:
-    """A hash of kernel headers and of what they include, which comments and spaces do not change."""
+    """A hash of kernel headers and of what they include, which comments and spaces do not change. Raises
+    FileNotFoundError where there is no such header."""
     sources: dict[str, bytes] = {}
     for header in headers:
-        sources |= kernel_cache.headers(header)
+        if not (found := kernel_cache.headers(header)):
+            raise FileNotFoundError(f"there is no kernel header {header!r}")
+        sources |= found
     digest = hashlib.sha256()
     for name, text in sorted(sources.items()):
         digest.update(name.encode() + b"\0" + b"".join(_COMMENT.sub(rb"\1", text).split()) + b"\0")

@@ -49,9 +49,9 @@ struct LinearPixels {
     using AxisW = TapAxis<Problem::s, Problem::stride_w, Problem::dilation_w, Problem::pad_left>;
     static constexpr int row = Tuning::row_pitch, rows = Tuning::image_rows, image = row * rows;
     static constexpr int phases = AxisH::phases() * AxisW::phases(), phase_pixels = Tuning::phase_pixels;
-    // Pixels from one vector of channels to the next: all resident ones, and where threads load them a spare one that no tap reads.
+    // Pixels from one vector of channels to the next: all resident ones, and a spare one that no tap reads.
     static constexpr int spare = phases * phase_pixels, pitch = Tuning::pixel_pitch;
-    static_assert(pitch == spare || pitch == spare + 1, "the host counts as many pixels");
+    static_assert(pitch == spare + 1, "the host counts as many pixels");
 
     // The resident pixel that a tap reads for the first output of a tile.
     static constexpr __device__ __forceinline__ int tap_offset(int r, int s) {

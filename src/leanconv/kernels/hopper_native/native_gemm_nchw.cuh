@@ -8,16 +8,18 @@
 //
 // Requires   sm_90a; NCHW; packed weights (packed_filters.cuh); the tile's pixels with their halo in shared memory.
 // Volumes    each output slice is an image; the channel blocks of all slices that it reads follow each other.
-//            A cluster of `split` CTAs shares these stages where tiles are few, and the filters whose sums each then adds up.
+// Split      where tiles are few a cluster of `split` CTAs shares the stages of one, and the filters whose sums each then adds up.
+// Phases     of an input's gradient at strides of 2 share a launch: they read the same pixels, each with taps and sums of its own
+//            (gradient_phases.cuh, outputs_phases.cuh).
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage of pixels has channel_block channels and serves all taps; a stage
-//            of filters has channel_block channels of one tap. Persistent.
+//            of filters has channel_block channels of one tap. Persistent. With `turns` a tile is one warpgroup's, 64 * m_tiles
+//            pixels: it multiplies while the other one stores.
 // Roles      warpgroups 0..n-1  consumers: wgmma with both operands in shared memory, epilogue, stores
 //            the rest           producers: all warps but the last load and transpose pixels (transposed_loads.cuh); one thread of
-//                               the last issues bulk copies of filters. With one tap and aligned images (`by_tma`) tensor copies
-//                               bring pixels as they lie, a channel of 64 pixels a row, which a transposed descriptor reads.
-// Pipelines  pixels   pixel_stages    full: producer warps (or bytes) -> consumers, empty: consumer warps -> producers
-//            filters  filter_stages   full: bytes of a copy -> consumers,            empty: consumer warps -> producer
+//                               the last issues bulk copies of filters.
+// Pipelines  pixels   pixel_stages    full: producer warps -> consumers,   empty: consumer warps -> producers
+//            filters  filter_stages   full: bytes of a copy -> consumers,  empty: consumer warps -> producer
 // One stage  wait full(pixels); for each tap: wait full(filters); channel_block / 16 k16 steps x m_tiles wgmma; commit; wait for
 //            the wgmma of the tap before, release its filters, after the last tap its pixels. The pixels of the next stage are
 //            loaded meanwhile. Without swizzle eight 16-byte vectors are eight neighbouring pixels: wgmma and stores meet each
@@ -26,7 +28,11 @@
 //            the power limit. Loaded: (pixels + halo) * channel_block * 2 bytes for R S * pixels * filters * channel_block * 2
 //            flops: of 128 pixels of 56 x 56 and 256 filters 3.4 bytes a cycle at full speed with 3 x 3, 16 with 1 x 1. Copied:
 //            filters * channel_block * 2 bytes a tap, 32 bytes a cycle for 128 pixels. Read by a wgmma of 64 pixels x n filters x
-//            16: (64 + n) * 32 bytes in n / 2 cycles.
+//            16: (64 + n) * 32 bytes in n / 2 cycles, all that shared memory gives where n is 64.
+// Explored (H200, 2026-11-29): with few taps the compiler knows where each reads, and descriptors stay in uniform registers: a
+//            gradient of 512 channels takes 23 microseconds in place of 28. Turns take 0.94 of the time of shared tiles on 64 and 128
+//            channels, and as long on more. Pixels that begin at multiples of 128 bytes, or filters that are not copied, save
+//            nothing.
 // Measured   figure: opencnn-float16 native_gemm_nchw/16-bit mean = 0.82
 //            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 569
 #pragma once
@@ -38,8 +44,10 @@
 #include <device/ptx/sync.cuh>
 #include <device/ptx/tma.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/gradient_phases.cuh>
 #include <kernels/hopper_native/linear_pixels.cuh>
 #include <kernels/hopper_native/outputs_nchw.cuh>
+#include <kernels/hopper_native/outputs_phases.cuh>
 #include <kernels/hopper_native/packed_filters.cuh>
 #include <kernels/hopper_native/transposed_loads.cuh>
 
@@ -53,18 +61,11 @@ struct GemmSource : LinearPixels<Problem, Tuning>, InputTensor<Problem> {
 };
 
 // Operand A: 64 resident pixels from one on, and where its next 16 channels and its next 64 pixels lie.
-template <class Problem, class Tuning, bool by_tma>
+template <class Problem, class Tuning>
 struct PixelOperand {
     static constexpr int pitch = LinearPixels<Problem, Tuning>::pitch, k16 = 2 * pitch * 16, m64 = 64 * 16;
     static __device__ __forceinline__ MatrixDescriptor at(const unsigned char* stage, int pixel) {
         return matrix_descriptor(stage + pixel * 16, pitch * 16, 128, 0);
-    }
-};
-template <class Problem, class Tuning>
-struct PixelOperand<Problem, Tuning, true> {
-    static constexpr int k16 = 16 * 128, m64 = Tuning::channel_block * 128;
-    static __device__ __forceinline__ TransposedDescriptor at(const unsigned char* stage, int pixel) {
-        return transposed_descriptor(stage + pixel / 64 * m64, m64, 1024, 128);
     }
 };
 
@@ -92,28 +93,31 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
     using Result = typename Problem::result;
     using Pixels = LinearPixels<Problem, Tuning>;
     using Filters = PackedFilters<Problem, Tuning>;
+    using Phases = GradientPhases<Problem>;
     // Of volumes each output slice is an image, and the taps are those of one slice of the filters: the stages of a tile are the
     // channel blocks of the first slice, then those of the next.
     static constexpr int taps = Filters::taps, blocks = Filters::all_blocks;
-    static constexpr int pixels = 64 * Tuning::warpgroups * Tuning::m_tiles;  // of a tile
+    // Warpgroups share a tile's pixels, or take turns: each has tiles of its own, and multiplies while the other one stores.
+    static constexpr bool turns = Tuning::turns;
+    static constexpr int sharing = turns ? 1 : Tuning::warpgroups;
+    static constexpr int pixels = 64 * sharing * Tuning::m_tiles;  // of a tile
     static constexpr int pixel_bytes = Tuning::channel_block / 8 * Pixels::pitch * 16;
     static constexpr int filter_bytes = Tuning::channel_block / 8 * Tuning::filters * 16;
     static constexpr int output_bytes = (Tuning::barriers_at - Tuning::outputs_at) / Tuning::warpgroups;
-    static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * Tuning::warpgroups;
+    static constexpr int loading_warps = 4 * Tuning::producers - 1, consumer_warps = 4 * sharing;  // of a stage
     static_assert(Tuning::pixel_stages * pixel_bytes == Tuning::filters_at, "the host counts as many bytes");
     static_assert(Tuning::filters_at + Tuning::filter_stages * filter_bytes == Tuning::taps_at, "the host counts as many bytes");
     static_assert(!Problem::nhwc && !Problem::chwn, "channels of a pixel lie apart");
-    static_assert(!Tuning::by_tma || Problem::groups == 1 || Problem::group_c % Tuning::channel_block == 0,
-                  "a tensor copy has channels of one group");
 
     static constexpr int split = Tuning::split;
+    static_assert(split == 1 || !turns, "the warpgroups of a tile add its sums up together");
     static_assert(split == 1 || pixels * Tuning::filters * 4 <= Tuning::taps_at, "the rings take the sums of a tile");
 
     unsigned char* base;
     long long batch;
 
     __device__ __forceinline__ explicit NchwGemm(long long batch)
-        : base(Tuning::by_tma ? shared_memory_for_swizzles() : shared_memory()), batch(batch * Depth<Problem>::z) {}
+        : base(shared_memory()), batch(batch * Depth<Problem>::z) {}
     static __device__ __forceinline__ int first_tile() { return static_cast<int>(blockIdx.x) / split; }
     static __device__ __forceinline__ int tile_step() { return static_cast<int>(gridDim.x) / split; }
 
@@ -136,13 +140,18 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
     __device__ __forceinline__ Mbarrier* pixels_empty(int stage) const { return pixels_full(Tuning::pixel_stages) + stage; }
     __device__ __forceinline__ Mbarrier* filters_full(int stage) const { return pixels_empty(Tuning::pixel_stages) + stage; }
     __device__ __forceinline__ Mbarrier* filters_empty(int stage) const { return filters_full(Tuning::filter_stages) + stage; }
+    // Where few products are of all taps, the compiler knows which pixels each tap reads.
+    static constexpr bool unrolled = Phases::count > 1 || taps * (Tuning::channel_block / 16) * Tuning::m_tiles <= 80;
+    static constexpr __device__ __forceinline__ int offset_of(int tap) {
+        return Pixels::tap_offset(Phases::row(tap), Phases::column(tap));
+    }
     // By all threads, before a barrier of the CTA.
     __device__ __forceinline__ void init() const {
-        for (int tap = threadIdx.x; tap < taps; tap += blockDim.x)
-            tap_offsets()[tap] = Pixels::tap_offset(tap / Problem::s, tap % Problem::s);
+        for (int tap = unrolled ? taps : threadIdx.x; tap < taps; tap += blockDim.x)
+            tap_offsets()[Phases::place(tap)] = offset_of(tap);
         if (threadIdx.x > 0) return;
         for (int i = 0; i < Tuning::pixel_stages; ++i) {
-            mbarrier_init(pixels_full(i), Tuning::by_tma ? 1 : loading_warps);
+            mbarrier_init(pixels_full(i), loading_warps);
             mbarrier_init(pixels_empty(i), consumer_warps);
         }
         for (int i = 0; i < Tuning::filter_stages; ++i) {
@@ -179,28 +188,9 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
         };
         load_units<GemmSource<Problem, Tuning>>(walk, *this, lane, load, [&](int stage) { return pixels_of(stage); });
     }
-    // Or one thread's tensor copies, each 64 pixels of `channel_block` channels: rows of 128 bytes of a channel, swizzled.
-    __device__ __forceinline__ void load_pixels(const TensorMap& x, int thread) const {
-        static_assert(!Depth<Problem>::volume, "tensor copies bring images");
-        if (thread > 0) return;
-        RingPlace<Tuning::pixel_stages> place;
-        for (int tile = first_tile(); tile < tiles(); tile += tile_step())
-            for (int block = first_block; block < end_block; ++block) {
-                Mbarrier* const full = pixels_full(place.stage);
-                mbarrier_wait_parity(pixels_empty(place.stage), place.parity ^ 1);
-                mbarrier_arrive_expect_tx(full, pixel_bytes);
-#pragma unroll
-                for (int i = 0; i < pixels / 64; ++i) {
-                    const int index = first_pixel(tile) + i * 64, n = index / Pixels::image;
-                    cp_async_bulk_tensor_shared_global(pixels_of(place.stage) + i * Tuning::channel_block * 128, x, full,
-                                                       index - n * Pixels::image,
-                                                       group(tile) * Problem::group_c + block * Tuning::channel_block, n);
-                }
-                place.advance();
-            }
-    }
-    // One thread's copies of filters.
+    // One thread's copies of filters, which the launch before may still be packing. Nothing else needs what it writes.
     __device__ __forceinline__ void copy_filters(const T* prepared) const {
+        griddepcontrol_wait();
         const uint4* const all = reinterpret_cast<const uint4*>(prepared + Problem::first_prepared);
         RingPlace<Tuning::filter_stages> place;
         for (int tile = first_tile(); tile < tiles(); tile += tile_step())
@@ -215,56 +205,103 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
                 }
     }
 
-    // One warpgroup's products of all tiles of the CTA.
-    __device__ __forceinline__ void consume(Bias<Problem> bias, Result* y, int warpgroup) const {
-        using Operand = PixelOperand<Problem, Tuning, Tuning::by_tma>;
-        const int lane = threadIdx.x % 32, first_row = warpgroup * Tuning::m_tiles * 64;
-        const int* const offsets = tap_offsets();
+    using Sums = float[Phases::count * Tuning::m_tiles][Tuning::filters / 2];
+    // Where a warpgroup is in the rings, and the stages of the tap before.
+    struct Cursor {
         RingPlace<Tuning::pixel_stages> source, source_before;
-        RingPlace<Tuning::filter_stages> place;
-        for (int tile = first_tile(); tile < tiles(); tile += tile_step()) {
-            float sums[Tuning::m_tiles][Tuning::filters / 2];
-            int before = 0;
+        RingPlace<Tuning::filter_stages> filters;
+        int filters_before = 0;
+    };
+    // Adds a tap's products of the pixels of a stage. Those of the tap before are done then, and its filters are released.
+    template <class Tap>
+    __device__ __forceinline__ void multiply_tap(Tap tap, Sums& sums, MatrixDescriptor pixels, Cursor& at, int block,
+                                                 int lane) const {
+        using Operand = PixelOperand<Problem, Tuning>;
+        const MatrixDescriptor a = pixels + (unrolled ? offset_of(tap.of_layer) : tap_offsets()[tap.place]) * 16;
+        mbarrier_wait_parity(filters_full(at.filters.stage), at.filters.parity);
+        const MatrixDescriptor b = matrix_descriptor(filters_of(at.filters.stage), Tuning::filters * 16, 128, 0);
+        if (Phases::count > 1 && tap.first) wgmma_fence(sums[tap.phase]);
+        else wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < Tuning::channel_block / 16; ++i)
+#pragma unroll
+            for (int m = 0; m < Tuning::m_tiles; ++m)
+                multiply(T{}, sums[tap.phase * Tuning::m_tiles + m], a + (i * Operand::k16 + m * Operand::m64),
+                         b + 2 * i * Tuning::filters * 16, block > first_block || !tap.first || i > 0);
+        wgmma_commit_group();
+        if (block > first_block || tap.place > 0) {
+            if (Phases::count > 1 && tap.first) wgmma_wait_group<1>(sums[tap.phase_before]);
+            else wgmma_wait_group<1>();
+            mbarrier_arrive_warp(filters_empty(at.filters_before), lane);
+            if (tap.place == 0) {
+                mbarrier_arrive_warp(pixels_empty(at.source_before.stage), lane);
+                at.source_before.advance();
+            }
+        }
+        at.filters_before = at.filters.stage;
+        at.filters.advance();
+    }
+    // All taps of several phases.
+    template <int place = 0>
+    __device__ __forceinline__ void multiply_taps(Sums& sums, MatrixDescriptor pixels, Cursor& at, int block, int lane) const {
+        if constexpr (place < taps) {
+            multiply_tap(PhaseTap<Phases, place>{}, sums, pixels, at, block, lane);
+            multiply_taps<place + 1>(sums, pixels, at, block, lane);
+        }
+    }
+    // The named barrier at which the first warpgroup waits for its turn; the other one's is the next. NOTE: a stage is waited for by
+    // the parity of its phase, so that a warpgroup must not wait before the other one has seen the phase before.
+    static constexpr int own_turn = 1 + Tuning::warpgroups;
+    // Goes past the stages of a tile that the other warpgroup takes.
+    template <int count, int stages>
+    static __device__ __forceinline__ void pass(RingPlace<stages>& place) {
+        place.stage += count % stages, place.parity ^= count / stages % 2;
+        if (place.stage >= stages) place.stage -= stages, place.parity ^= 1;
+    }
+    // One warpgroup's products of all tiles of the CTA, or of every second one.
+    __device__ __forceinline__ void consume(Bias<Problem> bias, Result* y, int warpgroup) const {
+        using Operand = PixelOperand<Problem, Tuning>;
+        const int lane = threadIdx.x % 32, first_row = turns ? 0 : warpgroup * Tuning::m_tiles * 64;
+        Cursor at;
+        const auto pass_tile = [&] {
+            pass<blocks>(at.source), pass<blocks>(at.source_before), pass<blocks * taps>(at.filters);
+        };
+        int first = first_tile(), step = tile_step();
+        if constexpr (turns) {
+            if (warpgroup == 1) first += step, pass_tile();
+            step *= 2;
+        }
+        for (int tile = first; tile < tiles(); tile += step) {
+            Sums sums;
+            if (turns && tile > first_tile()) barrier_sync(own_turn + warpgroup, 256);
             wgmma_fence(sums);
             for (int block = first_block; block < end_block; ++block) {
-                mbarrier_wait_parity(pixels_full(source.stage), source.parity);
-                for (int tap = 0; tap < taps; ++tap) {
-                    const bool first = block == first_block && tap == 0;
-                    const auto a = Operand::at(pixels_of(source.stage), offsets[tap] + first_row);
-                    mbarrier_wait_parity(filters_full(place.stage), place.parity);
-                    const MatrixDescriptor b = matrix_descriptor(filters_of(place.stage), Tuning::filters * 16, 128, 0);
-                    wgmma_fence();
-#pragma unroll
-                    for (int i = 0; i < Tuning::channel_block / 16; ++i)
-#pragma unroll
-                        for (int m = 0; m < Tuning::m_tiles; ++m)
-                            multiply(T{}, sums[m], a + (i * Operand::k16 + m * Operand::m64), b + 2 * i * Tuning::filters * 16,
-                                     !first || i > 0);
-                    wgmma_commit_group();
-                    if (!first) {
-                        wgmma_wait_group<1>();  // the products of the tap before are done, these are under way
-                        mbarrier_arrive_warp(filters_empty(before), lane);
-                        if (tap == 0) {
-                            mbarrier_arrive_warp(pixels_empty(source_before.stage), lane);
-                            source_before.advance();
-                        }
-                    }
-                    before = place.stage;
-                    place.advance();
+                mbarrier_wait_parity(pixels_full(at.source.stage), at.source.parity);
+                const auto pixels = Operand::at(pixels_of(at.source.stage), first_row);
+                if constexpr (Phases::count > 1) {
+                    multiply_taps(sums, pixels, at, block, lane);
+                } else {
+#pragma unroll(unrolled ? taps : 1)
+                    for (int tap = 0; tap < taps; ++tap) multiply_tap(OnlyPhaseTap(tap), sums, pixels, at, block, lane);
                 }
-                source.advance();
+                at.source.advance();
             }
+            if (turns && tile + tile_step() < tiles()) barrier_arrive(own_turn + 1 - warpgroup, 256);
             wgmma_wait_group<0>(sums);
-            mbarrier_arrive_warp(filters_empty(before), pixels_empty(source_before.stage), lane);
-            source_before.advance();
+            mbarrier_arrive_warp(filters_empty(at.filters_before), pixels_empty(at.source_before.stage), lane);
+            at.source_before.advance();
+            if constexpr (turns) pass_tile();
             store(sums, bias, y, warpgroup, first_pixel(tile) + first_row, group(tile), filter_tile(tile) * Tuning::filters);
         }
     }
     // The sums of a warpgroup to the output; those of a cluster, of which this is the only tile, are added before.
-    __device__ __forceinline__ void store(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2], Bias<Problem> bias, Result* y,
-                                          int warpgroup, int first, int group, int first_k) const {
+    __device__ __forceinline__ void store(const Sums& sums, Bias<Problem> bias, Result* y, int warpgroup, int first, int group,
+                                          int first_k) const {
         unsigned char* const staging = base + Tuning::outputs_at + warpgroup * output_bytes;
-        if constexpr (split == 1) {
+        if constexpr (Phases::count > 1) {
+            static_assert(Tuning::m_tiles == 1 && split == 1, "a thread has registers for the sums of all phases");
+            OutputPhases<Problem, Tuning>::store(sums, bias, y, batch, first, group, first_k);
+        } else if constexpr (split == 1) {
 #pragma unroll
             for (int m = 0; m < Tuning::m_tiles; ++m)
                 OutputNchw<Problem, Tuning>::store(sums[m], staging, bias, y, batch, first + m * 64, group, first_k, warpgroup);
@@ -287,15 +324,14 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
     }
 };
 
-// `x` is the tensor, or a tensor map of it.
-template <class Problem, class Tuning, class Source>
-__device__ __forceinline__ void native_gemm_nchw(const Source& x, const typename Problem::element* prepared,
-                                                 Bias<Problem> bias, typename Problem::result* y,
-                                                 long long batch) {
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_nchw(const typename Problem::element* x, const typename Problem::element* prepared,
+                                                 Bias<Problem> bias, typename Problem::result* y, long long batch) {
     const NchwGemm<Problem, Tuning> gemm(batch);
     gemm.init();
     __syncthreads();
-    const int warpgroup = threadIdx.x / 128, thread = threadIdx.x - 128 * Tuning::warpgroups;
+    // The same for all lanes, which the compiler knows of a shuffle.
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), thread = threadIdx.x - 128 * Tuning::warpgroups;
     constexpr int loading = 32 * gemm.loading_warps;
     if (warpgroup >= Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();

@@ -12,8 +12,9 @@ from leanconv.kernels.common import input_gradient, layers
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, prepared_plan, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles, overlapped, residual_cycles
-from leanconv.plan import Constants, Launch, Plan, Pointer, Target, TensorMap
+from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped, residual_cycles
+from leanconv.kernels.hopper_native.gradient_phases import image_taps, layer_taps, phases_together
+from leanconv.plan import Constants, Launch, Plan, Pointer, Target
 from leanconv.problem import ConvProblem
 
 #: Channels of one wgmma.
@@ -22,18 +23,19 @@ K16 = 16
 MAX_BLOCK, MIN_STAGES, MAX_STAGES = 64, 3, 8
 #: Registers of consumers and of producers, by the warpgroups of producers and the sums of a consumer's thread.
 REGISTERS = {(1, 128): (192, 120), (2, 128): (184, 72), (2, 64): (136, 120)}
-#: Those of consumers and one warpgroup of producers where tensor copies bring pixels.
-TMA_REGISTERS = (240, 24)
-#: Pixels of a channel that a tensor copy brings, and a number of them that is aligned to 16 bytes.
-TMA_PIXELS, ALIGNED = 64, 8
 #: What the kernel counts in an int: linear pixel indices, and tiles.
 MAX_INDEX = 2**31 - 2**20
 #: Outputs of a filter that are adjacent in shared memory.
 PITCH = 72
-#: Threads of the launch that packs filters.
-THREADS = 256
+#: The launch that packs filters: threads; filters and vectors of channels of a CTA; bytes of shared memory that they
+#: take, if fewer of them take less.
+THREADS, PACKED, PACKED_BYTES = 256, ((8, 8), (8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)), 24 << 10
 #: CTAs of a cluster that share a reduction, of volumes; filters and sums of a thread that each adds up.
 SPLITS, LEAST_FILTERS, MOST_SUMS = (2, 4, 8), 16, 32
+#: Filters of all phases that one launch computes: their sums take 128 registers of a thread.
+MOST_FILTERS = 256
+#: Registers of a thread that loads, below which it loads less at once.
+FEW_REGISTERS = 100
 #: Taps whose offsets lie in shared memory, and the stride whose phases the compiler counts.
 MAX_TAPS, MAX_STRIDE = 4096, 64
 
@@ -43,14 +45,13 @@ class LinearOrder:
     """The linear pixel index of a convolution, in which every tap reads at a constant offset (linear_pixels.cuh).
 
     A row has ``row_pitch`` indices, an image ``image_rows`` rows. Taps read ``phases`` of the stride, and of each as
-    many pixels as outputs and a ``halo`` of others. ``spare``: one more resident pixel, which no tap reads.
+    many pixels as outputs and a ``halo`` of others. One more is resident, which no tap reads.
     """
 
     row_pitch: int
     image_rows: int
     phases: int = 1
     halo: int = 0
-    spare: int = 1
 
     @property
     def image(self) -> int:
@@ -59,7 +60,7 @@ class LinearOrder:
 
     def resident(self, pixels: int) -> int:
         """Pixels in shared memory that a tile of as many outputs reads."""
-        return self.phases * (pixels + self.halo) + self.spare
+        return self.phases * (pixels + self.halo) + 1
 
     def constants(self, pixels: int) -> Constants:
         """What the kernels know of it."""
@@ -96,8 +97,9 @@ class NchwConfig(Config):
     warpgroups load.
 
     The ring of ``pixel_stages`` has ``channel_block`` channels of the pixels that a tile reads, that of
-    ``filter_stages`` as many channels of one tap of its filters. Pixels may come ``by_tma``, as they lie in memory. A
-    cluster of ``split`` CTAs shares a reduction.
+    ``filter_stages`` as many channels of one tap of its filters. A cluster of ``split`` CTAs shares a reduction.
+    Consumers share a tile's pixels, or take ``turns``: each has a tile of its own, and multiplies while the other one
+    stores.
     """
 
     warpgroups: int
@@ -109,8 +111,8 @@ class NchwConfig(Config):
     producers: int
     consumer_registers: int
     producer_registers: int
-    by_tma: bool = False
     split: int = 1
+    turns: bool = False
 
     @property
     def order(self) -> Hashable:
@@ -122,24 +124,17 @@ class NchwConfig(Config):
 
     @property
     def pixels(self) -> int:
-        return 64 * self.warpgroups * self.m_tiles
+        return 64 * self.m_tiles * (1 if self.turns else self.warpgroups)
 
     @property
     def filter_stage_bytes(self) -> int:
         return 2 * self.channel_block * self.filters
 
-    def pixel_order(self, problem: ConvProblem) -> LinearOrder:
-        """The linear order of pixels: tensor copies bring rows of images that are rounded up to `TMA_PIXELS`."""
-        if self.by_tma:
-            return LinearOrder(ceil_div(problem.w, TMA_PIXELS) * TMA_PIXELS, 1, spare=0)
-        return linear_order(problem)
-
     def layout(self, phase: PartialConvolution) -> Constants:
         """Where in shared memory filters, the offsets of taps, outputs and barriers begin; pixels are first."""
-        problem = phase.problem
-        pixels = self.pixel_stages * 2 * self.channel_block * self.pixel_order(problem).resident(self.pixels)
+        pixels = self.pixel_stages * 2 * self.channel_block * linear_order(phase.problem).resident(self.pixels)
         taps = pixels + self.filter_stages * self.filter_stage_bytes
-        outputs = taps + 16 * ceil_div(4 * problem.r * problem.s, 16)
+        outputs = taps + 16 * ceil_div(4 * image_taps(phase), 16)
         barriers = outputs + (self.warpgroups * 2 * PITCH * min(self.filters, 64) if phase.whole else 0)
         return ("filters_at", pixels), ("taps_at", taps), ("outputs_at", outputs), ("barriers_at", barriers)
 
@@ -154,16 +149,16 @@ TILES: tuple[Tile, ...] = ((2, 1, 256), (2, 2, 128), (2, 1, 128), (2, 2, 64), (2
 
 @dataclass(frozen=True)
 class NchwSpeeds(Speeds):
-    """Cycles, fitted together to 60 pairs of a layer and a tile (burst, H200), all but two within a fifth."""
+    """Cycles, fitted together to 176 pairs of a layer and a configuration (burst, H200): 95 of 100 within a fifth."""
 
-    #: of a stage: a share of those that the tensor cores take at full speed, and more
-    stage: tuple[float, float]
-    #: in which a warp loads and stores what it holds at once, and more for each register that holds it
-    unit: tuple[float, float]
-    #: bytes that tensor copies bring in a cycle
-    copied_per_cycle: float
-    #: of a tile beside its stages, and more for each filter of 64 pixels
-    tile: tuple[float, float]
+    #: of a tap: a share of those that the tensor cores and shared memory take at full speed, and more
+    tap: tuple[float, float]
+    #: in which a warp loads and stores what a register holds
+    loaded: float
+    #: the share of the shorter of loading and computing a stage that the longer does not hide
+    beside: float
+    #: of an output: by all warpgroups together, by warpgroups in turns, and of phases together
+    output: tuple[float, float, float]
     #: of the sum over the CTAs of a cluster, for each of them
     split: float
     #: before the first tile of a launch, and of packing filters
@@ -178,7 +173,8 @@ class NchwSpeeds(Speeds):
 
 
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
-    return [as_row(phase) for phase in distinct_phases(problem)]
+    together = phases_together(problem)
+    return [together] if together else [as_row(phase) for phase in distinct_phases(problem)]
 
 
 def as_row(phase: PartialConvolution) -> PartialConvolution:
@@ -191,22 +187,15 @@ def as_row(phase: PartialConvolution) -> PartialConvolution:
     return replace(phase, problem=replace(problem, h=1, w=pixels), view=replace(phase.view, out_h=1, out_w=pixels))
 
 
-def _can_copy(phase: PartialConvolution) -> bool:
-    """Whether tensor copies can bring pixels as they lie: one tap, aligned images, channels of one group."""
-    problem = phase.problem
-    one_row = phase.whole and (problem.h, problem.r, problem.s, problem.stride) == (1, 1, 1, (1, 1))
-    one_row = one_row and not phase.volume
-    aligned = problem.padding == (0, 0, 0, 0) and problem.w % ALIGNED == 0
-    return one_row and aligned and (problem.groups == 1 or problem.group_c % K16 == 0)
-
-
 def _tiles_for(problem: ConvProblem) -> list[Tile]:
-    """The tiles whose filters the layer fills by half.
+    """The tiles whose filters the layer fills by half. Phases together have sums each.
 
     NOTE: two m64 tiles of a warpgroup that add to the output would spill registers.
     """
     filters = (problem.group_c if problem.op == "dgrad" else problem.group_k) - 1
     fitting = [tile for tile in TILES if filters >= tile[2] // 2 or tile == TILES[-1]]
+    if together := phases_together(problem):
+        return [tile for tile in fitting if tile[1] == 1 and together.phases * tile[2] <= MOST_FILTERS]
     return [tile for tile in fitting if tile[1] == 1 or not problem.accumulate]
 
 
@@ -215,13 +204,14 @@ def _rounded(channels: int) -> int:
     return ceil_div(channels, K16) * K16
 
 
-def _filter_bytes(problem: ConvProblem, filters: int) -> int:
+def _filter_bytes(phase: PartialConvolution, filters: int) -> int:
     """Bytes of the packed filters of a forward convolution, in tiles of ``filters`` (packed_filters.cuh)."""
+    problem = phase.problem
     rounded = ceil_div(problem.group_k, filters) * filters
-    return 2 * problem.groups * problem.taps * _rounded(problem.group_c) * rounded
+    return 2 * problem.groups * problem.t * image_taps(phase) * _rounded(problem.group_c) * rounded
 
 
-def _producers(tile: Tile) -> tuple[int, int, int]:
+def _producers(tile: Tile, phases: int) -> tuple[int, int, int]:
     """Warpgroups of producers, and registers of consumers and producers.
 
     Two, unless a wgmma has 256 filters: ptxas lets it have the 128 registers that a thread of 512 begins with, and it
@@ -229,28 +219,39 @@ def _producers(tile: Tile) -> tuple[int, int, int]:
     """
     _, m_tiles, filters = tile
     producers = 1 if filters > 128 else 2
-    return producers, *REGISTERS[producers, 128 if m_tiles * filters > 128 else 64]
+    return producers, *REGISTERS[producers, 128 if phases * m_tiles * filters > 128 else 64]
 
 
-def unit_cycles(pixels: int, vectors: int, neighbours: int, registers: int, of_unit: tuple[float, float]) -> float:
-    """Cycles of a warp to load ``pixels`` of so many ``vectors`` of channels, ``neighbours`` at once (``PixelUnit`` of
-    transposed_loads.cuh). ``of_unit`` are those of a unit, and of each register that holds it."""
-    at_once = 1 if registers < 100 else gcd(vectors, 2 if neighbours == 4 else 4)
-    units = pixels / neighbours * vectors / at_once / 32
-    return units * (of_unit[0] + of_unit[1] * at_once * 8 * max(1, neighbours // 2))
+def neighbours_at_once(problem: ConvProblem, registers: int) -> int:
+    """Pixels of a row that a lane with so many ``registers`` loads at once: at a stride of two, where taps read both
+    phases of columns (``PixelUnit`` of transposed_loads.cuh)."""
+    both = problem.stride[1] == 2 and problem.s > 1 and problem.dilation[1] % 2 == 1 and problem.w % 2 == 0
+    if problem.stride[1] == 1 or (both and registers >= FEW_REGISTERS):
+        return gcd(problem.w, 4)
+    return 1
+
+
+def unit_cycles(
+    pixels: int, vectors: int, neighbours: int, stride: int, registers: int, of_unit: tuple[float, float]
+) -> float:
+    """Cycles of a warp to load ``pixels`` of so many ``vectors`` of channels, ``neighbours`` at once. ``of_unit`` are
+    those of what a lane loads together, and of each register that holds it."""
+    few = registers < FEW_REGISTERS
+    together = gcd(vectors, (4 if few else 8) // (4 if neighbours == 4 or (few and stride > 1) else 2))
+    units = pixels / neighbours * vectors / together / 32
+    return units * (of_unit[0] + of_unit[1] * together * 8 * max(1, neighbours // 2))
 
 
 def _load_cycles(problem: ConvProblem, config: NchwConfig, speeds: NchwSpeeds) -> float:
-    """Cycles in which a stage of pixels is copied, or the warps that load fill it."""
-    if config.by_tma:
-        return 2 * config.channel_block * config.pixels / speeds.copied_per_cycle
-    neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
-    pixels, warps = config.pixel_order(problem).resident(config.pixels), 4 * config.producers - 1
-    return unit_cycles(pixels, config.channel_block // 8, neighbours, config.producer_registers, speeds.unit) / warps
+    """Cycles in which the warps that load fill a stage of pixels."""
+    registers, warps = config.producer_registers, 4 * config.producers - 1
+    pixels, neighbours = linear_order(problem).resident(config.pixels), neighbours_at_once(problem, registers)
+    of_lane = config.channel_block // 8, neighbours, problem.stride[1], registers
+    return unit_cycles(pixels, *of_lane, (0, speeds.loaded)) / warps
 
 
 def _tiles(problem: ConvProblem, config: NchwConfig) -> int:
-    of_pixels = ceil_div(problem.n * problem.z * config.pixel_order(problem).image, config.pixels)
+    of_pixels = ceil_div(problem.n * problem.z * linear_order(problem).image, config.pixels)
     return of_pixels * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
@@ -259,14 +260,19 @@ def _blocks(problem: ConvProblem, config: NchwConfig) -> int:
     return problem.t * _rounded(problem.group_c) // config.channel_block
 
 
+def _turns(tile: Tile, phases: list[PartialConvolution]) -> tuple[bool, ...]:
+    """Whether warpgroups may take turns: not where a tile has 64 pixels, whose filters would be copied too often."""
+    return (False, True) if tile[1] > 1 and all(phase.whole for phase in phases) else (False,)
+
+
 def _with_splits(
     problem: ConvProblem, config: NchwConfig, phases: list[PartialConvolution], target: Target
 ) -> Iterator[NchwConfig]:
-    """The configuration, and of volumes with the reduction split over a cluster where tiles leave multiprocessors
-    idle. The rings take the sums of a tile."""
+    """The configuration, and with the reduction split over a cluster where tiles leave multiprocessors idle. The rings
+    take the sums of a tile."""
     yield config
     rings = min(int(dict(config.layout(phase))["taps_at"]) for phase in phases)
-    if not problem.is_volume or problem.batch_invariant or 4 * config.pixels * config.filters > rings:
+    if phases[0].phases > 1 or config.turns or problem.batch_invariant or 4 * config.pixels * config.filters > rings:
         return
     tiles = max(_tiles(phase.problem, config) for phase in phases)
     blocks = min(_blocks(phase.problem, config) for phase in phases)
@@ -306,18 +312,16 @@ class NativeGemmNchw(TimedAlgorithm):
         if reasons := linear_limits(problem, target, "fprop", "dgrad"):
             return reasons
         phases = _distinct(problem)
-        for phase in (each.problem for each in phases):
+        for each in phases:
+            phase = each.problem
             order = linear_order(phase)
-            image = ceil_div(order.image, TMA_PIXELS) * TMA_PIXELS
-            if many := count_limits(phase, image, order.resident(256)):
+            if many := count_limits(phase, order.image, order.resident(256)):
                 return many
-            if (
-                ceil_div(problem.n * phase.z * image, 128) * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups
-                > MAX_INDEX
-            ):
+            of_pixels = ceil_div(problem.n * phase.z * order.image, 128)
+            if of_pixels * ceil_div(phase.group_k, TILES[-1][2]) * phase.groups > MAX_INDEX:
                 return [f"n={problem.n}: outputs are more than {MAX_INDEX} tiles"]
-            if phase.r * phase.s > MAX_TAPS:
-                return [f"filters have {phase.r * phase.s} taps, more than {MAX_TAPS}"]
+            if image_taps(each) > MAX_TAPS:
+                return [f"filters have {image_taps(each)} taps, more than {MAX_TAPS}"]
         if phases and not any(self._fitting(tile, phases, target) for tile in _tiles_for(problem)):
             pixels = max(linear_order(phase.problem).resident(128) for phase in phases)
             return [
@@ -329,27 +333,27 @@ class NativeGemmNchw(TimedAlgorithm):
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
         return "fp16"
 
+    def counts_scattered(self, problem: ConvProblem) -> bool:
+        return phases_together(problem) is not None
+
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         phases = _distinct(problem)
-        return max(
-            sum(phase.times * _filter_bytes(phase.problem, tile[2]) for phase in phases) for tile in _tiles_for(problem)
-        )
+        return max(sum(phase.times * _filter_bytes(phase, tile[2]) for phase in phases) for tile in _tiles_for(problem))
 
     def _fitting(
-        self, tile: Tile, phases: list[PartialConvolution], target: Target, by_tma: bool = False
+        self, tile: Tile, phases: list[PartialConvolution], target: Target, turns: bool = False
     ) -> NchwConfig | None:
         """The configuration of a tile: the longest channel blocks that fit, then the longest rings."""
         channels = _rounded(phases[0].problem.group_c)
-        one_tap = all(phase.problem.r * phase.problem.s == 1 for phase in phases)
-        producers = (1, *TMA_REGISTERS) if by_tma else _producers(tile)
+        one_tap = all(image_taps(phase) == 1 for phase in phases)
         for block in range(min(MAX_BLOCK, channels), 0, -K16):
             if channels % block:
                 continue
-            for pixel_stages in (8, 6, 5, 4, 3) if by_tma else (4, 3, 2) if one_tap else (2,):
-                bare = NchwConfig(*tile, block, pixel_stages, 0, *producers, by_tma)
+            for pixel_stages in (4, 3, 2) if one_tap or turns or phases[0].phases > 1 else (2,):
+                bare = NchwConfig(*tile, block, pixel_stages, 0, *_producers(tile, phases[0].phases), turns=turns)
                 left = target.shared_per_block - max(bare.shared_bytes(phase) for phase in phases)
                 stages = min(MAX_STAGES, left // (bare.filter_stage_bytes + 16))
-                if stages >= (pixel_stages if by_tma else MIN_STAGES):
+                if stages >= MIN_STAGES:
                     return variant(bare, filter_stages=stages)
         return None
 
@@ -358,9 +362,9 @@ class NativeGemmNchw(TimedAlgorithm):
         if not phases:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             tile = TILES[-1]
-            return [(0.0, NchwConfig(*tile, K16, 2, MIN_STAGES, *_producers(tile)))]
-        ways = [False, True] if all(_can_copy(phase) for phase in phases) else [False]
-        configs = (self._fitting(tile, phases, target, way) for tile in _tiles_for(problem) for way in ways)
+            return [(0.0, NchwConfig(*tile, K16, 2, MIN_STAGES, *_producers(tile, 1)))]
+        ways = [(tile, turns) for tile in _tiles_for(problem) for turns in _turns(tile, phases)]
+        configs = (self._fitting(tile, phases, target, turns) for tile, turns in ways)
         return by_time(
             (self._cycles(problem, phases, config, target), config)
             for whole in configs
@@ -372,26 +376,35 @@ class NativeGemmNchw(TimedAlgorithm):
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NchwConfig, target: Target
     ) -> float:
         time, speeds = 0.0, NchwSpeeds.of(target)
-        for phase, times in ((each.problem, each.times) for each in phases):
-            full = config.channel_block // K16 * config.warpgroups * config.m_tiles * config.filters // 2
-            multiplied = phase.r * phase.s * (speeds.stage[0] * full + speeds.stage[1])
-            blocks = ceil_div(_blocks(phase, config), config.split)
-            of_tile = blocks * max(multiplied, _load_cycles(phase, config, speeds)) + speeds.tile[0]
-            of_tile += speeds.tile[1] * config.m_tiles * config.filters
-            launch = ceil_div(_tiles(phase, config) * config.split, target.multiprocessors) * of_tile + speeds.first
-            launch += speeds.split * config.split if config.split > 1 else 0
-            packing = speeds.pack + _filter_bytes(phase, config.filters) / speeds.packed_per_cycle
-            time += times * (launch + packing)
+        # A wgmma of 64 pixels reads them and its filters, 32 bytes each, from shared memory: 128 bytes a cycle.
+        of_wgmma = max(config.filters / 2, 16 + config.filters / 4)
+        of_tap = config.channel_block // K16 * config.pixels // 64 * of_wgmma
+        for each in phases:
+            phase = each.problem
+            computed, loaded = (
+                image_taps(each) * (speeds.tap[0] * of_tap + speeds.tap[1]), _load_cycles(phase, config, speeds)
+            )  # fmt: skip
+            of_tile = ceil_div(_blocks(phase, config), config.split) * overlapped(computed, loaded, speeds.beside)
+            output = speeds.output[1 if config.turns else 2 if each.phases > 1 else 0]
+            of_tile += output * config.pixels // 64 * config.filters * each.phases / config.split
+            tiles = _tiles(phase, config)
+            launch = ceil_div(tiles * config.split, target.multiprocessors) * of_tile + speeds.first
+            if config.split > 1:
+                launch += speeds.split * config.split
+            if config.split > 2 and tiles > clusters_at_once(config.split, 1, target):
+                launch *= 2  # clusters wait for others
+            packing = speeds.pack + _filter_bytes(each, config.filters) / speeds.packed_per_cycle
+            time += each.times * (launch + packing)
         memory = problem.bytes / target.bytes_per_cycle
-        time = overlapped(time, memory, speeds.not_hidden) + residual_cycles(problem, speeds.residual, target)
-        return time + launch_cycles(target)
+        return overlapped(time, memory, speeds.not_hidden) + residual_cycles(problem, speeds.residual, target)
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        for phase in map(as_row, single_phases(problem)):
+        together = phases_together(problem)
+        for phase in [together] if together else map(as_row, single_phases(problem)):
             prepare.append(_pack_launch(problem, phase, config, first))
             launches.append(self._launch(problem, phase, config, first, target))
-            first += _filter_bytes(phase.problem, config.filters) // item_bytes(problem.dtype)
+            first += _filter_bytes(phase, config.filters) // item_bytes(problem.dtype)
         launches += input_gradient.zero_launches(problem)
         return prepared_plan(prepare, launches, self.prepared_bytes(problem))
 
@@ -400,28 +413,15 @@ class NativeGemmNchw(TimedAlgorithm):
     ) -> Launch:
         """The launch that computes a phase of ``problem`` with packed filters from element ``first`` on."""
         x, _, *rest = conv_arguments(problem)
-        source = _pixel_map(problem, phase.problem, config) if config.by_tma else x
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
-        order = config.pixel_order(phase.problem).constants(config.pixels)
+        order = linear_order(phase.problem).constants(config.pixels)
         tuning = (*config.constants(), *order, *config.layout(phase))
-        arguments = (source, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest)
+        arguments = (x, Pointer("prepared", DTYPES[problem.dtype].ctype), *rest)
         tiles = _tiles(phase.problem, config)
         grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
-        constants = (*constants, ("first_prepared", first))
-        return self.launch(config, constants, arguments, grid, config.shared_bytes(phase), tuning)
-
-
-def _pixel_map(problem: ConvProblem, forward: ConvProblem, config: NchwConfig) -> TensorMap:
-    """How tensor copies walk over images that are rows: 64 pixels of ``channel_block`` channels."""
-    row = item_bytes(forward.dtype) * forward.w
-    return TensorMap(
-        role=problem.operands[0].role,
-        element=forward.dtype,
-        shape=(forward.w, forward.c, forward.n),
-        strides=(row, row * forward.c),
-        box=(TMA_PIXELS, config.channel_block, 1),
-        swizzle=item_bytes(forward.dtype) * TMA_PIXELS,
-    )
+        constants = (*constants, ("first_prepared", first), *layer_taps(phase))
+        launch = self.launch(config, constants, arguments, grid, config.shared_bytes(phase), tuning)
+        return replace(launch, waits=True)
 
 
 def _pack_launch(problem: ConvProblem, phase: PartialConvolution, config: NchwConfig, first: int) -> Launch:
@@ -429,18 +429,32 @@ def _pack_launch(problem: ConvProblem, phase: PartialConvolution, config: NchwCo
     element, forward, gradient = DTYPES[problem.dtype].ctype, phase.problem, problem.op == "dgrad"
     known = {name: getattr(forward, name) for name in ("r", "s", "groups", "group_c", "group_k")}
     taps = ("layer_r", "layer_s", "last_row", "last_column", "apart_h", "apart_w")
-    forwards = zip(taps, (forward.r, forward.s, 0, 0, 0, 0), strict=True)
-    known |= dict(input_gradient.mirrored_taps(problem, phase) if gradient else forwards)
+    as_they_lie = zip(taps, (problem.r, problem.s, 0, 0, 0, 0), strict=True)
+    one_phase = gradient and phase.phases == 1
+    known |= dict(input_gradient.mirrored_taps(problem, phase) if one_phase else as_they_lie)
+    if phase.phases > 1:
+        known |= dict((*layer_taps(phase), *zip(("phases_h", "phases_w"), phase.view.phases, strict=True)))
     if phase.volume and not gradient:
         known |= {"layer_t": forward.t, "last_slice": 0, "apart_d": 0}
     if phase.volume or problem.is_volume:
         known["t"] = forward.t
+    of_channel = problem.taps
+    together = next((each for each in PACKED if _packed_bytes(of_channel, gradient, *each) <= PACKED_BYTES), PACKED[-1])
+    tuning = ("filters", config.filters), ("channel_block", config.channel_block)
+    filters = ceil_div(forward.group_k, config.filters) * config.filters
     return Launch(
         header="kernels/hopper_native/packed_filters.cuh",
         function="leanconv::pack_filters",
         problem=(("element", element), *known.items(), ("gradient", gradient), ("first_prepared", first)),
-        tuning=(("threads", THREADS), ("filters", config.filters), ("channel_block", config.channel_block)),
+        tuning=(("threads", THREADS), *zip(("together", "vectors"), together, strict=True), *tuning),
         arguments=(Pointer("w", element), Pointer("prepared", element, written=True)),
-        grid=ceil_div(_filter_bytes(forward, config.filters) // 16, THREADS),
+        grid=forward.groups * filters // together[0] * ceil_div(_rounded(forward.group_c) // 8, together[1]),
         block=THREADS,
+        shared_bytes=_packed_bytes(of_channel, gradient, *together),
     )
+
+
+def _packed_bytes(taps: int, gradient: bool, filters: int, vectors: int) -> int:
+    """Shared memory in which a CTA packs ``filters`` with ``vectors`` of channels (``PackedTogether``)."""
+    rows, in_row = (8 * vectors, filters) if gradient else (filters, 8 * vectors)
+    return 2 * rows * (ceil_div(in_row * taps, 8) * 8 + 8)

@@ -50,7 +50,12 @@ struct ChannelVector {
         }
     }
     // Which of its pixels a lane stores first, so that eight lanes that store together meet each bank once.
-    static __device__ __forceinline__ int first_pixel(int lane) { return count == 1 ? 0 : lane * count / 8 % count; }
+    // With `both` its pixels are by turns of two phases, which lie apart.
+    template <bool both>
+    static __device__ __forceinline__ int first_pixel(int lane) {
+        if constexpr (both) return count == 4 ? lane / 4 % 2 * 2 : 0;
+        else return count == 1 ? 0 : lane * count / 8 % count;
+    }
     // Rotates that one to the front.
     __device__ __forceinline__ void rotate(int first) {
         if constexpr (count == 1) return;
@@ -76,22 +81,32 @@ struct ChannelVector {
     }
 };
 
-// What a lane loads of a stage at once: `count` neighbouring pixels of `at_once` vectors of channels.
+// What a lane loads of a stage at once: `count` neighbouring pixels of x of `at_once` vectors of channels.
 template <class Source>
 struct PixelUnit {
     using AxisH = typename Source::AxisH;
     using AxisW = typename Source::AxisW;
     using D = typename Source::D;
     static constexpr int apart = D::d * Source::h * Source::w;
-    // Neighbours that are aligned in every row.
-    static constexpr int count = Source::stride_w > 1 ? 1 : Source::w % 4 == 0 ? 4 : Source::w % 2 == 0 ? 2 : 1;
-    static constexpr int at_once = gcd(Source::vectors, Source::registers < 100 ? 1 : count == 4 ? 2 : 4);
+    // Neighbours that are aligned in every row. At a stride of two columns, where taps read both phases of these, a unit has pixels
+    // of both. NOTE: with fewer registers that would spill some.
+    static constexpr bool few = Source::registers < 100;
+    static constexpr bool both = Source::stride_w == 2 && AxisW::phases() == 2 && Source::w % 2 == 0 && !few;
+    static constexpr int count = Source::stride_w > 1 && !both ? 1 : Source::w % 4 == 0 ? 4 : Source::w % 2 == 0 ? 2 : 1;
+    static constexpr int together = both ? 2 : 1, in_phase = count / together;
+    static constexpr int at_once = gcd(Source::vectors, (few ? 4 : 8) / (count == 4 || (few && Source::stride_w > 1) ? 4 : 2));
+    // Which pixel of a phase of columns the first output reads first, and the least of these where a unit has both.
+    static __host__ __device__ constexpr int shift_of(int phase_w) { return AxisW::shift(AxisW::first_tap(phase_w)); }
+    static __host__ __device__ constexpr int least_shift() { return shift_of(0) < shift_of(1) ? shift_of(0) : shift_of(1); }
     // Units of a row, and of a phase's pixels at most: these begin and end within a unit, and cut one where a row ends.
-    static constexpr int of_row = ceil_div(Source::row, count);
-    static constexpr int of_phase = count == 1 ? Source::phase_pixels
-                                               : (Source::phase_pixels - 1) / Source::row * of_row +
-                                                     (Source::phase_pixels - 1) % Source::row / count + 3;
-    static constexpr int of_vector = Source::phases * of_phase, of_stage = of_vector * (Source::vectors / at_once);
+    static constexpr int of_row = ceil_div(Source::row, in_phase);
+    static __host__ __device__ constexpr int reach() {
+        if constexpr (both) return Source::phase_pixels + shift_of(0) + shift_of(1) - 2 * least_shift();
+        else return Source::phase_pixels;
+    }
+    static constexpr int of_phase =
+        in_phase == 1 ? reach() : (reach() - 1) / Source::row * of_row + (reach() - 1) % Source::row / in_phase + 3;
+    static constexpr int of_vector = Source::phases / together * of_phase, of_stage = of_vector * (Source::vectors / at_once);
     // What a stage takes of a warp's time: of each load the registers that it fills, and as much as eight of them besides.
     static constexpr int work = ceil_div(of_stage, 32) * (8 + at_once * 8 * ChannelVector<count>::words);
     ChannelVector<count> loaded[at_once];
@@ -102,13 +117,16 @@ struct PixelUnit {
     __device__ __forceinline__ void load(const typename Source::T* x, long long batch, int first, int group, int first_c,
                                          int unit, int t = 0) {
         vector = unit / of_vector * at_once, phase = unit % of_vector / of_phase;
-        const int phase_h = AxisH::phase_at(phase / AxisW::phases()), phase_w = AxisW::phase_at(phase % AxisW::phases());
+        constexpr int columns = AxisW::phases() / together;
+        const int phase_h = AxisH::phase_at(phase / columns), phase_w = AxisW::phase_at(phase % columns);
+        int shift_w;
+        if constexpr (both) shift_w = least_shift();
+        else shift_w = shift_of(phase_w);
         // NOTE: counted from two images before, as a halo reaches back by less than an image and a row. What taps read before the
         // first image are zeros at the end of the one before, so n needs no test for less than 0.
-        const int from = first + 2 * Source::image + AxisH::shift(AxisH::first_tap(phase_h)) * Source::row +
-                         AxisW::shift(AxisW::first_tap(phase_w));
-        const int place = from % Source::row / count + unit % of_phase, row = from / Source::row + place / of_row;
-        column = place % of_row * count, first_pixel = row * Source::row + column - from;
+        const int from = first + 2 * Source::image + AxisH::shift(AxisH::first_tap(phase_h)) * Source::row + shift_w;
+        const int place = from % Source::row / in_phase + unit % of_phase, row = from / Source::row + place / of_row;
+        column = place % of_row * in_phase, first_pixel = row * Source::row + column - from;
         const int n = row / Source::rows - 2, h = row % Source::rows * Source::stride_h + phase_h;
         const int w = column * Source::stride_w + phase_w, c = first_c + vector * 8;
         const bool inside = n < batch && h < Source::h && w < Source::w && unit < of_stage;
@@ -132,14 +150,20 @@ struct PixelUnit {
     __device__ __forceinline__ void store(unsigned char* stage, int lane) {
         // NOTE: past the last unit `vector` is past the last channels; what belongs to no stage goes to the spare pixel.
         unsigned char* const to = stage + min(vector, Source::vectors - at_once) * Source::pitch * 16;
-        const int own = ChannelVector<count>::first_pixel(lane);
+        const int own = ChannelVector<count>::template first_pixel<both>(lane);
         int places[count];
 #pragma unroll
         for (int j = 0; j < count; ++j) {
-            const int pixel = (own + j) % count, place = first_pixel + pixel;
+            const int pixel = (own + j) % count / together;
+            int place = first_pixel + pixel, of = phase;
+            if constexpr (both) {
+                // `own` is even.
+                place -= shift_of(j % 2) - least_shift();
+                of = phase * 2 + AxisW::index_of(j % 2);
+            }
             const bool resident =
                 place >= 0 && place < Source::phase_pixels && column + pixel < Source::row && vector < Source::vectors;
-            places[j] = resident ? phase * Source::phase_pixels + place : Source::spare;
+            places[j] = resident ? of * Source::phase_pixels + place : Source::spare;
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
