@@ -58,6 +58,7 @@ template <class Problem, class Tuning>
 struct GemmSource : LinearPixels<Problem, Tuning>, InputTensor<Problem> {
     static constexpr int vectors = Tuning::channel_block / 8, registers = Tuning::producer_registers;
     static constexpr bool whole = Problem::group_c % 16 == 0;  // all channels of all stages exist
+    static constexpr bool wide = true;
 };
 
 // Operand A: 64 resident pixels from one on, and where its next 16 channels and its next 64 pixels lie.

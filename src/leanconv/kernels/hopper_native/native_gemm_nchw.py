@@ -222,22 +222,19 @@ def _producers(tile: Tile, phases: int) -> tuple[int, int, int]:
     return producers, *REGISTERS[producers, 128 if phases * m_tiles * filters > 128 else 64]
 
 
-def neighbours_at_once(problem: ConvProblem, registers: int) -> int:
+def _neighbours(problem: ConvProblem, registers: int) -> int:
     """Pixels of a row that a lane with so many ``registers`` loads at once: at a stride of two, where taps read both
-    phases of columns (``PixelUnit`` of transposed_loads.cuh)."""
+    phases of columns (a ``wide`` source of transposed_loads.cuh)."""
     both = problem.stride[1] == 2 and problem.s > 1 and problem.dilation[1] % 2 == 1 and problem.w % 2 == 0
     if problem.stride[1] == 1 or (both and registers >= FEW_REGISTERS):
         return gcd(problem.w, 4)
     return 1
 
 
-def unit_cycles(
-    pixels: int, vectors: int, neighbours: int, stride: int, registers: int, of_unit: tuple[float, float]
-) -> float:
-    """Cycles of a warp to load ``pixels`` of so many ``vectors`` of channels, ``neighbours`` at once. ``of_unit`` are
-    those of what a lane loads together, and of each register that holds it."""
-    few = registers < FEW_REGISTERS
-    together = gcd(vectors, (4 if few else 8) // (4 if neighbours == 4 or (few and stride > 1) else 2))
+def unit_cycles(pixels: int, vectors: int, neighbours: int, registers: int, of_unit: tuple[float, float]) -> float:
+    """Cycles of a warp to load ``pixels`` of so many ``vectors`` of channels, ``neighbours`` at once (``PixelUnit`` of
+    transposed_loads.cuh). ``of_unit`` are those of what a lane loads together, and of each register that holds it."""
+    together = 1 if registers < FEW_REGISTERS else gcd(vectors, 2 if neighbours == 4 else 4)
     units = pixels / neighbours * vectors / together / 32
     return units * (of_unit[0] + of_unit[1] * together * 8 * max(1, neighbours // 2))
 
@@ -245,9 +242,8 @@ def unit_cycles(
 def _load_cycles(problem: ConvProblem, config: NchwConfig, speeds: NchwSpeeds) -> float:
     """Cycles in which the warps that load fill a stage of pixels."""
     registers, warps = config.producer_registers, 4 * config.producers - 1
-    pixels, neighbours = linear_order(problem).resident(config.pixels), neighbours_at_once(problem, registers)
-    of_lane = config.channel_block // 8, neighbours, problem.stride[1], registers
-    return unit_cycles(pixels, *of_lane, (0, speeds.loaded)) / warps
+    pixels, neighbours = linear_order(problem).resident(config.pixels), _neighbours(problem, registers)
+    return unit_cycles(pixels, config.channel_block // 8, neighbours, registers, (0, speeds.loaded)) / warps
 
 
 def _tiles(problem: ConvProblem, config: NchwConfig) -> int:

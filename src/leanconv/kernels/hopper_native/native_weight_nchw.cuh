@@ -39,6 +39,7 @@ template <class Problem, class Tuning>
 struct InputWindows : LinearPixels<Problem, Tuning>, InputTensor<Problem> {
     static constexpr int channels = Tuning::channels * Tuning::channel_groups, vectors = channels / 8;
     static constexpr int registers = Tuning::producer_registers;
+    static constexpr bool wide = false;
     static constexpr int bytes = vectors * InputWindows::pitch * 16;
     static constexpr bool whole = Problem::group_c % channels == 0;
 };
@@ -67,6 +68,7 @@ struct OutputWindows {
     static constexpr int h = Problem::p, w = Problem::q, c = Problem::k, group_c = Problem::group_k, stride_h = 1, stride_w = 1;
     static constexpr int channels = 64 * Tuning::filter_groups, vectors = channels / 8;
     static constexpr int registers = Tuning::producer_registers;
+    static constexpr bool wide = false;
     static constexpr int bytes = vectors * pitch * 16;
     static constexpr bool whole = group_c % channels == 0;
 };

@@ -11,7 +11,7 @@ from leanconv.kernels.common.layers import conv_constants, gradient_arguments
 from leanconv.kernels.contract import Arithmetic, Config, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped
 from leanconv.kernels.hopper_native import native_gemm_nchw
-from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order, neighbours_at_once, unit_cycles
+from leanconv.kernels.hopper_native.native_gemm_nchw import linear_order, unit_cycles
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
@@ -230,11 +230,10 @@ def cycles_of(problem: ConvProblem, whole: WindowWeightConfig, target: Target) -
     speeds = WindowWeightSpeeds.of(target)
     cycles = max(speeds.product[0], speeds.product[1] * whole.channels)
     products = whole.pixels // 16 * whole.taps * whole.filter_groups * whole.channel_groups * cycles
+    neighbours = gcd(problem.w, 4) if problem.stride[1] == 1 else 1
     registers = whole.producer_registers
-    neighbours = neighbours_at_once(problem, registers)
-    of_x = whole.all_channels // 8, neighbours, problem.stride[1], registers
-    loads = unit_cycles(whole.lines(problem), *of_x, speeds.unit)
-    loads += unit_cycles(whole.pixels, whole.filters // 8, gcd(problem.q, 4), 1, registers, speeds.unit)
+    loads = unit_cycles(whole.lines(problem), whole.all_channels // 8, neighbours, registers, speeds.unit)
+    loads += unit_cycles(whole.pixels, whole.filters // 8, gcd(problem.q, 4), registers, speeds.unit)
     loads /= 4 * whole.producers
     of_stage = overlapped(products, loads, speeds.not_hidden)
     stages, tiles = (

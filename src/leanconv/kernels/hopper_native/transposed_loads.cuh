@@ -3,6 +3,7 @@
 //
 // What is loaded is a `Source`: a tensor's images of h x w pixels and c channels, group_c of each group, and the linear order of
 // its pixels (linear_pixels.cuh). A stage has `vectors` of channels, `pitch` pixels apart, of `phase_pixels` of each of `phases`.
+// `wide`: what a lane loads together may be of both phases of columns, and of two vectors where registers are few.
 #pragma once
 
 #include <device/index.cuh>
@@ -88,13 +89,14 @@ struct PixelUnit {
     using AxisW = typename Source::AxisW;
     using D = typename Source::D;
     static constexpr int apart = D::d * Source::h * Source::w;
-    // Neighbours that are aligned in every row. At a stride of two columns, where taps read both phases of these, a unit has pixels
-    // of both. NOTE: with fewer registers that would spill some.
-    static constexpr bool few = Source::registers < 100;
-    static constexpr bool both = Source::stride_w == 2 && AxisW::phases() == 2 && Source::w % 2 == 0 && !few;
+    // Neighbours that are aligned in every row. At a stride of two columns, where taps read both phases of these, a `wide` source's
+    // units have pixels of both. NOTE: with few registers that would spill some.
+    static constexpr bool few = Source::registers < 100, wide = Source::wide;
+    static constexpr bool both = wide && Source::stride_w == 2 && AxisW::phases() == 2 && Source::w % 2 == 0 && !few;
     static constexpr int count = Source::stride_w > 1 && !both ? 1 : Source::w % 4 == 0 ? 4 : Source::w % 2 == 0 ? 2 : 1;
     static constexpr int together = both ? 2 : 1, in_phase = count / together;
-    static constexpr int at_once = gcd(Source::vectors, (few ? 4 : 8) / (count == 4 || (few && Source::stride_w > 1) ? 4 : 2));
+    static constexpr int at_once =
+        gcd(Source::vectors, few ? (wide && count < 4 && Source::stride_w == 1 ? 2 : 1) : count == 4 ? 2 : 4);
     // Which pixel of a phase of columns the first output reads first, and the least of these where a unit has both.
     static __host__ __device__ constexpr int shift_of(int phase_w) { return AxisW::shift(AxisW::first_tap(phase_w)); }
     static __host__ __device__ constexpr int least_shift() { return shift_of(0) < shift_of(1) ? shift_of(0) : shift_of(1); }
