@@ -41,7 +41,7 @@ def test_every_variant_has_a_run(sanitize: ModuleType) -> None:
         assert any(way in kind for kind in ways), way
     assert any(not {"rows", "linear", "spacing"} & set(kind.replace(",", "").split()) for kind in ways), "columns"
     joined = {run.algorithm.stem for run in runs if "phases" in run.kind.split(", ")}
-    assert joined == {"native_gemm_16bit", "native_gemm_tf32"}
+    assert joined == {"native_gemm_16bit", "native_gemm_nchw", "native_gemm_tf32"}
     long = [run for run in runs if run.algorithm.stem == "tensor_gemm" and run.problem.terms >= 4 * 64]
     assert len(long) > len(ways) / 2, "rings go round"
 

@@ -149,12 +149,14 @@ TILES: tuple[Tile, ...] = ((2, 1, 256), (2, 2, 128), (2, 1, 128), (2, 2, 64), (2
 
 @dataclass(frozen=True)
 class NchwSpeeds(Speeds):
-    """Cycles, fitted together to 176 pairs of a layer and a configuration (burst, H200): 95 of 100 within a fifth."""
+    """Cycles, fitted together to 203 pairs of a layer and a configuration (burst, H200): 92 of 100 within a fifth."""
 
     #: of a tap: a share of those that the tensor cores and shared memory take at full speed, and more
     tap: tuple[float, float]
-    #: in which a warp loads and stores what a register holds
-    loaded: float
+    #: of a stage beside its taps
+    stage: float
+    #: in which a warp loads and stores what it holds at once, and more for each register that holds it
+    unit: tuple[float, float]
     #: the share of the shorter of loading and computing a stage that the longer does not hide
     beside: float
     #: of an output: by all warpgroups together, by warpgroups in turns, and of phases together
@@ -170,6 +172,8 @@ class NchwSpeeds(Speeds):
     not_hidden: float
     #: the share of the memory's speed at which residuals come
     residual: float
+    #: how much longer layers in groups are taken to be, which were not timed
+    groups: float
 
 
 def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
@@ -243,7 +247,7 @@ def _load_cycles(problem: ConvProblem, config: NchwConfig, speeds: NchwSpeeds) -
     """Cycles in which the warps that load fill a stage of pixels."""
     registers, warps = config.producer_registers, 4 * config.producers - 1
     pixels, neighbours = linear_order(problem).resident(config.pixels), _neighbours(problem, registers)
-    return unit_cycles(pixels, config.channel_block // 8, neighbours, registers, (0, speeds.loaded)) / warps
+    return unit_cycles(pixels, config.channel_block // 8, neighbours, registers, speeds.unit) / warps
 
 
 def _tiles(problem: ConvProblem, config: NchwConfig) -> int:
@@ -377,10 +381,9 @@ class NativeGemmNchw(TimedAlgorithm):
         of_tap = config.channel_block // K16 * config.pixels // 64 * of_wgmma
         for each in phases:
             phase = each.problem
-            computed, loaded = (
-                image_taps(each) * (speeds.tap[0] * of_tap + speeds.tap[1]), _load_cycles(phase, config, speeds)
-            )  # fmt: skip
-            of_tile = ceil_div(_blocks(phase, config), config.split) * overlapped(computed, loaded, speeds.beside)
+            computed = image_taps(each) * (speeds.tap[0] * of_tap + speeds.tap[1]) + speeds.stage
+            of_stage = overlapped(computed, _load_cycles(phase, config, speeds), speeds.beside)
+            of_tile = ceil_div(_blocks(phase, config), config.split) * of_stage
             output = speeds.output[1 if config.turns else 2 if each.phases > 1 else 0]
             of_tile += output * config.pixels // 64 * config.filters * each.phases / config.split
             tiles = _tiles(phase, config)
@@ -391,6 +394,7 @@ class NativeGemmNchw(TimedAlgorithm):
                 launch *= 2  # clusters wait for others
             packing = speeds.pack + _filter_bytes(each, config.filters) / speeds.packed_per_cycle
             time += each.times * (launch + packing)
+        time *= speeds.groups if problem.groups > 1 else 1
         memory = problem.bytes / target.bytes_per_cycle
         return overlapped(time, memory, speeds.not_hidden) + residual_cycles(problem, speeds.residual, target)
 

@@ -121,12 +121,10 @@ struct PixelUnit {
         vector = unit / of_vector * at_once, phase = unit % of_vector / of_phase;
         constexpr int columns = AxisW::phases() / together;
         const int phase_h = AxisH::phase_at(phase / columns), phase_w = AxisW::phase_at(phase % columns);
-        int shift_w;
-        if constexpr (both) shift_w = least_shift();
-        else shift_w = shift_of(phase_w);
         // NOTE: counted from two images before, as a halo reaches back by less than an image and a row. What taps read before the
         // first image are zeros at the end of the one before, so n needs no test for less than 0.
-        const int from = first + 2 * Source::image + AxisH::shift(AxisH::first_tap(phase_h)) * Source::row + shift_w;
+        const int from = first + 2 * Source::image + AxisH::shift(AxisH::first_tap(phase_h)) * Source::row +
+                         (both ? least_shift() : AxisW::shift(AxisW::first_tap(phase_w)));
         const int place = from % Source::row / in_phase + unit % of_phase, row = from / Source::row + place / of_row;
         column = place % of_row * in_phase, first_pixel = row * Source::row + column - from;
         const int n = row / Source::rows - 2, h = row % Source::rows * Source::stride_h + phase_h;
