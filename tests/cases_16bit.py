@@ -62,7 +62,7 @@ def _cases_16bit() -> list[Case]:
     half.add("blocks-stride-pairs", 3, 40, 8, 10, 72, 2, 3, layouts=first, stride=(1, 2), dilation=(2, 3), **more)
     half.add("gradient-blocks-stride", 2, 72, 15, 20, 80, 3, 3, layouts=first, stride=(2, 2), **same, **gradient)
     brain.add(
-        "gradient-blocks-rows", 2, 40, 9, 8, 96, 5, 2, layouts=first, stride=(2, 1), padding=(3, 2, 1, 0), bias=True,
+        "gradient-blocks-rows", 2, 40, 9, 8, 96, 5, 2, layouts=first, stride=(2, 1), padding=(3, 2, 1, 0),
         accumulate=True, **gradient,
     )  # fmt: skip
     half.add("weight-windows", 3, 40, 9, 12, 72, 3, 3, layouts=first, **same, **weight)

@@ -78,7 +78,9 @@ def of_networks() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]
             stem = chosen(problem, row["limit"]).algorithm.stem
             # gradients of the input were measured with a launch that rearranged the filters
             rearranged = stem == "native_gemm_16bit" and problem.op == "dgrad"
-            if stem not in record["machine"]["kernels"] or rearranged:
+            # strided ones channels first with a launch for each phase
+            apart = stem == "native_gemm_nchw" and problem.op == "dgrad" and problem.stride != (1, 1)
+            if stem not in record["machine"]["kernels"] or rearranged or apart:
                 continue
             for peer, peer_us in row["peers"].items():
                 if problem.precision == "tf32" and peer == "torch-fp32":

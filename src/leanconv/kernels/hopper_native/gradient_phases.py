@@ -1,4 +1,4 @@
-"""The phases of a strided gradient of the input that native_gemm_nchw computes in one launch (gradient_phases.cuh)."""
+"""The phases of a strided gradient of the input that native_gemm_nchw computes in one launch (packed_filters.cuh)."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 // Volumes    each output slice is an image; the channel blocks of all slices that it reads follow each other.
 // Split      where tiles are few a cluster of `split` CTAs shares the stages of one, and the filters whose sums each then adds up.
 // Phases     of an input's gradient at strides of 2 share a launch: they read the same pixels, each with taps and sums of its own
-//            (gradient_phases.cuh, outputs_phases.cuh).
+//            (packed_filters.cuh).
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage of pixels has channel_block channels and serves all taps; a stage
 //            of filters has channel_block channels of one tap. Persistent. With `turns` a tile is one warpgroup's, 64 * m_tiles
@@ -33,8 +33,8 @@
 //            gradient of 512 channels takes 23 microseconds in place of 28. Turns take 0.94 of the time of shared tiles on 64 and 128
 //            channels, and as long on more. Pixels that begin at multiples of 128 bytes, or filters that are not copied, save
 //            nothing.
-// Measured   figure: opencnn-float16 native_gemm_nchw/16-bit mean = 0.82
-//            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 569
+// Measured   figure: opencnn-float16 native_gemm_nchw/16-bit mean = 0.90
+//            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 568
 #pragma once
 
 #include <device/pipeline/rings.cuh>
@@ -44,10 +44,8 @@
 #include <device/ptx/sync.cuh>
 #include <device/ptx/tma.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
-#include <kernels/hopper_native/gradient_phases.cuh>
 #include <kernels/hopper_native/linear_pixels.cuh>
 #include <kernels/hopper_native/outputs_nchw.cuh>
-#include <kernels/hopper_native/outputs_phases.cuh>
 #include <kernels/hopper_native/packed_filters.cuh>
 #include <kernels/hopper_native/transposed_loads.cuh>
 

@@ -172,7 +172,8 @@ class NchwSpeeds(Speeds):
     not_hidden: float
     #: the share of the memory's speed at which residuals come
     residual: float
-    #: how much longer layers in groups are taken to be, which were not timed
+    #: how much longer layers in groups are taken to be: the kernel before took as much longer for one of 32 groups, and
+    #: this one has not been timed with any
     groups: float
 
 
@@ -261,8 +262,10 @@ def _blocks(problem: ConvProblem, config: NchwConfig) -> int:
 
 
 def _turns(tile: Tile, phases: list[PartialConvolution]) -> tuple[bool, ...]:
-    """Whether warpgroups may take turns: not where a tile has 64 pixels, whose filters would be copied too often."""
-    return (False, True) if tile[1] > 1 and all(phase.whole for phase in phases) else (False,)
+    """Whether warpgroups may take turns: not where a tile has 64 pixels, whose filters would be copied too often, nor
+    where residuals beside the sums would spill registers."""
+    spills = phases[0].problem.add and tile[1] * tile[2] > 128
+    return (False, True) if tile[1] > 1 and all(phase.whole for phase in phases) and not spills else (False,)
 
 
 def _with_splits(
