@@ -63,6 +63,11 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     source_version.cache_clear()
 
 
+def test_a_header_that_does_not_exist_has_no_hash(kernel: Any) -> None:
+    with pytest.raises(FileNotFoundError, match="no kernel header 'c.cuh'"):
+        source_version("c.cuh")
+
+
 def test_a_kernels_hash_is_of_its_code_and_its_headers_without_comments(kernel: Any) -> None:
     plain = kernel("int x = 1;\n")
     assert kernel("// Measured 3 times\n\nint x = 1;  /* or\n so */\n") == plain

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd
+from typing import Any
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common.layers import OutputView, conv_constants, filter_slices
@@ -107,6 +108,22 @@ def _along(extent: int, taps: int, stride: int, dilation: int, padding: int) -> 
             yield _Phases(begin, count, of_each, before, places[0], reach + moved, outputs)
 
 
+def over_outputs(problem: ConvProblem, **changes: Any) -> ConvProblem:
+    """The forward convolution of unit stride that reads the gradient of the output, channels and filters exchanged."""
+    return replace(
+        problem,
+        op="fprop",
+        c=problem.k,
+        d=problem.z,
+        h=problem.p,
+        w=problem.q,
+        k=problem.c,
+        stride=(1, 1),
+        stride_d=1,
+        **changes,
+    )
+
+
 def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialConvolution]:
     """The convolutions that compute the gradient, those with the most taps first.
 
@@ -122,19 +139,11 @@ def phase_groups(problem: ConvProblem, first_weight: int = 0) -> list[PartialCon
     )
     for slices, rows, columns in product(*axes):
         dilation = (dh // gcd(sh, dh), dw // gcd(sw, dw))
-        convolution = replace(
+        convolution = over_outputs(
             problem,
-            op="fprop",
-            c=problem.k,
-            d=problem.z,
-            h=problem.p,
-            w=problem.q,
-            k=problem.c,
             t=slices.taps,
             r=rows.taps,
             s=columns.taps,
-            stride=(1, 1),
-            stride_d=1,
             padding=(*rows.sides(problem.p, dilation[0]), *columns.sides(problem.q, dilation[1])),
             padding_d=slices.sides(problem.z, dd // gcd(sd, dd)),
             dilation=dilation,

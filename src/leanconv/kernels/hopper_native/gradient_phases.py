@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
-from leanconv.kernels.common.input_gradient import PartialConvolution
+from leanconv.kernels.common.input_gradient import PartialConvolution, over_outputs
 from leanconv.kernels.common.layers import OutputView
 from leanconv.kernels.contract import ceil_div
 from leanconv.plan import Constants
@@ -15,12 +15,12 @@ from leanconv.problem import ConvProblem
 MOST_TAPS = 36
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PhasesTogether(PartialConvolution):
     """All phases: a convolution of unit stride that reads what all of them read, and where their pixels lie. Its taps
     are places that the ``layer``'s taps read, of which several phases may read one."""
 
-    layer: ConvProblem | None = None
+    layer: ConvProblem
 
 
 @lru_cache(maxsize=256)
@@ -40,16 +40,10 @@ def phases_together(problem: ConvProblem) -> PhasesTogether | None:
     ]
     (top, height), (left, width) = ((last, last - first + 1) for first, last in shifts)
     p, q = ceil_div(problem.h, strides[0]), ceil_div(problem.w, strides[1])
-    convolution = replace(
+    convolution = over_outputs(
         problem,
-        op="fprop",
-        c=problem.k,
-        h=problem.p,
-        w=problem.q,
-        k=problem.c,
         r=height,
         s=width,
-        stride=(1, 1),
         padding=(top, p + height - 1 - problem.p - top, left, q + width - 1 - problem.q - left),
     )
     view = OutputView(problem.h, problem.w, step_p=strides[0], step_q=strides[1], phases=strides)
@@ -58,13 +52,13 @@ def phases_together(problem: ConvProblem) -> PhasesTogether | None:
 
 def image_taps(phase: PartialConvolution) -> int:
     """Taps of a slice of the filters whose products a launch adds up, of all its phases."""
-    of = phase.layer if isinstance(phase, PhasesTogether) and phase.layer else phase.problem
+    of = phase.layer if isinstance(phase, PhasesTogether) else phase.problem
     return of.r * of.s
 
 
 def layer_taps(phase: PartialConvolution) -> Constants:
     """What the kernels know of the layer's taps where a launch computes all phases."""
-    if not isinstance(phase, PhasesTogether) or not phase.layer:
+    if not isinstance(phase, PhasesTogether):
         return ()
     layer = phase.layer
     names = ("layer_r", "layer_s", "layer_top", "layer_left")

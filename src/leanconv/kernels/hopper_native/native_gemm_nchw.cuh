@@ -13,8 +13,8 @@
 //            (packed_filters.cuh).
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters; a stage of pixels has channel_block channels and serves all taps; a stage
-//            of filters has channel_block channels of one tap. Persistent. With `turns` a tile is one warpgroup's, 64 * m_tiles
-//            pixels: it multiplies while the other one stores.
+//            of filters has channel_block channels of one tap. Persistent. With `turns`, a ping-pong schedule, a tile is one
+//            warpgroup's, 64 * m_tiles pixels: it multiplies while the other one stores.
 // Roles      warpgroups 0..n-1  consumers: wgmma with both operands in shared memory, epilogue, stores
 //            the rest           producers: all warps but the last load and transpose pixels (transposed_loads.cuh); one thread of
 //                               the last issues bulk copies of filters.
@@ -30,8 +30,8 @@
 //            filters * channel_block * 2 bytes a tap, 32 bytes a cycle for 128 pixels. Read by a wgmma of 64 pixels x n filters x
 //            16: (64 + n) * 32 bytes in n / 2 cycles, all that shared memory gives where n is 64.
 // Explored (H200, 2026-11-29): with few taps the compiler knows where each reads, and descriptors stay in uniform registers: a
-//            gradient of 512 channels takes 23 microseconds in place of 28. Turns take 0.94 of the time of shared tiles on 64 and 128
-//            channels, and as long on more. Pixels that begin at multiples of 128 bytes, or filters that are not copied, save
+//            gradient of 512 channels takes 23 microseconds in place of 28. Ping-pong takes 0.94 of the time of shared tiles on 64 and
+//            128 channels, and as long on more. Pixels that begin at multiples of 128 bytes, or filters that are not copied, save
 //            nothing.
 // Measured   figure: opencnn-float16 native_gemm_nchw/16-bit mean = 0.90
 //            figure: opencnn-float16 native_gemm_nchw:prepared tflops-most = 568
@@ -96,7 +96,7 @@ struct NchwGemm : BlockShare<Tuning::split, PackedFilters<Problem, Tuning>::all_
     // Of volumes each output slice is an image, and the taps are those of one slice of the filters: the stages of a tile are the
     // channel blocks of the first slice, then those of the next.
     static constexpr int taps = Filters::taps, blocks = Filters::all_blocks;
-    // Warpgroups share a tile's pixels, or take turns: each has tiles of its own, and multiplies while the other one stores.
+    // Warpgroups share a tile's pixels, or ping-pong: each has tiles of its own, and multiplies while the other one stores.
     static constexpr bool turns = Tuning::turns;
     static constexpr int sharing = turns ? 1 : Tuning::warpgroups;
     static constexpr int pixels = 64 * sharing * Tuning::m_tiles;  // of a tile

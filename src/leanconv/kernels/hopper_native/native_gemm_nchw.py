@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
@@ -98,8 +98,8 @@ class NchwConfig(Config):
 
     The ring of ``pixel_stages`` has ``channel_block`` channels of the pixels that a tile reads, that of
     ``filter_stages`` as many channels of one tap of its filters. A cluster of ``split`` CTAs shares a reduction.
-    Consumers share a tile's pixels, or take ``turns``: each has a tile of its own, and multiplies while the other one
-    stores.
+    Consumers share a tile's pixels, or take ``turns`` (a ping-pong schedule): each has a tile of its own, and
+    multiplies while the other one stores.
     """
 
     warpgroups: int
@@ -177,9 +177,12 @@ class NchwSpeeds(Speeds):
     groups: float
 
 
-def _distinct(problem: ConvProblem) -> list[PartialConvolution]:
+def _parts(
+    problem: ConvProblem, apart: Callable[[ConvProblem], list[PartialConvolution]] = distinct_phases
+) -> list[PartialConvolution]:
+    """What a launch each computes: all phases of a gradient together, where that can be, or those of ``apart``."""
     together = phases_together(problem)
-    return [together] if together else [as_row(phase) for phase in distinct_phases(problem)]
+    return [together] if together else [as_row(phase) for phase in apart(problem)]
 
 
 def as_row(phase: PartialConvolution) -> PartialConvolution:
@@ -314,7 +317,7 @@ class NativeGemmNchw(TimedAlgorithm):
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
         if reasons := linear_limits(problem, target, "fprop", "dgrad"):
             return reasons
-        phases = _distinct(problem)
+        phases = _parts(problem)
         for each in phases:
             phase = each.problem
             order = linear_order(phase)
@@ -340,7 +343,7 @@ class NativeGemmNchw(TimedAlgorithm):
         return phases_together(problem) is not None
 
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
-        phases = _distinct(problem)
+        phases = _parts(problem)
         return max(sum(phase.times * _filter_bytes(phase, tile[2]) for phase in phases) for tile in _tiles_for(problem))
 
     def _fitting(
@@ -361,7 +364,7 @@ class NativeGemmNchw(TimedAlgorithm):
         return None
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NchwConfig]]:
-        phases = _distinct(problem)
+        phases = _parts(problem)
         if not phases:
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             tile = TILES[-1]
@@ -403,8 +406,7 @@ class NativeGemmNchw(TimedAlgorithm):
 
     def plan(self, problem: ConvProblem, config: NchwConfig, target: Target) -> Plan:
         first, prepare, launches = 0, [], []
-        together = phases_together(problem)
-        for phase in [together] if together else map(as_row, single_phases(problem)):
+        for phase in _parts(problem, single_phases):
             prepare.append(_pack_launch(problem, phase, config, first))
             launches.append(self._launch(problem, phase, config, first, target))
             first += _filter_bytes(phase, config.filters) // item_bytes(problem.dtype)

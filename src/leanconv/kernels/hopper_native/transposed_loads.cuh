@@ -51,7 +51,7 @@ struct ChannelVector {
         }
     }
     // Which of its pixels a lane stores first, so that eight lanes that store together meet each bank once.
-    // With `both` its pixels are by turns of two phases, which lie apart.
+    // With `both` its pixels are alternately of two phases, which lie apart.
     template <bool both>
     static __device__ __forceinline__ int first_pixel(int lane) {
         if constexpr (both) return count == 4 ? lane / 4 % 2 * 2 : 0;
