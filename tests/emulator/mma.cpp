@@ -17,6 +17,7 @@
 #include <utility>
 
 using namespace machine;
+using emulator::Factors;
 
 namespace {
 
@@ -26,7 +27,7 @@ constexpr unsigned not_a_number = 0x7fffffff;
 struct Fragments {
     float* sums;
     const unsigned *a, *b;
-    emulator::Factors factors;
+    Factors factors;
 };
 
 struct Matrices {
@@ -50,50 +51,61 @@ void load(const void* from, const char* what, Site site) {
 double power_of_two(int exponent) { return emulator::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
 
 // The power of two in it.
-double leading(double value) {
+inline double leading(double value) {
     return emulator::bit_cast<double>(emulator::bit_cast<uint64_t>(value) & 0x7ff0'0000'0000'0000);
 }
 
-float toward_zero(double value) {
+// What is cut off to float32.
+inline float toward_zero(double value) {
     const auto near = static_cast<float>(value);
-    const bool beyond = std::fabs(near) <= FLT_MAX && std::fabs(static_cast<double>(near)) > std::fabs(value);
-    return beyond ? std::nextafterf(near, 0.0f) : near;
+    const bool beyond = std::fabs(static_cast<double>(near)) > std::fabs(value);
+    return emulator::bit_cast<float>(emulator::bit_cast<int>(near) - (beyond & (std::fabs(near) <= FLT_MAX)));
+}
+
+// Where a factor or the sum is infinite or no number.
+float plain_sum(float sum, int count, int lines, const double* a, const double* b) {
+    double total = 0;
+    for (int k = 0; k < count; ++k) total += a[k] * b[k * lines];
+    total += sum;
+    return std::isnan(total) ? emulator::bit_cast<float>(not_a_number) : static_cast<float>(total);
 }
 
 #if defined(__x86_64__)
-#define WIDEST __attribute__((optimize("O3"), target_clones("avx2", "default")))
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDEST
 #endif
 
-// NOTE: most of the time of a kernel that multiplies; it calls nothing in its loops, which are vectorised.
+// Adds the products of `count` elements of a row of A with each of `lines` lines of B, whose elements lie in b[k][line].
+// NOTE: most of the time of a kernel that multiplies. The loops over lines call nothing and are vectorised.
 template <int count>
-WIDEST float add_products(float sum, const double* a, const double* b, int guard) {
-    double terms[count + 1], sizes[count];
-    bool finite = std::isfinite(sum);
-    for (int i = 0; i < count; ++i) {
-        terms[i] = a[i] * b[i];
-        sizes[i] = leading(a[i]) * leading(b[i]);
+WIDEST void add_products(float* sums, int lines, const double* a, const double* b, int guard) {
+    double largest[most_lines], inverse[most_lines], total[most_lines];
+    for (int j = 0; j < lines; ++j) largest[j] = leading(sums[j]);
+    for (int k = 0; k < count; ++k) {
+        const double size = leading(a[k]);
+        for (int j = 0; j < lines; ++j) {
+            const double other = size * leading(b[k * lines + j]);
+            largest[j] = largest[j] < other ? other : largest[j];
+        }
     }
-    for (int i = 0; i < count; ++i) finite &= std::fabs(terms[i]) <= DBL_MAX;
-    terms[count] = sum;
-    if (!finite) {
-        double plain = 0;
-        for (const double term : terms) plain += term;
-        return std::isnan(plain) ? emulator::bit_cast<float>(not_a_number) : static_cast<float>(plain);
+    for (int j = 0; j < lines; ++j) {
+        // exponents with their bias; float32's own last bit has no less than 2^-149
+        const int64_t found = emulator::bit_cast<int64_t>(largest[j]) >> 52, exponent = found < 897 ? 897 : found;
+        const int64_t last = exponent - float_digits - guard;
+        largest[j] = emulator::bit_cast<double>(last << 52);
+        inverse[j] = emulator::bit_cast<double>((2046 - last) << 52);
+        total[j] = std::trunc(sums[j] * inverse[j]);  // parts are below 2^28
     }
-    double largest = leading(sum);
-    for (int i = 0; i < count; ++i) largest = std::max(largest, sizes[i]);
-    if (largest == 0) return 0;
-    // largest is 2^exponent; float32's own last bit has no less than 2^-149
-    const int exponent = std::max(static_cast<int>(emulator::bit_cast<uint64_t>(largest) >> 52) - 1023, -126);
-    const int last = exponent - float_digits - guard;
-    const double inverse = power_of_two(-last);
-    int parts[count + 1];  // below 2^28
-    for (int i = 0; i <= count; ++i) parts[i] = static_cast<int>(terms[i] * inverse);
-    int64_t total = 0;
-    for (const int part : parts) total += part;
-    return toward_zero(static_cast<double>(total) * power_of_two(last));
+    for (int k = 0; k < count; ++k) {
+        for (int j = 0; j < lines; ++j) total[j] += std::trunc(a[k] * b[k * lines + j] * inverse[j]);
+    }
+    float found[most_lines];
+    for (int j = 0; j < lines; ++j) found[j] = toward_zero(total[j] * largest[j]);
+    for (int j = 0; j < lines; ++j) {
+        if (!(std::fabs(total[j]) <= DBL_MAX)) found[j] = plain_sum(sums[j], count, lines, a, b + j);
+    }
+    for (int j = 0; j < lines; ++j) sums[j] = found[j];
 }
 
 }  // namespace
@@ -112,10 +124,9 @@ double widen(unsigned short bits, bool bfloat16) {
 // The last 13 of float32's 23 digits are not read.
 double widen_tf32(unsigned bits) { return emulator::bit_cast<float>(bits & ~0x1fffu); }
 
-float dot(float sum, const double* a, const double* b, Core core) {
-    if (core == Core::whole) return add_products<depth>(sum, a, b, 2);
-    constexpr int half = depth / 2;
-    return add_products<half>(add_products<half>(sum, a, b, 1), a + half, b + half, 1);
+void add_row(float* sums, int lines, const double* a, const double* b, Factors factors) {
+    if (factors == Factors::tf32) add_products<depth / 2>(sums, lines, a, b, 2);
+    else add_products<depth>(sums, lines, a, b, 2);
 }
 
 void check_loads_used(size_t at, size_t bytes, const char* what, Site site) {
@@ -144,29 +155,44 @@ void give_matrices(int first) {
     }
 }
 
-// Of TF32 a register holds one element.
-void multiply_tf32_matrices(int first) {
-    constexpr int half = depth / 4;
-    double a[16][2 * half], b[8][2 * half];
+// The sums of a warp, of which a thread has four: to `rows` or back.
+template <class Move>
+void each_sum(int first, float (&rows)[16][8], Move move) {
     for (int lane = 0; lane < 32; ++lane) {
-        const auto& mine = posted<Fragments>(first + lane);
-        for (int i = 0; i < 4; ++i) a[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * half] = widen_tf32(mine.a[i]);
-        for (int i = 0; i < 2; ++i) b[lane / 4][lane % 4 + i * half] = widen_tf32(mine.b[i]);
-    }
-    for (int lane = 0; lane < 32; ++lane) {
-        const auto& mine = posted<Fragments>(first + lane);
         for (int i = 0; i < 4; ++i) {
-            const double *x = a[lane / 4 + i / 2 * 8], *w = b[lane % 4 * 2 + i % 2];
-            mine.sums[i] = add_products<half>(add_products<half>(mine.sums[i], x, w, 1), x + half, w + half, 1);
+            move(posted<Fragments>(first + lane).sums[i], rows[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
         }
     }
 }
 
+// In two halves, one after the other.
+template <int half>
+void multiply(int first, const double (&a)[16][2 * half], const double (&b)[2 * half][8]) {
+    float rows[16][8];
+    each_sum(first, rows, [](float mine, float& there) { there = mine; });
+    for (int row = 0; row < 16; ++row) {
+        for (int from = 0; from < 2 * half; from += half) add_products<half>(rows[row], 8, a[row] + from, b[from], 1);
+    }
+    each_sum(first, rows, [](float& mine, float there) { mine = there; });
+}
+
+// Of TF32 a register holds one element.
+void multiply_tf32_matrices(int first) {
+    constexpr int half = depth / 4;
+    double a[16][2 * half], b[2 * half][8];
+    for (int lane = 0; lane < 32; ++lane) {
+        const auto& mine = posted<Fragments>(first + lane);
+        for (int i = 0; i < 4; ++i) a[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * half] = widen_tf32(mine.a[i]);
+        for (int i = 0; i < 2; ++i) b[lane % 4 + i * half][lane / 4] = widen_tf32(mine.b[i]);
+    }
+    multiply<half>(first, a, b);
+}
+
 void multiply_matrices(int first) {
-    const emulator::Factors factors = posted<Fragments>(first).factors;
-    if (factors == emulator::Factors::tf32) return multiply_tf32_matrices(first);
-    const bool bfloat16 = factors == emulator::Factors::bfloat16;
-    double a[16][depth], b[8][depth];
+    const Factors factors = posted<Fragments>(first).factors;
+    if (factors == Factors::tf32) return multiply_tf32_matrices(first);
+    const bool bfloat16 = factors == Factors::bfloat16;
+    double a[16][depth], b[depth][8];
     for (int lane = 0; lane < 32; ++lane) {
         const auto& mine = posted<Fragments>(first + lane);
         const int group = lane / 4, pair = lane % 4;
@@ -176,15 +202,10 @@ void multiply_matrices(int first) {
         }
         for (int i = 0; i < 4; ++i) {
             const int k = 2 * pair + i % 2 + i / 2 * 8;
-            b[group][k] = widen(static_cast<unsigned short>(mine.b[i / 2] >> i % 2 * 16), bfloat16);
+            b[k][group] = widen(static_cast<unsigned short>(mine.b[i / 2] >> i % 2 * 16), bfloat16);
         }
     }
-    for (int lane = 0; lane < 32; ++lane) {
-        const auto& mine = posted<Fragments>(first + lane);
-        for (int i = 0; i < 4; ++i) {
-            mine.sums[i] = dot(mine.sums[i], a[lane / 4 + i / 2 * 8], b[lane % 4 * 2 + i % 2], Core::halves);
-        }
-    }
+    multiply<depth / 2>(first, a, b);
 }
 
 }  // namespace machine

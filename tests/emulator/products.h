@@ -18,7 +18,7 @@ struct Block;
 struct Fibre;
 
 // Of tf32 a product has half as many reduction elements: the others are zeros.
-constexpr int group_threads = 128, group_rows = 64, depth = 16;
+constexpr int group_threads = 128, group_rows = 64, depth = 16, most_lines = 256;
 
 // What the threads of a warpgroup must agree on.
 struct ProductCall {
@@ -85,8 +85,8 @@ void check_no_product_reads(size_t at, size_t bytes, const char* what, Site site
 // mma.cpp
 // No thread has loaded from here what nothing has used: the values may come after the copy.
 void check_loads_used(size_t at, size_t bytes, const char* what, Site site);
-enum class Core { whole, halves };  // how many of 16 products are summed at once: all, eight
-float dot(float sum, const double* a, const double* b, Core core);
+// Adds to a row of sums the products of a row of A with so many lines of B, which lies by reduction elements.
+void add_row(float* sums, int lines, const double* a, const double* b, emulator::Factors factors);
 double widen(unsigned short bits, bool bfloat16);
 double widen_tf32(unsigned bits);
 void give_matrices(int first_thread);

@@ -120,22 +120,23 @@ void check_unchanged(const Product& p, const std::vector<size_t>& units, const s
     }
 }
 
-// To (line, reduction element).
-std::vector<double> widen_lines(const std::vector<unsigned char>& bytes, Factors factors, bool transposed) {
+// By lines, or by reduction elements; of TF32 there are half as many.
+std::vector<double> widen_lines(const std::vector<unsigned char>& bytes, Factors factors, bool transposed, bool by_lines) {
     std::vector<double> to(bytes.size() / 2);
     const size_t lines = to.size() / depth;
+    const auto place = [=](size_t line, size_t k) { return by_lines ? line * depth + k : k * lines + line; };
     if (factors == Factors::tf32) {
         for (size_t i = 0; i < bytes.size() / 4; ++i) {
             unsigned bits;
             __builtin_memcpy(&bits, bytes.data() + 4 * i, sizeof bits);
-            to[i / (depth / 2) * depth + i % (depth / 2)] = widen_tf32(bits);
+            to[place(i / (depth / 2), i % (depth / 2))] = widen_tf32(bits);
         }
         return to;
     }
     for (size_t i = 0; i < to.size(); ++i) {
         unsigned short bits;
         __builtin_memcpy(&bits, bytes.data() + 2 * i, sizeof bits);
-        to[transposed ? i % lines * depth + i / lines : i] = widen(bits, factors == Factors::bfloat16);
+        to[transposed ? place(i % lines, i / lines) : place(i / depth, i % depth)] = widen(bits, factors == Factors::bfloat16);
     }
     return to;
 }
@@ -158,17 +159,21 @@ void compute(Product& p) {
             }
         }
     } else {
-        a = widen_lines(p.a_bytes, p.factors, p.a_matrix.transposed);
+        a = widen_lines(p.a_bytes, p.factors, p.a_matrix.transposed, true);
     }
-    const std::vector<double> b = widen_lines(p.b_bytes, p.factors, p.b_matrix.transposed);
-    for (int thread = 0; thread < group_threads; ++thread) {
-        for (int i = 0; i < p.count; ++i) {
-            const int row = thread / 32 * 16 + thread % 32 / 4 + i % 4 / 2 * 8;
-            const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-            float& sum = p.sums[thread][i];
-            sum = dot(p.add ? sum : 0.0f, &a[static_cast<size_t>(row * depth)], &b[static_cast<size_t>(column * depth)],
-                      Core::whole);
-        }
+    const std::vector<double> b = widen_lines(p.b_bytes, p.factors, p.b_matrix.transposed, false);
+    for (int row = 0; row < group_rows; ++row) {
+        float sums[most_lines] = {};
+        // those of four threads
+        const auto each = [&](auto move) {
+            for (int i = 0; i < 2 * p.count; ++i) {
+                const int thread = row / 16 * 32 + row % 8 * 4 + i % 8 / 2;
+                move(p.sums[thread][i / 8 * 4 + row % 16 / 8 * 2 + i % 2], sums[i]);
+            }
+        };
+        if (p.add) each([](float mine, float& there) { there = mine; });
+        add_row(sums, 2 * p.count, &a[static_cast<size_t>(row * depth)], b.data(), p.factors);
+        each([](float& mine, float there) { mine = there; });
     }
 }
 
