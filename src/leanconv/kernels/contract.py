@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import inf
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -73,7 +73,7 @@ class Algorithm(ABC):
     #: whether each output is one chain of multiply-adds, in direct order, whatever the configuration
     direct_order: ClassVar[bool] = False
 
-    @property
+    @cached_property
     def stem(self) -> str:
         """The name of its files, one for each strategy: ``depthwise_row``."""
         return f"{self.name}_{self.strategy}" if self.strategy else self.name
