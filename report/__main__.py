@@ -72,7 +72,9 @@ def modes(
     tuned: Annotated[bool, typer.Option("--tune", help="Tuned too; use an empty LEANCONV_TUNING_DIR.")] = False,
     way: Annotated[
         str | None,
-        typer.Option(help="Of rows that are there the times alone of: eager, tuned, fused, sustained or backend."),
+        typer.Option(
+            help="Of rows that are there the times alone of: eager, tuned, fused, sustained, compile or backend."
+        ),
     ] = None,
     seconds: command_line.Seconds = None,
     results: Records = RESULTS,

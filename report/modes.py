@@ -72,7 +72,7 @@ PASSES = {"forward": "forward pass", "training": "training step"}
 #: pause, eagerly, under torch.compile; there also with leanconv's backend, beside PyTorch with its own.
 WAYS = ("graph", "tuned", "fused", "sustained", "eager", "compile", "backend")
 #: Those that can be measured without the others.
-ALONE = ("eager", "tuned", "fused", "sustained", "backend")
+ALONE = ("eager", "tuned", "fused", "sustained", "compile", "backend")
 #: Sustained replays: seconds of rest before those of each side, of replays before the meter is read, and while it is.
 _REST_S, _WARM_S, _RUN_S = 0.4, 0.4, 0.7
 #: Endings of what the meter tells.
@@ -297,6 +297,10 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str, ours: st
     with torch.inference_mode(), ExitStack() as enabled:
         if way == "backend":
             return _backend(model, x, mode, _compiled_graph(model, x))
+        if way == "compile":
+            graphs = {"torch": _compiled_graph(model, x)}
+            enabled.enter_context(leanconv.torch.enable(model, precision=mode.precision))
+            return _replays("compile", graphs | {"leanconv": _compiled_graph(model, x)})
         nets, error = in_layouts(model, x), error_of(model, x)
         calls = {who: partial(net, given) for who, (net, given) in nets.items()}
         if way == "fused":

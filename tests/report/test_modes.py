@@ -141,9 +141,11 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     assert records.read(path)["rows"] == [old]
 
 
-@pytest.mark.parametrize("way", ["tuned", "fused", "backend"])
+@pytest.mark.parametrize("way", ["tuned", "fused", "compile", "backend"])
 def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[Any, Any]] = []
+    net = torch.nn.Conv2d(4, 6, 3).eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 9, 8).contiguous(memory_format=torch.channels_last)
 
     def graph(call: Any) -> tuple[Any, Any]:
         made.append((call.func, call.args[0].is_contiguous()))
@@ -155,13 +157,11 @@ def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest
     monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: torch.nn.Sequential(net, torch.nn.Identity()))
     enabled: list[Any] = []
 
-    def enable(net: Any, precision: str, tune: Any) -> nullcontext[None]:
-        enabled.append((precision, tune.is_contiguous()))
+    def enable(net: Any, precision: str, tune: Any = x) -> nullcontext[None]:
+        enabled.append((precision, tune.is_contiguous(), len(made)))
         return nullcontext()
 
     monkeypatch.setattr(leanconv.torch, "enable", enable)
-    net = torch.nn.Conv2d(4, 6, 3).eval().to(memory_format=torch.channels_last)
-    x = torch.randn(2, 4, 9, 8).contiguous(memory_format=torch.channels_last)
     row = modes.measure_way(net, x, modes.MODES["fp32"], way, "NCHW", "NHWC")
     times = {f"torch_{way}_us": 2.0, f"leanconv_{way}_us": 3.0}
     if way == "fused":
@@ -171,10 +171,11 @@ def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest
             ("Conv2d", True), ("Sequential", False), ("Sequential", True)
         ]  # fmt: skip
     elif way == "tuned":
-        assert row.pop("leanconv_tuned_error") < 1e-6 and row == times and enabled == [("fp32", False)]
+        assert row.pop("leanconv_tuned_error") < 1e-6 and row == times and enabled == [("fp32", False, 1)]
         assert [first for _, first in made] == [True, False], "each in the layout in which it is quicker"
     else:
         assert row == times and len(made) == 2
+        assert enabled == [("fp32", False, 1)] * (way == "compile"), "after PyTorch's graph, which runs without"
 
 
 def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
