@@ -256,6 +256,9 @@ def test_what_nothing_waits_for_is_not_compiled(monkeypatch: pytest.MonkeyPatch)
 def test_mistakes(stage: Stage) -> None:
     with says(ValueError, "mode='maybe'"):
         leanconv.tune([LAYER], mode="maybe")
+    # LEANCONV_TUNING alone keeps calls from reading tables
+    with says(ValueError, "mode='off'", "'on', 'read-only' or 'frozen'"):
+        leanconv.tune([LAYER], mode="off")
     with says(ValueError, "seconds=-1 is less than 0"):
         leanconv.tune([LAYER], seconds=-1)
     with says(TypeError, "problems[0]", "must be a ConvProblem"):

@@ -1,6 +1,6 @@
 """What is installed, what works, and what to do about the rest: the findings that ``leanconv doctor`` prints.
 
-It assumes nothing: each claim that something works comes from running a small problem and checking the values.
+It assumes nothing: that a kind of array works comes from running a small problem and checking the values.
 """
 
 from __future__ import annotations

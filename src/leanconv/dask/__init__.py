@@ -54,8 +54,8 @@ def filter2d(
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names.
 
-    Sums of whole numbers are bit for bit those of the whole image. Others are equal up to rounding: the size of a chunk
-    decides which kernel runs, and on the CPU the order of sums.
+    Sums of whole numbers are bit for bit those of the whole image, unless transforms make them. Others
+    are equal up to rounding: the size of a chunk decides which kernel runs, and on the CPU the order of sums.
 
     >>> import dask.array
     >>> image = dask.array.arange(8, chunks=3, dtype="float32")[None]

@@ -85,11 +85,11 @@ def filter2d(
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.
 
-    Sums are taken in float32; in float64 where image or result is float64 or int32. An int32 image whose kernel and
-    result are integers is exact, and wraps around. On the CPU large kernels that are no products are filtered by
-    transforms in float64, whose errors are relative to the largest numbers nearby (``transforms`` in `explain`). The
-    kernel is not flipped; ``kernel[::-1, ::-1]`` makes it a convolution. PyTorch's CPU tensors are filtered by the
-    NumPy engine.
+    Sums are taken in float32; in float64 where image or result is float64 or int32. An int32 image with a kernel of
+    integers is exact, and wraps around where the result is int32 too. On the CPU large kernels that are no products
+    are filtered by transforms in float64, whose errors are relative to the largest numbers nearby (``transforms`` in
+    `explain`). The kernel is not flipped; ``kernel[::-1, ::-1]`` makes it a convolution. PyTorch's CPU tensors are
+    filtered by the NumPy engine.
 
     >>> import numpy as np
     >>> filter2d(np.arange(4, dtype=np.float32)[None], np.ones((1, 3), np.float32), border="replicate").tolist()

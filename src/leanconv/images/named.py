@@ -1,5 +1,5 @@
-"""The filters that people know by name. Each is one launch: a kernel that is made here, whole or as products of a
-column and a row, whichever takes less time.
+"""The filters that people know by name: each is a kernel that is made here, and runs whole or as products of a column
+and a row, whichever takes less time.
 
 Semantics and kernels are OpenCV's. Its (x, y) order is kept where its names are (``kernel_x, kernel_y``, ``dx, dy``);
 sizes, anchors and pairs are (rows, columns), as everywhere in this library.
@@ -51,8 +51,8 @@ def sep_filter2d(
 
     Args:
         image: as in `filter2d`.
-        kernel_x, kernel_y: weights along a row and down a column: lists, or one-dimensional arrays of real numbers, up
-            to 289 each on an H200, whose shared memory holds the rows that they reach.
+        kernel_x, kernel_y: weights along a row and down a column: lists, or one-dimensional arrays of real numbers; of
+            sums in int32 up to 289 each on an H200, whose shared memory holds the rows that they reach.
         border, value, anchor, delta, dtype, channels_last, mode, out, device: as in `filter2d`.
 
     Returns:

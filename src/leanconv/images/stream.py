@@ -92,8 +92,8 @@ def filter_file(
             target that is an array may have been written in part.
 
     Up to 16 bands are in memory at a time, one for each core (``LEANCONV_THREADS``), on a GPU two for each.
-    Results are those of the whole image; on the CPU, where the order of floating-point sums depends on shapes, up to
-    rounding.
+    Results are those of the whole image, floating-point sums up to rounding: the size of a band decides which kernel
+    runs, and on the CPU the order of sums.
 
     >>> import numpy as np
     >>> image, result = np.arange(5, dtype=np.uint8)[:, None], np.empty((5, 1), np.uint8)

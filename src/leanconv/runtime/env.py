@@ -13,8 +13,9 @@ from leanconv.runtime.errors import warn_once
 from leanconv.runtime.threads import cores
 
 T = TypeVar("T")
-#: What LEANCONV_TUNING may say, and `leanconv.tune` and `leanconv.record_tuning`.
-TUNING_MODES = ("on", "read-only", "frozen", "off")
+#: What `leanconv.tune` and `leanconv.record_tuning` may be told, and LEANCONV_TUNING.
+CALL_MODES = ("on", "read-only", "frozen")
+TUNING_MODES = (*CALL_MODES, "off")
 
 _UNITS = {
     "": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,

@@ -138,7 +138,7 @@ def tune(
     >>> layer = leanconv.ConvProblem(8, 64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1))
     >>> print(leanconv.tune([layer]))  # doctest: +SKIP
     """
-    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
+    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.CALL_MODES)
     different = [*dict.fromkeys(tables.as_timed(each) for each in checked_problems(problems, "tune") if is_tuned(each))]
     index, limit = options.device_index(device), options.limit_of(workspace_limit)
     if seconds is not None and not options.number("seconds", seconds) >= 0:
@@ -399,7 +399,7 @@ def record_tuning(
     ...     model(images)
     >>> print(*recorded.results)  # doctest: +SKIP
     """
-    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.TUNING_MODES)
+    mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.CALL_MODES)
     if path is not None:
         tables.use(Path(path))
     recorded = Recording()

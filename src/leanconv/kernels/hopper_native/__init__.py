@@ -6,8 +6,8 @@ Kernels     native_gemm (channels last; strategies ``16bit`` and ``tf32``; chann
 Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance & Precision (2018); as an
             implicit GEMM with TMA and wgmma, as cuDNN and CUTLASS have it
 Requires    sm_90a; 16-byte aligned tensors; 16-bit elements, or float32 with precision="tf32"
-Memory      packed weights of native_gemm_nchw and in TF32, which are kept between calls; partial sums of split-K in
-            native_weight
+Memory      packed weights of native_gemm_nchw, in TF32, and of gradients of channels that are no multiple of 8,
+            which are kept between calls; partial sums of split-K in native_weight
 Precision   products are exact, sums are float32: ``fp32`` for 16-bit elements, ``tf32`` for float32
 ``auto``    the least predicted time among those that the type allows
 """
