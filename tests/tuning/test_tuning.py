@@ -257,7 +257,7 @@ def test_mistakes(stage: Stage) -> None:
     with says(ValueError, "mode='maybe'"):
         leanconv.tune([LAYER], mode="maybe")
     # LEANCONV_TUNING alone keeps calls from reading tables
-    with says(ValueError, "mode='off'", "'on', 'read-only' or 'frozen'"):
+    with says(ValueError, "mode='off'", "'on', 'read-only', 'frozen'"):
         leanconv.tune([LAYER], mode="off")
     with says(ValueError, "seconds=-1 is less than 0"):
         leanconv.tune([LAYER], seconds=-1)
