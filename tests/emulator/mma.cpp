@@ -21,7 +21,7 @@ using emulator::Factors;
 
 namespace {
 
-constexpr int float_digits = 23;
+constexpr int float_digits = 23, exponent_bias = 1023, least_exponent = -126;
 constexpr unsigned not_a_number = 0x7fffffff;
 
 struct Fragments {
@@ -48,7 +48,7 @@ void load(const void* from, const char* what, Site site) {
     fibres[current].products.loaded.push_back({at, site});
 }
 
-double power_of_two(int exponent) { return emulator::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
+double power_of_two(int exponent) { return emulator::bit_cast<double>(static_cast<uint64_t>(exponent + exponent_bias) << 52); }
 
 // The power of two in it.
 inline double leading(double value) {
@@ -91,10 +91,10 @@ WIDEST void add_products(float* sums, int lines, const double* a, const double* 
     }
     for (int j = 0; j < lines; ++j) {
         // exponents with their bias; float32's own last bit has no less than 2^-149
-        const int64_t found = emulator::bit_cast<int64_t>(largest[j]) >> 52, exponent = found < 897 ? 897 : found;
+        const int64_t exponent = std::max<int64_t>(emulator::bit_cast<int64_t>(largest[j]) >> 52, exponent_bias + least_exponent);
         const int64_t last = exponent - float_digits - guard;
         largest[j] = emulator::bit_cast<double>(last << 52);
-        inverse[j] = emulator::bit_cast<double>((2046 - last) << 52);
+        inverse[j] = emulator::bit_cast<double>((2 * exponent_bias - last) << 52);
         total[j] = std::trunc(sums[j] * inverse[j]);  // parts are below 2^28
     }
     for (int k = 0; k < count; ++k) {
@@ -106,6 +106,27 @@ WIDEST void add_products(float* sums, int lines, const double* a, const double* 
         if (!(std::fabs(total[j]) <= DBL_MAX)) found[j] = plain_sum(sums[j], count, lines, a, b + j);
     }
     for (int j = 0; j < lines; ++j) sums[j] = found[j];
+}
+
+// The sums of a warp, of which a thread has four: to `rows` or back.
+template <class Move>
+void each_sum(int first, float (&rows)[16][8], Move move) {
+    for (int lane = 0; lane < 32; ++lane) {
+        for (int i = 0; i < 4; ++i) {
+            move(posted<Fragments>(first + lane).sums[i], rows[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
+        }
+    }
+}
+
+// In two halves, one after the other.
+template <int half>
+void multiply_halves(int first, const double (&a)[16][2 * half], const double (&b)[2 * half][8]) {
+    float rows[16][8];
+    each_sum(first, rows, [](float mine, float& there) { there = mine; });
+    for (int row = 0; row < 16; ++row) {
+        for (int from = 0; from < 2 * half; from += half) add_products<half>(rows[row], 8, a[row] + from, b[from], 1);
+    }
+    each_sum(first, rows, [](float& mine, float there) { mine = there; });
 }
 
 }  // namespace
@@ -155,27 +176,6 @@ void give_matrices(int first) {
     }
 }
 
-// The sums of a warp, of which a thread has four: to `rows` or back.
-template <class Move>
-void each_sum(int first, float (&rows)[16][8], Move move) {
-    for (int lane = 0; lane < 32; ++lane) {
-        for (int i = 0; i < 4; ++i) {
-            move(posted<Fragments>(first + lane).sums[i], rows[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
-        }
-    }
-}
-
-// In two halves, one after the other.
-template <int half>
-void multiply(int first, const double (&a)[16][2 * half], const double (&b)[2 * half][8]) {
-    float rows[16][8];
-    each_sum(first, rows, [](float mine, float& there) { there = mine; });
-    for (int row = 0; row < 16; ++row) {
-        for (int from = 0; from < 2 * half; from += half) add_products<half>(rows[row], 8, a[row] + from, b[from], 1);
-    }
-    each_sum(first, rows, [](float& mine, float there) { mine = there; });
-}
-
 // Of TF32 a register holds one element.
 void multiply_tf32_matrices(int first) {
     constexpr int half = depth / 4;
@@ -185,7 +185,7 @@ void multiply_tf32_matrices(int first) {
         for (int i = 0; i < 4; ++i) a[lane / 4 + i % 2 * 8][lane % 4 + i / 2 * half] = widen_tf32(mine.a[i]);
         for (int i = 0; i < 2; ++i) b[lane % 4 + i * half][lane / 4] = widen_tf32(mine.b[i]);
     }
-    multiply<half>(first, a, b);
+    multiply_halves<half>(first, a, b);
 }
 
 void multiply_matrices(int first) {
@@ -205,7 +205,7 @@ void multiply_matrices(int first) {
             b[k][group] = widen(static_cast<unsigned short>(mine.b[i / 2] >> i % 2 * 16), bfloat16);
         }
     }
-    multiply<depth / 2>(first, a, b);
+    multiply_halves<depth / 2>(first, a, b);
 }
 
 }  // namespace machine

@@ -17,7 +17,7 @@ using emulator::Site;
 struct Block;
 struct Fibre;
 
-// Of tf32 a product has half as many reduction elements: the others are zeros.
+// Of tf32 a product has half as many reduction elements: the others are not read.
 constexpr int group_threads = 128, group_rows = 64, depth = 16, most_lines = 256;
 
 // What the threads of a warpgroup must agree on.

@@ -43,7 +43,7 @@ LAYERS = {
     "stride-chwn": layer("CHWN", 32, 40, 3, 3, (2, 1), PAD, groups=2),
 }
 #: Those of which `make test` has filters that need no factors, and that do.
-LEFT = ("nhwc", "nchw", "chwn", "colours", "stride-nhwc", "stride-nchw", "strides-nchw")
+LEFT = ("nhwc", "nchw", "chwn", "colours", "strides-nchw")
 USUAL = {(name, name.startswith("stride")) for name in LAYERS if name not in LEFT}
 
 

@@ -130,7 +130,7 @@ def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algori
         return list(dict.fromkeys(word for words in known for word in words))
 
     relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
-    if not any(algorithm.is_called(name) for algorithm in relevant):
+    if name != "auto" and not any(algorithm.is_called(name) for algorithm in relevant):
         names = called(relevant)
         here, there = ("the CPU", "GPUs") if target is None else ("a GPU", "the CPU")
         if name in called(ALGORITHMS if target is None else CPU_ALGORITHMS):

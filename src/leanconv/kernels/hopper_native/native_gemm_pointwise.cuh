@@ -30,10 +30,10 @@
 // Work       2 C/g flops an output; peak 4096 flops a cycle and multiprocessor. Copied for a stage of 64 channels: 128 bytes a
 //            filter, and 8 KiB for each 64 pixels: for 128 x 256 at full speed 48 bytes a cycle. A wgmma of 64 filters x n pixels x
 //            16 takes n / 2 cycles and reads (64 + n) * 32 bytes.
-// Explored (H200, bbc837f4): a copy of 32 lanes takes 11 to 13 cycles of a multiprocessor, whether of 4 or of 8 bytes a lane, if its address
-//            differs by constants from the one before (20 with its own arithmetic). Columns of all images behind one another are 4
-//            to 10 % quicker than tiles of one image each; tiles of 200 columns, the last 8 by a wgmma of their own, up to 1.4 times
-//            slower than of 192. At a stride: with one stage under way instead of two 1.4 times slower.
+// Explored (H200, bbc837f4): a copy of 32 lanes takes 11 to 13 cycles of a multiprocessor, whether of 4 or of 8 bytes a lane, if
+//            its address differs by constants from the one before (20 with its own arithmetic). Columns of all images behind one
+//            another are 4 to 10 % quicker than tiles of one image each; tiles of 200 columns, the last 8 by a wgmma of their own,
+//            up to 1.4 times slower than of 192. At a stride: with one stage under way instead of two 1.4 times slower.
 #pragma once
 
 #include <device/element.cuh>
