@@ -207,7 +207,7 @@ def test_a_step_is_timed_as_a_graph_too_and_pytorchs_once_more(
     torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python takes longer to record these gradients than leanconv saves: only the graph takes them."""
-    decision = Decision("it", "", 9.0 * CYCLES_PER_US, 99.0 * CYCLES_PER_US)
+    decision = Decision("it", "", 9.0 * CYCLES_PER_US, 29.0 * CYCLES_PER_US)
     monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
     launches: dict[bool, int] = {False: 0, True: 0}
 

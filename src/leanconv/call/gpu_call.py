@@ -117,7 +117,8 @@ class QuickLaunch(NamedTuple):
     """What a call consists of whose arrays are known to be like those before, on the GPU that is current.
 
     ``run(stream(), (x, w, bias, y, workspace, prepared), True)``, with addresses, of a ``y`` by ``allocate``. Where
-    ``copies``, that of the image is one of a copy in this memory ``order``.
+    ``copies``, that of the image is one of a copy in this memory ``order``. What ``scratch`` allocates, if anything, is
+    the workspace, and ``prepared_offset`` bytes behind its begin, if that is said, is where filters are prepared.
     """
 
     copies: bool
@@ -126,6 +127,8 @@ class QuickLaunch(NamedTuple):
     stream: Callable[[], int]
     allocate: Callable[[], Any]
     run: Executable
+    scratch: Callable[[], Any] | None
+    prepared_offset: int | None
 
 
 class GpuCall:
@@ -163,7 +166,8 @@ class GpuCall:
         # one allocation for both: workspace first, then the packed weights
         self._prepared_offset = -(-workspace // ALIGNMENT) * ALIGNMENT if prepared else None
         scratch = (self._prepared_offset or workspace) + prepared
-        self._allocate_scratch = arrays.allocator((-(-scratch // 4),), "float32", device) if scratch else None
+        self._scratch = ((-(-scratch // 4),), "float32", device) if scratch else None
+        self._allocate_scratch = None if self._scratch is None else arrays.allocator(*self._scratch)
         self._run = None if problem.is_empty else loaded.run if prepares else loaded.run_prepared
         self._bias_gradient = writes_bias(problem)
         #: whether value and delta are given to the plan, of a fused layer the addresses of scale and residual
@@ -220,10 +224,13 @@ class GpuCall:
         """What runs this call of a layer on addresses; None where more is to be done than to copy the image, to
         allocate and to launch."""
         copies, *more = self._copies
-        if self._run is None or any(more) or self._allocate_scratch is not None or self._scalars:
+        if self._run is None or any(more) or self._scalars:
             return None
-        allocate = self._arrays.allocator_here(*self._result)
-        return QuickLaunch(copies, self._order, self._result[2], self.stream, allocate, self._run)
+        allocator = self._arrays.allocator_here
+        return QuickLaunch(
+            copies, self._order, self._result[2], self.stream, allocator(*self._result), self._run,
+            None if self._scratch is None else allocator(*self._scratch), self._prepared_offset,
+        )  # fmt: skip
 
     def _copy(self, x: Any, w: Any, bias: Any) -> tuple[Any, Any, Any]:
         copy_x, copy_w, copy_bias = self._copies

@@ -25,8 +25,17 @@ from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import recorded
 from leanconv.torch.deciding import Choice, Deciding, active
 from leanconv.torch.layers import precision_asked
-from leanconv.torch.packed import CastFilters, PackedFilters, lowered, memory_of, signature, signature_of, version_of
-from leanconv.torch.quick import Quick, taken, through_layers
+from leanconv.torch.packed import (
+    CastFilters,
+    PackedFilters,
+    lowered,
+    memory_of,
+    signature,
+    signature_of,
+    source_of,
+    version_of,
+)
+from leanconv.torch.quick import Quick, launcher, recorded_taken, taken, through_layers
 from leanconv.torch.report import Calls, Line
 from leanconv.torch.switches import (
     address,
@@ -62,7 +71,7 @@ class Layer:
     __slots__ = (
         "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "function", "given", "input",
         "is_float32", "key", "line", "looks", "memory", "options", "outside", "packed", "problem", "quick", "ready",
-        "recorded", "tf32", "trains", "version", "weight", "weight_ref", "word",
+        "recorded", "step", "tf32", "trains", "version", "weight", "weight_ref", "word",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +104,8 @@ class Layer:
         self.recorded: Quick | None = None
         #: whether the filters were trained when `recorded` was made
         self.trains = False
+        #: what `recorded` records of a layer that leanconv takes, forward or backward
+        self.step: recorded.Step | None = None
         #: how often it was called otherwise
         self.looks = 0
         #: see `known`
@@ -201,6 +212,11 @@ class Layers:
         for _, packed in dropped:
             packed.refresh()
 
+    def trained(self, w: Any) -> None:
+        """Drop packed filters of a layer whose filters, or a cast of them, get a gradient."""
+        if self._packed:
+            self.refresh(source_of(w))
+
     def trained_by_graph(self, weight: Any) -> None:
         """Keep nothing of these filters from now on: a CUDA graph trains them."""
         at, known = id(weight), _in_graphs
@@ -273,9 +289,10 @@ class Layers:
         # the guard may be of another call, such as one that a graph has captured
         if not captured and (layer.recorded is None or layer.trains is not trains) and layer.knows(input, weight, bias):
             layer.trains = trains
-            if left is None:
-                layer.recorded = through_layers(layer, _record, self)
-            else:
+            if left is None and patch is not None:
+                layer.step = layer.step or _step(layer)
+                layer.recorded = recorded_taken(layer, layer.step, trains)
+            elif left is not None:
                 ticks = self._together(left).ticks
                 layer.recorded = quick_recorded(
                     layer.known(), ticks, self._packed, self.refresh, trains, layer.tf32, layer.options
@@ -287,17 +304,19 @@ class Layers:
             # which casts as PyTorch's own
             return left_to_pytorch(input, weight, bias, layer.options, layer.tf32)
         x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
-        call = layer.call
-        if call is None or patch is None or layer.captured is not None:
+        step = layer.step
+        if (
+            layer.call is None
+            or layer.captured is not None
+            or (layer.fits(x, bias) and signature(weight) == layer.weight)
+        ):
+            step = layer.step = layer.step or _step(layer)
             next((layer.captured or layer.line).ticks)
-            call = partial(_left, layer.options, layer.tf32)
-        elif layer.fits(x, bias) and signature(weight) == layer.weight:
-            next(layer.line.ticks)
-        elif is_lazy(x) or is_lazy(w) or is_lazy(added):
+        elif patch is None or is_lazy(x) or is_lazy(w) or is_lazy(added):
             return layer.function.original(input, weight, bias, *layer.given)
         else:
-            call = partial(_anew, patch, layer.options)
-        return recorded.record(x, w, added, call, layer.options, active)
+            step = recorded.Step(partial(_anew, patch, layer.options), layer.options, active)
+        return recorded.record(x, w, added, step)
 
     def _left_recorded(
         self, layer: Layer, input: Any, weight: Any, bias: Any, captured: bool
@@ -443,9 +462,19 @@ def _as_cast(tensor: Any, dtype: Any) -> Any:
     return torch.empty_like(tensor, dtype=dtype, device=tensor.device)
 
 
-def _record(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:
-    layers = quick[-1]()
-    return None if layers is None else layers.record(layer, x, w, bias)
+def _step(layer: Layer) -> recorded.Step:
+    """How a layer is computed whose gradient is recorded."""
+    if layer.call is None or layer.captured is not None:
+        return recorded.Step(partial(_left, layer.options, layer.tf32), layer.options, active)
+    launch, otherwise = launcher(layer.ready, layer.function.axes == 1), layer.call
+    if launch is None:
+        return recorded.Step(otherwise, layer.options, active)
+
+    def call(x: Any, w: Any, bias: Any) -> Any:
+        y = launch(x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr())
+        return otherwise(x, w, bias) if y is None else y
+
+    return recorded.Step(call, layer.options, active)
 
 
 def _compute(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:

@@ -31,6 +31,11 @@ def lowered(tensor: Any, dtype: Any) -> Any:
     return tensor if tensor is None or dtype is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
+def source_of(w: Any) -> Any:
+    """The parameter that autocast has cast to filters, whose copy knows it where gradients are recorded; or these."""
+    return w if w.grad_fn is None else getattr(w.grad_fn.next_functions[0][0], "variable", w)
+
+
 class PackedFilters:
     """Filters that are packed from the second call on between two of their changes."""
 

@@ -27,7 +27,7 @@ from leanconv.problem import ConvProblem
 from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.torch import decided, registration, switches
+from leanconv.torch import decided, quick, registration, switches
 from leanconv.torch.comparing import compared
 from leanconv.torch.deciding import Choice, Decision
 from leanconv.torch.expected_time import CYCLES_PER_US, pytorch_cycles, worth_recording
@@ -46,6 +46,8 @@ from leanconv.torch.layers import (
     why_never,
     with_rows,
 )
+from leanconv.torch.packed import source_of
+from leanconv.torch.recorded import Gradients
 from leanconv.torch.report import Line, Report
 
 #: The last version of the format in which equal values of equal types have equal bytes, whatever objects they share.
@@ -203,13 +205,7 @@ class Patch:
     def backward(self, grad: Any, x: Any, w: Any, bias_sizes: Any, *given: Any) -> Any:
         """aten::convolution_backward."""
         *most, mask = given
-        key = self._key(x, w, grad, given)
-        choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
-        if choices is None:
-            choices = self._choose_backward(grad, x, w, options_of(most, x.dim() - 2), mask)
-            if key is not None:
-                self._choices.keep(key, choices)
-        by_x, by_w = choices
+        choices = by_x, by_w = self._gradients(grad, x, w, given)
         ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
         source = source_of(w)
         self.layers.refresh(source)
@@ -230,6 +226,22 @@ class Patch:
         if ours_w:
             dw = by_w.call(grad, w, x)  # type: ignore[misc]
         return dx, dw, db
+
+    def quick_gradients(self, grad: Any, x: Any, w: Any, given: Any, mask: Any) -> Gradients | None:
+        """What computes the gradients of calls like this one of `backward` soonest; None where that is the long way."""
+        choices = self._gradients(grad, x, w, (*given, mask))
+        return quick.gradients(self, choices, (grad, x, w), given, tuple(mask), registration.original_backward)
+
+    def _gradients(self, grad: Any, x: Any, w: Any, given: Any) -> tuple[Choice, ...]:
+        """What is decided for both gradients of these tensors; ``given`` are other arguments and the mask."""
+        key = self._key(x, w, grad, given)
+        choices = None if key is None else self._choices.get(key) or self._choices.recall(key)
+        if choices is None:
+            *most, mask = given
+            choices = self._choose_backward(grad, x, w, options_of(most, x.dim() - 2), mask)
+            if key is not None:
+                self._choices.keep(key, choices)
+        return choices
 
     def _key(self, x: Any, w: Any, third: Any, given: Any, weight: Any = None) -> Any:
         """What a choice depends on; None for tensors that are not for us."""
@@ -367,11 +379,6 @@ class Patch:
         if key not in self._lines:
             self._lines[key] = Line(*key)
         return self._lines[key]
-
-
-def source_of(w: Any) -> Any:
-    """The parameter that autocast has cast to filters, whose copy knows it where gradients are recorded; or these."""
-    return w if w.grad_fn is None else getattr(w.grad_fn.next_functions[0][0], "variable", w)
 
 
 def workspace(problem: ConvProblem) -> int | None:

@@ -1,7 +1,7 @@
-"""What computes a call of a layer that is as the one before.
+"""What computes a call of a layer that is as the one before, and gradients that are wanted as before.
 
-It is a tuple that begins with a function of itself, images, filters, bias and the layer, and goes on with what such a
-call is like (`leanconv.torch.decided.Layer.known`). So a layer brings little memory of its own that the host must
+A call is a tuple that begins with a function of itself, images, filters, bias and the layer, and goes on with what such
+a call is like (`leanconv.torch.decided.Layer.known`). So a layer brings little memory of its own that the host must
 fetch: a network has more than its caches. None of these keeps a layer, or the memory of a tensor. The function returns
 None where the long way must decide.
 """
@@ -9,15 +9,18 @@ None where the long way must decide.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from leanconv.call.gpu_call import PreparedCall
+from leanconv.call.gpu_call import GpuCall, PreparedCall
 from leanconv.runtime.driver import CudaError
-from leanconv.torch.packed import version_of
-from leanconv.torch.switches import capturing
+from leanconv.torch.deciding import Choice, Deciding, active
+from leanconv.torch.layers import precision_asked
+from leanconv.torch.packed import lowered, version_of
+from leanconv.torch.recorded import Gradients, Step, record
+from leanconv.torch.switches import alike, capturing, dispatch_modes, grad_enabled, saved_hooks
 
 Quick = tuple[Any, ...]
 #: the place of the function that tells the stream
@@ -42,9 +45,9 @@ def taken(layer: Any) -> Quick | None:
     if layer.problem is not None or call is None or (packed is None and layer.dtype is not None):
         return None
     launch = call.quick()
-    if launch is None:
+    if launch is None or launch.scratch is not None:
         return None
-    copies, order, *parts = launch
+    copies, order, *parts = launch[:6]
     signals, (aligned, *addresses) = layer.function.axes == 1, layer.memory
     run: Callable[..., Any] = _taken if layer.dtype is None else _taken_cast
     if layer.captured is not None and packed is None:  # those of packed filters ask themselves
@@ -132,3 +135,115 @@ def _taken_outside_graphs(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -
     """The same as `_taken` for a layer that is left to PyTorch in CUDA graphs."""
     # the default stream, 0, cannot be captured
     return None if quick[_STREAM_OF]() and capturing() else _taken(quick, x, w, bias, layer)
+
+
+def launcher(call: Any, signals: bool) -> Callable[[int, int, int], Any] | None:
+    """A function of three addresses, the last one that of a bias or 0, that launches a ready call of a layer on the GPU
+    that is current, and returns the result; or None where the long way must compute it. None where a call is more."""
+    launch = call.quick() if isinstance(call, GpuCall) else None
+    if launch is None or launch.copies:
+        return None
+    _, _, device, stream_of, allocate, run, scratch, prepared_offset = launch
+
+    def compute(first: int, second: int, bias: int) -> Any:
+        if _current_device() != device:
+            return None
+        y, memory, at, prepared_at = allocate(), None, 0, 0
+        if scratch is not None:
+            memory = scratch()  # bound to a name until the launch: freed earlier, it could be reused
+            at = _data_ptr(memory)
+            if not at:
+                return None
+            if prepared_offset is not None:
+                prepared_at = at + prepared_offset
+        y_at = _data_ptr(y)
+        if not (first and second and y_at):
+            return None
+        try:
+            run(stream_of(), (first, second, bias, y_at, at, prepared_at), True)
+        except CudaError:
+            return None
+        return y.squeeze(-2) if signals else y
+
+    return compute
+
+
+def recorded_taken(layer: Any, step: Step, trains: bool) -> Quick:
+    """A layer whose gradient is recorded in Python. ``trains``: whether its filters require one, which a guard of
+    images alone does not see."""
+    memory = layer.memory if layer.call is not None and layer.captured is None else (None, None, None)
+    return _recorded_taken, *layer.known(), (layer.captured or layer.line).ticks, *memory, step, trains
+
+
+def _recorded_taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
+    if saved_hooks(True) is not None or capturing():
+        return None
+    _, _, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at, step, trains = quick
+    # where PyTorch computes the layer itself, memory does not matter
+    if w.requires_grad is not trains or (w_at is not None and _data_ptr(w) != w_at):
+        return None
+    if bias_at is not None and _data_ptr(bias) != bias_at:
+        return None
+    if dtype is not None:
+        x, w, bias = lowered(x, dtype), lowered(w, dtype), lowered(bias, dtype)
+    if aligned is not None and _data_ptr(x) & 15 != aligned:
+        return None
+    next(ticks)
+    return record(x, w, bias, step)
+
+
+def gradients(
+    patch: Deciding, choices: Sequence[Choice], tensors: tuple[Any, Any, Any], given: Any, mask: tuple[bool, ...],
+    otherwise: Callable[..., Any],
+) -> Gradients | None:  # fmt: skip
+    """What computes gradients where ``tensors``, those of the result, images and filters, are alike these.
+
+    ``given`` are the other arguments of aten::convolution, ``mask`` says which gradients are wanted, and ``otherwise``
+    is aten::convolution_backward, for what ``choices`` leave to PyTorch. None where nothing is launched so.
+    """
+    is_alike, axes, transposed = alike(*tensors), tensors[0].dim() - 2, given[3]
+    taken = [wanted and each.call is not None for wanted, each in zip(mask, choices, strict=False)]
+    launch_x, launch_w = (launcher(each.ready, axes == 1) if is_taken else None
+                          for each, is_taken in zip(choices, taken, strict=True))  # fmt: skip
+    left = [mask[0] and not taken[0], mask[1] and not taken[1], False]
+    if is_alike is None or (launch_x is None) is taken[0] or (launch_w is None) is taken[1] or not any(taken):
+        return None
+    left[2] = any(left) and mask[2]
+    asked, word = precision_asked() if tensors[0].dtype is torch.float32 else (None, None)
+    grad_aligned, x_aligned, w_aligned = (_data_ptr(each) & 15 for each in tensors)
+    counts = [each.line.ticks for wanted, each in zip(mask, choices, strict=False) if wanted]
+    wanted, summed, deciding = (*mask, False), (0, *range(2, axes + 2)), weakref.ref(patch)
+
+    def compute(grad: Any, x: Any, w: Any, now: tuple[bool, ...]) -> tuple[Any, ...] | None:
+        patch = active[-1] if active else None
+        if now != wanted or patch is None or patch is not deciding() or grad_enabled() or dispatch_modes():
+            return None
+        try:
+            if not is_alike(grad, x, w) or (asked is not None and asked() != word):
+                return None
+        except RuntimeError:  # which one of the two that tell it raises
+            return None
+        grad_at, x_at, w_at = _data_ptr(grad), _data_ptr(x), _data_ptr(w)
+        aligned = grad_at & 15 == grad_aligned and x_at & 15 == x_aligned and w_at & 15 == w_aligned
+        if not aligned or capturing():
+            return None
+        dx = dw = db = None
+        if any(left):
+            sizes = [grad.shape[1]] if left[2] else None
+            dx, dw, db = otherwise(grad, x, w, sizes, *given, left)
+        elif mask[2]:
+            db = grad.sum(summed)
+        if launch_x is not None:
+            dx = launch_x(grad_at, w_at, 0)
+            if dx is None:
+                return None
+        if launch_w is not None:
+            dw = launch_w(grad_at, x_at, 0) if transposed else launch_w(x_at, grad_at, 0)
+            if dw is None:
+                return None
+        patch.layers.trained(w)
+        for each in counts:
+            next(each)
+        return dx, dw, db, None
+
+    return compute

@@ -2,8 +2,7 @@
 
 Autograd's own node calls aten::convolution_backward. A kernel of ours there costs every layer, also those that it hands
 on. So it is registered only where somebody calls aten::convolution by another way than torch.nn.functional (see
-`registration`). Layers of which nothing is taken keep autograd's node. Explored (7d108f1, a stand-in for the GPU, one
-busy core): 70 to 114 µs of the host's time forward and backward.
+`registration`). Layers of which nothing is taken keep autograd's node.
 """
 
 from __future__ import annotations
@@ -13,41 +12,70 @@ from typing import Any
 
 import torch
 
+from leanconv.torch.switches import is_lazy
+
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 #: whether a tensor is the batch of gradients of ``is_grads_batched=True``
 _is_batch: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 #: called before aten::convolution_backward is asked for a gradient that is differentiable itself
 before_differentiable: list[Callable[[], None]] = []
+#: ``gradients(grad, x, w, wanted)``: those of images, filters and bias that are wanted, and None for the step; or None
+#: where the long way must compute them
+Gradients = Callable[[Any, Any, Any, tuple[bool, ...]], "tuple[Any, ...] | None"]
+#: how often a step looks for the short way of its gradients
+_MOST_LOOKS = 8
 
 
-class Recorded(torch.autograd.Function):
-    """``call(x, w, bias)``, of which ``active[-1].backward`` computes the gradients.
+class Step:
+    """How a layer is computed, forward and backward: ``call(x, w, bias)``, and gradients by ``active[-1]``.
 
     ``given`` are the other arguments of aten::convolution.
     """
 
-    @staticmethod
-    def forward(ctx: Any, x: Any, w: Any, bias: Any, call: Callable[..., Any], given: Any, active: list[Any]) -> Any:
-        ctx.save_for_backward(x, w)
-        ctx.bias_sizes = None if bias is None else list(bias.shape)
-        ctx.given, ctx.active = given, active
-        return call(x, w, bias)
+    __slots__ = ("active", "call", "given", "looks", "quick")
 
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        x, w = ctx.saved_tensors
-        mask = [*ctx.needs_input_grad[:3]]
-        active = ctx.active
-        given = grad, x, w, ctx.bias_sizes, *ctx.given, mask
+    def __init__(self, call: Callable[..., Any], given: Any, active: list[Any]) -> None:
+        self.call, self.given, self.active = call, given, active
+        #: gradients that are wanted as before, of tensors that are alike
+        self.quick: Gradients | None = None
+        self.looks = 0
+
+    def gradients(self, grad: Any, x: Any, w: Any, wanted: tuple[bool, ...]) -> tuple[Any, ...]:
+        """The long way."""
+        *mask, _ = wanted
+        bias_sizes = [grad.shape[1]] if mask[2] else None
+        given = grad, x, w, bias_sizes, *self.given, mask
         special = torch.compiler.is_compiling() or torch.is_grad_enabled() or _transforms() is not None
-        special = special or _is_batch(grad)
-        if active and not special and type(grad) is torch.Tensor:
-            gradients = active[-1].backward(*given)
+        special = special or _is_batch(grad) or is_lazy(grad) or is_lazy(x) or is_lazy(w)
+        if self.active and not special and type(grad) is torch.Tensor:
+            patch = self.active[-1]
+            gradients = patch.backward(*given)
+            if self.looks < _MOST_LOOKS:
+                self.looks += 1
+                self.quick = patch.quick_gradients(grad, x, w, self.given, mask)
         else:
             for each in before_differentiable:
                 each()
             gradients = torch.ops.aten.convolution_backward(*given)
-        return *gradients, None, None, None
+        return *gradients, None
+
+
+class Recorded(torch.autograd.Function):
+    """The convolution of a `Step`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any, bias: Any, step: Step) -> Any:
+        ctx.save_for_backward(x, w)
+        ctx.step = step
+        return step.call(x, w, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        x, w = ctx.saved_tensors
+        step, wanted = ctx.step, ctx.needs_input_grad
+        quick = step.quick
+        gradients = None if quick is None else quick(grad, x, w, wanted)
+        return step.gradients(grad, x, w, wanted) if gradients is None else gradients
 
 
 #: `Recorded.apply` without what it does for transforms of torch.func, which never come here.
