@@ -400,7 +400,7 @@ def measure(
     """Measure on this machine's GPU what the results file does not have of this revision; other rows stay.
 
     ``way``: one of `ALONE`; of forward passes that the file has, its times alone, which then have a revision and a date
-    of their own.
+    of their own. Of training steps too, if they are launched by Python.
 
     Raises WrongResultError at the end where a result was wrong, of which the file has no row, or with ``way`` the row
     that it had.
@@ -420,7 +420,7 @@ def measure(
         if (known and not missing) or (kind != "forward" and name not in TRAINED):
             continue
         graph = name not in UNCAPTURED
-        if way and (kind != "forward" or old is None or not (graph or way == "eager")):
+        if way and (old is None or (way != "eager" and not (graph and kind == "forward"))):
             continue
         if seconds is not None and time.monotonic() - begin > seconds:
             break
@@ -428,10 +428,13 @@ def measure(
         with arithmetic(mode.tf32):
             model, x = network(name, mode, kind != "forward")
             forward = partial(measure_forward, compiled=compiled and graph, tuned=tuned and graph, graph=graph)
-            if way and old is not None:
+            if kind != "forward":
+                found = measure_step(model, x, mode, graph=graph and not way)
+                found = {name: each for name, each in found.items() if not way or "eager" in name or name == "again"}
+            elif way and old is not None:
                 found = measure_way(model, x, mode, way, old["quicker"], old.get("ours", "NHWC"))
             else:
-                found = (forward if kind == "forward" else partial(measure_step, graph=graph))(model, x, mode)
+                found = forward(model, x, mode)
         took = {"seconds": round(time.monotonic() - started, 1)}
         when = {"revision": about["git_revision"], "date": about["date"]}
         row = {**mine, "batch": len(x), **found, **took, **when}

@@ -102,14 +102,20 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     assert "| geometric mean | 1.50 of 2 | 2.00 of 1 |" in page
 
 
-@pytest.mark.parametrize("way", modes.ALONE)
-def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that the file has: the others of their times keep their revision."""
+def measured_by(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Networks are empty; what files of a machine and a revision tell."""
     about = made_up.ABOUT | {"git_revision": "b" * 40, "date": "2026-02-03T00:00:00"}
     monkeypatch.setattr(records.machine, "describe", lambda *_: about)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0"))
     monkeypatch.setattr(modes, "network", lambda name, mode, training: (torch.nn.Identity(), torch.empty(4)))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    return about
+
+
+@pytest.mark.parametrize("way", modes.ALONE)
+def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that the file has: the others of their times keep their revision."""
+    about = measured_by(monkeypatch)
     asked: list[tuple[str, str]] = []
     new = {f"torch_{way}_us": 9.0, f"leanconv_{way}_us": 3.0}
     monkeypatch.setattr(modes, "measure_way", lambda model, x, mode, *given: asked.append(given) or new)
@@ -139,6 +145,23 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     with pytest.raises(WrongResultError, match="resnet18, fp32: error 3.0e-01"):
         modes.measure(tmp_path, None, ("resnet18",), ("fp32",), modes.PASSES, None, False, False, way)
     assert records.read(path)["rows"] == [old]
+
+
+def test_eager_times_of_a_step_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its graphs took, and what they ran, stays."""
+    about = measured_by(monkeypatch)
+    found = {"torch_eager_us": 5.0, "leanconv_eager_us": 4.0, "again_eager_us": 6.0, "again": "NCHW", "taken": 1}
+    asked: list[Any] = []
+    monkeypatch.setattr(modes, "measure_step", lambda model, x, mode, graph: asked.append(graph) or found)
+    old = {"network": "resnet50", "mode": "fp32", "pass": "training", "torch_graph_us": 3.0, "leanconv_graph_us": 2.0,
+           "torch_eager_us": 9.0, "leanconv_eager_us": 9.0, "taken": 7, "revision": "a" * 40, "date": "then"}  # fmt: skip
+    path = records.write(tmp_path, "modes", about, [old])
+    for way in ("fused", "eager"):
+        modes.measure(tmp_path, None, ("resnet50", "unet"), ("fp32",), ("training",), None, False, False, way)
+    (row,) = records.read(path)["rows"]
+    assert asked == [False]
+    when = {"eager_revision": about["git_revision"], "eager_date": about["date"]}
+    assert row == old | found | when | {"taken": 7}
 
 
 @pytest.mark.parametrize("way", ["tuned", "fused", "compile", "backend"])
