@@ -154,7 +154,8 @@ def test_eager_times_of_a_step_are_measured_anew(tmp_path: Path, monkeypatch: py
     asked: list[Any] = []
     monkeypatch.setattr(modes, "measure_step", lambda model, x, mode, graph: asked.append(graph) or found)
     old = {"network": "resnet50", "mode": "fp32", "pass": "training", "torch_graph_us": 3.0, "leanconv_graph_us": 2.0,
-           "torch_eager_us": 9.0, "leanconv_eager_us": 9.0, "taken": 7, "revision": "a" * 40, "date": "then"}  # fmt: skip
+           "torch_eager_us": 9.0, "leanconv_eager_us": 9.0, "taken": 7, "revision": "a" * 40,
+           "date": "2026-01-02T00:00:00"}  # fmt: skip
     path = records.write(tmp_path, "modes", about, [old])
     for way in ("fused", "eager"):
         modes.measure(tmp_path, None, ("resnet50", "unet"), ("fp32",), ("training",), None, False, False, way)
