@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from leanconv.call import bind
 from leanconv.plan import Plan, Target
 from tests import emulator
 from tests.stand_ins import HostDevice, at_address, patched_cpu
@@ -24,6 +25,17 @@ def device(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> Iter
     torch.manual_seed(3)
     with patched_cpu(monkeypatch):
         yield torch_on_device
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers run on an algorithm that packs filters."""
+    choose = bind.choose
+
+    def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: str) -> Any:
+        return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit, kept)
+
+    monkeypatch.setattr(bind, "choose", packs)
 
 
 class Played:

@@ -46,17 +46,6 @@ def only_quick(monkeypatch: pytest.MonkeyPatch) -> Any:
     return begin
 
 
-@pytest.fixture
-def packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers run on an algorithm that packs filters."""
-    choose = bind.choose
-
-    def packs(problem: Any, target: Any, algorithm: str, limit: int | None, kept: str) -> Any:
-        return choose(problem, target, "winograd1d" if problem.op == "fprop" else "implicit_gemm", limit, kept)
-
-    monkeypatch.setattr(bind, "choose", packs)
-
-
 CASES = {
     "conv2d": (lambda: nn.Conv2d(4, 6, 3), (2, 4, 9, 8)),
     "without a bias": (lambda: nn.Conv2d(4, 6, 3, bias=False), (2, 4, 9, 8)),

@@ -111,8 +111,7 @@ def test_what_pytorch_computes_beside_it(
     with leanconv.torch.enable() as enabled:
         for _ in range(_FIRST):
             step(layer, x)
-        if op != "fprop":  # whose gradients are then PyTorch's, the long way
-            only_quick()
+        only_quick()
         count = len(device.launches)
         same(step(layer, x), expected)
         assert len(device.launches) == count + 1
@@ -162,8 +161,9 @@ def test_gradients_that_lie_otherwise(kind: str, device: HostDevice, long_ways: 
         long_ways.clear()
         for given in (other, grad):
             same(step(layer, x, given), without(layer, x, grad=given))
-    # what comes next is known by what was before
-    assert long_ways.count("gradients") == (0 if kind == "as before" else 2)
+    # what comes next is known by what was before, of which tensors that have other values than their memory are no part
+    counts = {"as before": 0, "negated": 1, "zeros without memory": 1}
+    assert long_ways.count("gradients") == counts.get(kind, 2)
 
 
 @pytest.mark.parametrize("taken", [{"fprop", "dgrad", "wgrad"}, {"wgrad"}])
@@ -174,6 +174,52 @@ def test_negated_images(taken: set[str], device: HostDevice, monkeypatch: pytest
     with leanconv.torch.enable():
         for given in (x, x, x, torch._neg_view(x), x, torch._neg_view(x)):
             same(step(layer, given), without(layer, given))
+
+
+def test_odd_gradients_switch_nothing_on(device: HostDevice) -> None:
+    """Such as negated ones, and those of zeros without memory: no kernel is registered that every gradient bears."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with leanconv.torch.enable() as enabled:
+        for kind in ("as before", "negated", "zeros without memory", "as before"):
+            step(layer, x, GRADIENTS[kind](torch.randn(2, 6, 7, 6)))
+        assert not registration.asked_for_gradients()
+        assert [line.calls for line in enabled.report().lines] == [4] * 3
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_filters_that_move(steps: int, autocast: bool, device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are decided anew where they are, and only there: steps after the first are quick again."""
+    layer, x, decided_anew = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8), []
+    decide = decided.Layers.decide
+    monkeypatch.setattr(decided.Layers, "decide", lambda *given: decided_anew.append(1) or decide(*given))
+    with leanconv.torch.enable():
+        for _ in range(3):
+            layer.weight.data = layer.weight.data * 1.1
+            for _ in range(steps):
+                with torch.autocast("cpu", torch.float16, autocast):  # which keeps casts
+                    same(step(layer, x), without(layer, x), 1e-2 if autocast else 1e-4)
+            assert steps == 1 or enabled_step(layer).quick is not None
+    assert len(decided_anew) == 3 if steps > 1 else len(decided_anew) <= 3
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda layer: setattr(layer.weight, "data", layer.weight.data.transpose(2, 3)),
+    "negated": lambda layer: setattr(layer.weight, "data", torch._neg_view(layer.weight.data)),
+    "fewer": lambda layer: [setattr(each, "data", each.data[:4]) for each in layer.parameters()],
+}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_filters_that_become_another_view_of_their_memory(kind: str, autocast: bool, device: HostDevice) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with leanconv.torch.enable(), torch.autocast("cpu", torch.float16, autocast):
+        for _ in range(_FIRST + 1):
+            step(layer, x)
+        VIEWS[kind](layer)
+        for _ in range(_FIRST + 1):
+            same(step(layer, x), without(layer, x), 1e-2 if autocast else 1e-4)
 
 
 def test_other_gradients_are_wanted(device: HostDevice, long_ways: list[str]) -> None:
@@ -187,10 +233,11 @@ def test_other_gradients_are_wanted(device: HostDevice, long_ways: list[str]) ->
             long_ways.clear()
             same(step(layer, given, wanted=wanted), without(layer, given, wanted=wanted))
         assert not long_ways.count("gradients") or "record" in long_ways
-        layer.requires_grad_(True)
-        for _ in range(2):
-            wanted = [*layer.parameters()]
-            same(step(layer, x, wanted=wanted), without(layer, x, wanted=wanted))
+        layer, given = nn.Conv2d(4, 6, 3), x.clone().requires_grad_()
+        for trains in (False, False, False, True, False, True):
+            layer.bias.requires_grad_(trains)
+            wanted = [given, *[each for each in layer.parameters() if each.requires_grad]]
+            same(step(layer, given, wanted=wanted), without(layer, given, wanted=wanted))
 
 
 def test_between_both_passes(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +285,15 @@ def test_gradients_of_gradients_are_pytorchs(device: HostDevice) -> None:
             (dx,) = torch.autograd.grad(single(given).square().sum(), given, create_graph=True)
             (expected,) = torch.autograd.grad(dx.square().sum(), given)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+        grad = torch.randn(2, 6, 3, 3)  # which needs no gradient itself
+        for created in (False, True):
+            (dx,) = torch.autograd.grad(single(given), given, grad, create_graph=created)
+            assert dx.requires_grad is created
+        (found,) = torch.autograd.grad(dx.square().sum(), single.weight)
+        with registration.suspended():
+            (dx,) = torch.autograd.grad(single(given), given, grad, create_graph=True)
+            (expected,) = torch.autograd.grad(dx.square().sum(), single.weight)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
         y = single(given)
         many = torch.randn(3, *y.shape)
         (batched,) = torch.autograd.grad(y, given, many, is_grads_batched=True)
@@ -271,23 +327,61 @@ def test_where_the_long_way_decides(
             assert [line.calls for line in enabled.report().lines] == [_FIRST + 1] * 3
 
 
-def test_a_step_drops_packed_filters(device: HostDevice, only_quick: Any) -> None:
+def test_a_step_drops_packed_filters(device: HostDevice, packing: None) -> None:
     """Optimisers may change them through ``.data``, which PyTorch does not count."""
     layer, x = nn.Conv2d(32, 64, 3), torch.randn(1, 32, 6, 5)
     with leanconv.torch.enable() as enabled:
         for _ in range(_FIRST):
             step(layer, x)
+        assert enabled_step(layer).quick is not None
         for _ in range(3):
             with torch.no_grad():
                 for _ in range(3):
                     layer(x)
+            assert enabled.report().packed_bytes
             step(layer, x)
             layer.weight.data.mul_(2)
             with torch.no_grad(), registration.suspended():
                 expected = layer(x)
             with torch.no_grad():
                 torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
-        assert enabled.report().taken
+
+
+def test_a_precision_that_changes_between_both_passes_is_asked(device: HostDevice, long_ways: list[str]) -> None:
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
+    with leanconv.torch.enable():
+        for _ in range(_FIRST):
+            step(layer, x)
+        y, allowed = layer(x), torch.backends.cudnn.allow_tf32
+        long_ways.clear()
+        with torch.backends.cudnn.flags(allow_tf32=not allowed):
+            torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)
+        assert long_ways == ["gradients"]
+
+
+def test_frozen_filters_may_be_another_choice(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where their gradient alone was taken, nothing is recorded any more."""
+    monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if problem.op == "wgrad" else 1e-6)
+    layer, x = nn.Conv2d(4, 6, 3, bias=False), torch.randn(2, 4, 9, 8, requires_grad=True)
+    with leanconv.torch.enable():
+        for trains in (True, True, True, False, False, True):
+            layer.weight.requires_grad_(trains)
+            y = layer(x)
+            assert (type(y.grad_fn).__name__ == "RecordedBackward") is trains
+            y.sum().backward()
+
+
+def test_a_checkpoint_is_pytorchs(device: HostDevice) -> None:
+    """Its recomputation ends where the last tensor is saved."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
+    expected = without(layer, x, wanted=[x, *layer.parameters()])
+    with leanconv.torch.enable():
+        for checkpoint in (False, False, False, True, False):
+            call = partial(torch.utils.checkpoint.checkpoint, layer, use_reentrant=False) if checkpoint else layer
+            y = call(x)
+            assert (type(y.grad_fn).__name__ == "RecordedBackward") is not checkpoint
+            grad = torch.arange(y.numel(), dtype=y.dtype).view(y.shape) % 7 - 3
+            same([y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], grad)], expected)
 
 
 def test_nothing_is_kept(device: HostDevice) -> None:

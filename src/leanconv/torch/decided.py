@@ -23,7 +23,7 @@ from leanconv.runtime.bounded_cache import BoundedCache
 from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import recorded
-from leanconv.torch.deciding import Choice, Deciding, active
+from leanconv.torch.deciding import Choice, Deciding
 from leanconv.torch.layers import precision_asked
 from leanconv.torch.packed import (
     CastFilters,
@@ -287,35 +287,35 @@ class Layers:
         dtype, patch, trains = layer.dtype, self._patch(), weight.requires_grad
         left = self._left_recorded(layer, input, weight, bias, captured)
         # the guard may be of another call, such as one that a graph has captured
-        if not captured and (layer.recorded is None or layer.trains is not trains) and layer.knows(input, weight, bias):
-            layer.trains = trains
-            if left is None and patch is not None:
-                layer.step = layer.step or _step(layer)
-                layer.recorded = recorded_taken(layer, layer.step, trains)
-            elif left is not None:
-                ticks = self._together(left).ticks
+        is_new = not captured and (layer.recorded is None or layer.trains is not trains)
+        is_new = is_new and layer.knows(input, weight, bias)
+        if left is not None:
+            if is_new:
+                layer.trains, ticks = trains, self._together(left).ticks
                 layer.recorded = quick_recorded(
                     layer.known(), ticks, self._packed, self.refresh, trains, layer.tf32, layer.options
                 )
-        if left is not None:
             if self._packed:  # for passes without a gradient; ours would drop it in the backward pass
                 self.refresh(weight)
             next(self._together(left).ticks)
             # which casts as PyTorch's own
             return left_to_pytorch(input, weight, bias, layer.options, layer.tf32)
         x, w, added = lowered(input, dtype), lowered(weight, dtype), lowered(bias, dtype)
-        step = layer.step
         if (
             layer.call is None
             or layer.captured is not None
             or (layer.fits(x, bias) and signature(weight) == layer.weight)
         ):
             step = layer.step = layer.step or _step(layer)
+            if is_new:
+                layer.trains, layer.recorded = trains, recorded_taken(layer, step, trains)
             next((layer.captured or layer.line).ticks)
         elif patch is None or is_lazy(x) or is_lazy(w) or is_lazy(added):
             return layer.function.original(input, weight, bias, *layer.given)
         else:
-            step = recorded.Step(partial(_anew, patch, layer.options), layer.options, active)
+            if signature(weight) != layer.weight:  # other memory: the next call decides anew
+                self.forget(layer)
+            step = recorded.Step(partial(_anew, patch, layer.options), layer.options, looks=0)
         return recorded.record(x, w, added, step)
 
     def _left_recorded(
@@ -465,16 +465,16 @@ def _as_cast(tensor: Any, dtype: Any) -> Any:
 def _step(layer: Layer) -> recorded.Step:
     """How a layer is computed whose gradient is recorded."""
     if layer.call is None or layer.captured is not None:
-        return recorded.Step(partial(_left, layer.options, layer.tf32), layer.options, active)
+        return recorded.Step(partial(_left, layer.options, layer.tf32), layer.options)
     launch, otherwise = launcher(layer.ready, layer.function.axes == 1), layer.call
     if launch is None:
-        return recorded.Step(otherwise, layer.options, active)
+        return recorded.Step(otherwise, layer.options)
 
     def call(x: Any, w: Any, bias: Any) -> Any:
         y = launch(x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr())
         return otherwise(x, w, bias) if y is None else y
 
-    return recorded.Step(call, layer.options, active)
+    return recorded.Step(call, layer.options)
 
 
 def _compute(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +27,13 @@ class Choice:
     outside: bool = False
     #: the call on images, that of signals with one row; None where it is no `leanconv.call.gpu_call.GpuCall`
     ready: Any = None
+
+
+def left_of(choices: Sequence[Choice], mask: Sequence[bool]) -> list[bool]:
+    """Which gradients that ``mask`` wants of images, filters and bias PyTorch computes: what is not taken, and with any
+    of these that of the bias."""
+    by_x, by_w = (wanted and each.call is None for wanted, each in zip(mask, choices, strict=False))
+    return [by_x, by_w, (by_x or by_w) and mask[2]]
 
 
 class Decision(NamedTuple):

@@ -124,7 +124,7 @@ LAUNCH = 5940
 #: clock cycles in a microsecond, of an H200 at work
 CYCLES_PER_US = 1980
 #: Microseconds of the GPU that a layer must save where its gradient is recorded in Python, and from which time of
-#: PyTorch's on the host waits for the GPU. Explored (H200, 2026-11-29): forward and backward keep the host busy for 20
+#: PyTorch's on the host waits for the GPU. Explored (H200, 38802e3f): forward and backward keep the host busy for 20
 #: to 50 longer than PyTorch's own in EfficientNet-B0 and ResNet-50. Of ConvNeXt-T in TF32 a step that took what saves
 #: 100 was quicker than one that took what saves 200.
 _RECORDING_US, _BUSY_US = 100, 400

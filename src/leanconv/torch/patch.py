@@ -29,7 +29,7 @@ from leanconv.runtime.compile import CompileError
 from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import decided, quick, registration, switches
 from leanconv.torch.comparing import compared
-from leanconv.torch.deciding import Choice, Decision
+from leanconv.torch.deciding import Choice, Decision, left_of
 from leanconv.torch.expected_time import CYCLES_PER_US, pytorch_cycles, worth_recording
 from leanconv.torch.layers import (
     FUNCTION_OF,
@@ -206,7 +206,6 @@ class Patch:
         """aten::convolution_backward."""
         *most, mask = given
         choices = by_x, by_w = self._gradients(grad, x, w, given)
-        ours_x, ours_w = mask[0] and by_x.call is not None, mask[1] and by_w.call is not None
         source = source_of(w)
         self.layers.refresh(source)
         if switches.capturing():
@@ -214,17 +213,16 @@ class Patch:
         for wanted, by in zip(mask, choices, strict=False):
             if wanted:
                 next(by.line.ticks)
-        rest = [mask[0] and not ours_x, mask[1] and not ours_w, False]
+        left = left_of(choices, mask)
         dx = dw = db = None
-        if any(rest):
-            rest[2] = mask[2]
-            dx, dw, db = registration.original_backward(grad, x, w, bias_sizes, *most, rest)
+        if any(left):
+            dx, dw, db = registration.original_backward(grad, x, w, bias_sizes, *most, left)
         elif mask[2]:
             db = grad.sum((0, *range(2, grad.dim())))
-        if ours_x:
-            dx = by_x.call(grad, w, x)  # type: ignore[misc]
-        if ours_w:
-            dw = by_w.call(grad, w, x)  # type: ignore[misc]
+        if mask[0] and by_x.call is not None:
+            dx = by_x.call(grad, w, x)
+        if mask[1] and by_w.call is not None:
+            dw = by_w.call(grad, w, x)
         return dx, dw, db
 
     def quick_gradients(self, grad: Any, x: Any, w: Any, given: Any, mask: Any) -> Gradients | None:

@@ -16,7 +16,7 @@ import torch
 
 from leanconv.call.gpu_call import GpuCall, PreparedCall
 from leanconv.runtime.driver import CudaError
-from leanconv.torch.deciding import Choice, Deciding, active
+from leanconv.torch.deciding import Choice, Deciding, active, left_of
 from leanconv.torch.layers import precision_asked
 from leanconv.torch.packed import lowered, version_of
 from leanconv.torch.recorded import Gradients, Step, record
@@ -47,7 +47,7 @@ def taken(layer: Any) -> Quick | None:
     launch = call.quick()
     if launch is None or launch.scratch is not None:
         return None
-    copies, order, *parts = launch[:6]
+    copies, order, parts = launch.copies, launch.order, (launch.device, launch.stream, launch.allocate, launch.run)
     signals, (aligned, *addresses) = layer.function.axes == 1, layer.memory
     run: Callable[..., Any] = _taken if layer.dtype is None else _taken_cast
     if layer.captured is not None and packed is None:  # those of packed filters ask themselves
@@ -201,22 +201,20 @@ def gradients(
     ``given`` are the other arguments of aten::convolution, ``mask`` says which gradients are wanted, and ``otherwise``
     is aten::convolution_backward, for what ``choices`` leave to PyTorch. None where nothing is launched so.
     """
-    is_alike, axes, transposed = alike(*tensors), tensors[0].dim() - 2, given[3]
-    taken = [wanted and each.call is not None for wanted, each in zip(mask, choices, strict=False)]
-    launch_x, launch_w = (launcher(each.ready, axes == 1) if is_taken else None
-                          for each, is_taken in zip(choices, taken, strict=True))  # fmt: skip
-    left = [mask[0] and not taken[0], mask[1] and not taken[1], False]
-    if is_alike is None or (launch_x is None) is taken[0] or (launch_w is None) is taken[1] or not any(taken):
+    is_alike, axes, transposed, left = alike(*tensors), tensors[0].dim() - 2, given[3], left_of(choices, mask)
+    ours = [wanted and each.call is not None for wanted, each in zip(mask, choices, strict=False)]
+    launchers = [launcher(each.ready, axes == 1) if mine else None for each, mine in zip(choices, ours, strict=True)]
+    if is_alike is None or any([mine and each is None for each, mine in zip(launchers, ours, strict=True)]):
         return None
-    left[2] = any(left) and mask[2]
+    launch_x, launch_w = launchers
     asked, word = precision_asked() if tensors[0].dtype is torch.float32 else (None, None)
     grad_aligned, x_aligned, w_aligned = (_data_ptr(each) & 15 for each in tensors)
     counts = [each.line.ticks for wanted, each in zip(mask, choices, strict=False) if wanted]
-    wanted, summed, deciding = (*mask, False), (0, *range(2, axes + 2)), weakref.ref(patch)
+    wanted, summed, patch_ref = (*mask, False), (0, *range(2, axes + 2)), weakref.ref(patch)
 
     def compute(grad: Any, x: Any, w: Any, now: tuple[bool, ...]) -> tuple[Any, ...] | None:
-        patch = active[-1] if active else None
-        if now != wanted or patch is None or patch is not deciding() or grad_enabled() or dispatch_modes():
+        decides = active[-1] if active else None
+        if now != wanted or decides is None or decides is not patch_ref() or grad_enabled() or dispatch_modes():
             return None
         try:
             if not is_alike(grad, x, w) or (asked is not None and asked() != word):
@@ -241,7 +239,7 @@ def gradients(
             dw = launch_w(grad_at, x_at, 0) if transposed else launch_w(x_at, grad_at, 0)
             if dw is None:
                 return None
-        patch.layers.trained(w)
+        decides.layers.trained(w)
         for each in counts:
             next(each)
         return dx, dw, db, None

@@ -12,51 +12,53 @@ from typing import Any
 
 import torch
 
-from leanconv.torch.switches import is_lazy
+from leanconv.torch.deciding import active
+from leanconv.torch.switches import compiling, is_lazy, materialized
 
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 #: whether a tensor is the batch of gradients of ``is_grads_batched=True``
 _is_batch: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
-#: called before aten::convolution_backward is asked for a gradient that is differentiable itself
+#: Called before aten::convolution_backward is asked for a gradient that is differentiable itself, or by a transform.
 before_differentiable: list[Callable[[], None]] = []
 #: ``gradients(grad, x, w, wanted)``: those of images, filters and bias that are wanted, and None for the step; or None
 #: where the long way must compute them
 Gradients = Callable[[Any, Any, Any, tuple[bool, ...]], "tuple[Any, ...] | None"]
 #: how often a step looks for the short way of its gradients
 _MOST_LOOKS = 8
+_Tensor = torch.Tensor
 
 
 class Step:
-    """How a layer is computed, forward and backward: ``call(x, w, bias)``, and gradients by ``active[-1]``.
+    """How a layer is computed, forward and backward: ``call(x, w, bias)``, and gradients by the patch that is active.
 
-    ``given`` are the other arguments of aten::convolution.
+    ``given`` are the other arguments of aten::convolution; ``looks`` is how often a step looks for a short way, 0 for
+    one that serves a single call.
     """
 
-    __slots__ = ("active", "call", "given", "looks", "quick")
+    __slots__ = ("call", "given", "looks", "quick")
 
-    def __init__(self, call: Callable[..., Any], given: Any, active: list[Any]) -> None:
-        self.call, self.given, self.active = call, given, active
+    def __init__(self, call: Callable[..., Any], given: Any, looks: int = _MOST_LOOKS) -> None:
+        self.call, self.given, self.looks = call, given, looks
         #: gradients that are wanted as before, of tensors that are alike
         self.quick: Gradients | None = None
-        self.looks = 0
 
     def gradients(self, grad: Any, x: Any, w: Any, wanted: tuple[bool, ...]) -> tuple[Any, ...]:
         """The long way."""
         *mask, _ = wanted
         bias_sizes = [grad.shape[1]] if mask[2] else None
-        given = grad, x, w, bias_sizes, *self.given, mask
         special = torch.compiler.is_compiling() or torch.is_grad_enabled() or _transforms() is not None
-        special = special or _is_batch(grad) or is_lazy(grad) or is_lazy(x) or is_lazy(w)
-        if self.active and not special and type(grad) is torch.Tensor:
-            patch = self.active[-1]
-            gradients = patch.backward(*given)
-            if self.looks < _MOST_LOOKS:
-                self.looks += 1
-                self.quick = patch.quick_gradients(grad, x, w, self.given, mask)
-        else:
+        if not active or special or type(grad) is not _Tensor or _is_batch(grad):
             for each in before_differentiable:
                 each()
-            gradients = torch.ops.aten.convolution_backward(*given)
+            return *torch.ops.aten.convolution_backward(grad, x, w, bias_sizes, *self.given, mask), None
+        lazy = is_lazy(grad) or is_lazy(x) or is_lazy(w)
+        if lazy:
+            grad, x, w = (materialized(each) for each in (grad, x, w))
+        patch = active[-1]
+        gradients = patch.backward(grad, x, w, bias_sizes, *self.given, mask)
+        if self.looks and not lazy:
+            self.looks -= 1
+            self.quick = patch.quick_gradients(grad, x, w, self.given, mask)
         return *gradients, None
 
 
@@ -74,7 +76,7 @@ class Recorded(torch.autograd.Function):
         x, w = ctx.saved_tensors
         step, wanted = ctx.step, ctx.needs_input_grad
         quick = step.quick
-        gradients = None if quick is None else quick(grad, x, w, wanted)
+        gradients = None if quick is None or compiling() else quick(grad, x, w, wanted)
         return step.gradients(grad, x, w, wanted) if gradients is None else gradients
 
 

@@ -147,6 +147,13 @@ def is_lazy(tensor: Any) -> bool:
     return tensor is not None and (tensor.is_neg() or tensor.is_conj() or not address(tensor))
 
 
+def materialized(tensor: Any) -> Any:
+    """A real tensor whose memory has its values; the same one, unless it `is_lazy`."""
+    if tensor.is_neg():
+        return tensor.resolve_neg()
+    return tensor if address(tensor) else torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
 def alike(*tensors: Any) -> Callable[..., bool] | None:
     """A function that says whether tensors are as these are now: class, type, device, sizes, strides, and all that
     PyTorch's dispatcher goes by, which are also modes, autocast, transforms of torch.func and tracers.
