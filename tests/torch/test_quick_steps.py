@@ -203,6 +203,37 @@ def test_filters_that_move(steps: int, autocast: bool, device: HostDevice, monke
     assert len(decided_anew) == 3 if steps > 1 else len(decided_anew) <= 3
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_images_and_biases_elsewhere(autocast: bool, device: HostDevice) -> None:
+    """Kernels may read whole units of 16 bytes."""
+    layer = nn.Conv2d(4, 6, 3)
+    x = torch.randn(2, 4, 9, 8, dtype=torch.float16 if autocast else torch.float32)
+    elsewhere = GRADIENTS["elsewhere in a unit of 16 bytes"]
+    with leanconv.torch.enable():
+        for moved in (False, True):
+            if moved:
+                layer.bias.data = elsewhere(layer.bias.data)
+            for given in (*[x] * (_FIRST + 1), elsewhere(x), x):
+                with torch.autocast("cpu", torch.float16, autocast):
+                    same(step(layer, given), without(layer, given), 1e-2 if autocast else 1e-4)
+
+
+def test_gradients_that_always_lie_otherwise_are_seldom_looked_at(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[Any] = []
+    monkeypatch.setattr(patch.quick, "gradients", lambda *given: looks.append(given))
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    with leanconv.torch.enable():
+        for _ in range(20):
+            step(layer, x)
+        assert len(looks) == 8
+        looks.clear()
+        layer.weight.data = layer.weight.data.clone()
+        step(layer, x)
+    assert not looks, "the next step decides anew"
+
+
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "transposed": lambda layer: setattr(layer.weight, "data", layer.weight.data.transpose(2, 3)),
     "negated": lambda layer: setattr(layer.weight, "data", torch._neg_view(layer.weight.data)),
