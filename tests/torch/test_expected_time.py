@@ -97,7 +97,7 @@ def test_what_is_taken_does_not_lose() -> None:
         mode = "volumes, " * problem.is_volume + ("16 bits" if problem.dtype != "float32" else peer)
         winning[mode] += us < 0.95 * peer_us
         expected = pytorch_cycles(problem, H200, tf32)
-        if choice.cost / expected < most_share(problem, tf32, expected):
+        if choice.cost / expected < most_share(problem, choice.algorithm.name, tf32, expected):
             taken[mode].append(us / peer_us)
     won = {mode: sum(ratio < 0.95 for ratio in ratios) for mode, ratios in taken.items()}
     print({m: (len(r), sum(x > 1.05 for x in r), won[m], winning[m]) for m, r in taken.items()})
@@ -139,7 +139,7 @@ def test_gradients_of_filters_in_16_bits_are_taken_channels_last(layer: str, tak
     choice = chosen(problem, 32 << 20)
     assert (choice.algorithm.stem == "native_weight_nhwc") == (problem.c % 8 == 0)
     expected = pytorch_cycles(problem, H200, False)
-    assert (choice.cost / expected < most_share(problem, False, expected)) == taken
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.name, False, expected)) == taken
 
 
 def test_a_launch_is_added_where_the_prediction_leaves_it_out() -> None:
@@ -227,7 +227,9 @@ def test_groups_in_tf32_are_taken_where_they_were_measured_to_win(layer: str, ou
     choice = chosen(problem, 32 << 20 if problem.op == "wgrad" else None)
     assert choice.cost / CYCLES_PER_US == pytest.approx(ours, rel=0.3)
     expected = pytorch_cycles(problem, H200, True)
-    assert (choice.cost / expected < most_share(problem, True, expected)) == (ours < 0.95 * theirs)
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.name, True, expected)) == (
+        ours < 0.95 * theirs
+    )
 
 
 @pytest.mark.parametrize(("dtype", "taken"), [("float32", [True] * 4), ("float16", [True, True, False, False])])
@@ -262,4 +264,5 @@ def test_gradients_of_the_input_are_taken_where_they_were_measured_to_win(layer:
     problem = parse_problem(f"conv:n32,{layer},NHWC,dgrad")
     tf32 = problem.dtype == "float32"
     expected = pytorch_cycles(problem, H200, tf32)
-    assert (chosen(problem).cost / expected < most_share(problem, tf32, expected)) == taken
+    choice = chosen(problem)
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.name, tf32, expected)) == taken

@@ -252,9 +252,10 @@ def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
     return products / (target.multiprocessors * target.tensor_flops / (2 if is_16bit else 4) * reached)
 
 
-def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
-    """leanconv takes a layer whose predicted time is below this part of what PyTorch is expected to take: ``pytorch``
-    clock cycles."""
+def most_share(problem: ConvProblem, algorithm: str, tf32: bool, pytorch: float) -> float:
+    """leanconv takes a layer, which that algorithm computes, if its predicted time is below this part of what PyTorch
+    is expected to take: ``pytorch`` clock cycles."""
+    pointwise = algorithm == "native_gemm_pointwise"
     op, taps, last, is_16bit = problem.op, problem.r * problem.s, problem.layout == "NHWC", problem.dtype != "float32"
     several, strided = taps > 1, problem.stride != (1, 1)
     if problem.is_volume:
@@ -272,7 +273,7 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
             return _MOST_16_WEIGHT[kind] if aligned else _MOST_16_WEIGHT_OTHER["few" if problem.c <= _FEW else kind]
         return _MOST_16_WEIGHT_NCHW
     if is_16bit and op == "dgrad" and not last:
-        return _MOST_16_INPUT_NCHW["pointwise" if _pointwise(problem) else kind]
+        return _MOST_16_INPUT_NCHW["pointwise" if pointwise else kind]
     if is_16bit and op == "dgrad":
         usual = problem.c % 8 == problem.k % 8 == 0 and min(problem.c, problem.k) > _FEW
         long = several or pytorch >= _LONG_US * CYCLES_PER_US
@@ -281,7 +282,7 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
         if last and not several and pytorch >= _LONG_US * CYCLES_PER_US:
             return _MOST_16_LONG
         few = problem.c <= _FEW or taps > 9
-        if not last and not few and _pointwise(problem):
+        if not few and pointwise:
             return _MOST_16_NCHW
         return _MOST_16["other" if few else "up to 9 taps" if several else "1x1"]
     if op != "wgrad" and taps > _FFT_TAPS and problem.c < _FFT_CHANNELS:
@@ -294,14 +295,6 @@ def most_share(problem: ConvProblem, tf32: bool, pytorch: float) -> float:
         large = taps > 9 and problem.c > _FEW and op == "fprop"
         return _MOST_TF32_LARGE[last] if large else _MOST_TF32[kind if op == "fprop" else "gradient"]
     return _MOST_FP32_WEIGHT_NCHW if op == "wgrad" and several and not last else _MOST_FP32[op]
-
-
-def _pointwise(problem: ConvProblem) -> bool:
-    """Whether native_gemm_pointwise computes a layer channels first, or the gradient of its input."""
-    even = problem.stride == (2, 2) and problem.h % 2 == problem.w % 2 == 0
-    at_stride = problem.stride[1] == 2 if problem.op == "fprop" else even and not problem.bias
-    whole = problem.r * problem.s == 1 and not any(problem.padding) and problem.c % 8 == 0
-    return whole and (problem.stride == (1, 1) or at_stride)
 
 
 def _most_of_depthwise(problem: ConvProblem) -> float:
