@@ -97,7 +97,7 @@ def test_what_is_taken_does_not_lose() -> None:
         mode = "volumes, " * problem.is_volume + ("16 bits" if problem.dtype != "float32" else peer)
         winning[mode] += us < 0.95 * peer_us
         expected = pytorch_cycles(problem, H200, tf32)
-        if choice.cost / expected < most_share(problem, choice.algorithm.name, tf32, expected):
+        if choice.cost / expected < most_share(problem, choice.algorithm.stem, tf32, expected):
             taken[mode].append(us / peer_us)
     won = {mode: sum(ratio < 0.95 for ratio in ratios) for mode, ratios in taken.items()}
     print({m: (len(r), sum(x > 1.05 for x in r), won[m], winning[m]) for m, r in taken.items()})
@@ -139,7 +139,7 @@ def test_gradients_of_filters_in_16_bits_are_taken_channels_last(layer: str, tak
     choice = chosen(problem, 32 << 20)
     assert (choice.algorithm.stem == "native_weight_nhwc") == (problem.c % 8 == 0)
     expected = pytorch_cycles(problem, H200, False)
-    assert (choice.cost / expected < most_share(problem, choice.algorithm.name, False, expected)) == taken
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.stem, False, expected)) == taken
 
 
 def test_a_launch_is_added_where_the_prediction_leaves_it_out() -> None:
@@ -227,7 +227,7 @@ def test_groups_in_tf32_are_taken_where_they_were_measured_to_win(layer: str, ou
     choice = chosen(problem, 32 << 20 if problem.op == "wgrad" else None)
     assert choice.cost / CYCLES_PER_US == pytest.approx(ours, rel=0.3)
     expected = pytorch_cycles(problem, H200, True)
-    assert (choice.cost / expected < most_share(problem, choice.algorithm.name, True, expected)) == (
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.stem, True, expected)) == (
         ours < 0.95 * theirs
     )
 
@@ -249,6 +249,20 @@ def test_a_recorded_step_takes_the_depthwise_layers_of_convnext_that_pay(dtype: 
     assert found == taken, found
 
 
+@pytest.mark.parametrize(("op", "count"), [("fprop", 15), ("dgrad", 9)])
+def test_resnets_pointwise_layers_are_taken_channels_first_in_16_bits(op: str, count: int) -> None:
+    """By the decision itself, of the 15 that native_gemm_pointwise computes: nine of the gradients."""
+    suite = "resnet-50-float16" + "-dgrad" * (op == "dgrad")
+    problems = Results.read(RESULTS / f"{suite}.json").problems.values()
+    found = []
+    for problem in (replace(parse_problem(each["words"]), op=op) for each in problems):
+        choice = chosen(problem)
+        if choice.algorithm.stem == "native_gemm_pointwise":
+            loaded: Any = SimpleNamespace(choice=choice, problem=problem, device=SimpleNamespace(target=H200))
+            found.append(bool(compared(loaded, problem, False, pytorch_cycles(problem, H200, False)).name))
+    assert (sum(found), len(found)) == (count, 15)
+
+
 @pytest.mark.parametrize(
     ("layer", "taken"),
     [
@@ -265,4 +279,4 @@ def test_gradients_of_the_input_are_taken_where_they_were_measured_to_win(layer:
     tf32 = problem.dtype == "float32"
     expected = pytorch_cycles(problem, H200, tf32)
     choice = chosen(problem)
-    assert (choice.cost / expected < most_share(problem, choice.algorithm.name, tf32, expected)) == taken
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.stem, tf32, expected)) == taken

@@ -48,7 +48,7 @@ def compared(
         why = f"{name} is expected to take {ours / theirs:.2f} of the time of PyTorch" + " in TF32" * tf32
         if math.isinf(ours):
             why = f"nobody knows how long {name} takes"
-        most = most_share(problem, name, tf32, pytorch)
+        most = most_share(problem, algorithm.stem, tf32, pytorch)
         if passes:
             most = max(most, 1.0)
     if passes:
