@@ -21,7 +21,7 @@ from leanconv.runtime import launch
 
 
 class PreparedWeights:
-    """Filters to pass in place of ``array`` to `conv2d`, `conv2d_input` and `conv1d`; made by `prepare_weights`.
+    """Filters to pass in place of ``array`` to layers and gradients of the input; made by `prepare_weights`.
 
     All other attributes (``shape``, ``dtype``, ...) are those of ``array``. May be used on any stream and thread.
     """
@@ -130,7 +130,7 @@ def prepare_weights(w: Any) -> PreparedWeights:
     may take another algorithm than for ``w``, with other roundings.
 
     Args:
-        w: filters as `conv2d`, `conv2d_input` and `conv1d` take them, on a GPU. They are not copied. Changes in place
+        w: filters as layers and gradients of the input take them, on a GPU. They are not copied. Changes in place
             that PyTorch counts are followed; after any other call `PreparedWeights.refresh`.
 
     Returns:

@@ -52,7 +52,7 @@ def box_blur(
         image: as in `filter2d`.
         size: of the box, or (rows, columns). The time of a large one hardly depends on it. On the GPU its rows fit into
             shared memory: on an H200 408, of float64 193; of images of one channel whose results are float32 or
-            float64 there may be thousands.
+            float64 there may be thousands, where the box has 33 columns or more.
         border, value, anchor, dtype, channels_last, mode, out, device: as in `filter2d`.
 
     Returns:

@@ -60,8 +60,8 @@ def conv3d(
     Raises:
         As `leanconv.conv2d`.
 
-    A layer whose filters have one slice, or one row and one column, is computed as one of images, on the same memory
-    (docs/volumes.md).
+    Some layers are computed as ones of images, on the same memory: such as those with filters of one row and one column
+    at unit stride along both, or, channels last, of one slice at unit stride along the depth (docs/volumes.md).
 
     >>> import numpy as np
     >>> x, w = np.ones((1, 1, 3, 4, 4), np.float32), np.ones((1, 1, 3, 3, 3), np.float32)

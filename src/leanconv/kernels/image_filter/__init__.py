@@ -7,7 +7,7 @@ Kernels     register_cache (``filter2d``, ``filter3d`` and what `leanconv.ndimag
             ``erode``, ``dilate``; box_passes for large ones), median (``median_blur``)
 Papers      P. Chen et al., Pushing the Limits for 2D Convolution Computation on CUDA-enabled GPUs (2018); M. van Herk,
             A fast algorithm for local minimum and maximum filters (1992)
-Requires    sm_80 or newer; every real type of up to 64 bits
+Requires    sm_80 or newer; int8 to int32, uint8, uint16, float16, bfloat16, float32 and float64
 Memory      no workspace: borders are computed in the kernel; fourier's takes one, strip by strip or tile by tile
 Precision   ``ieee``; tensor_filter, separable_tensor, fourier_lines and fourier_tiles ``fp32``
 ``auto``    always: the only kernels for image filters

@@ -10,5 +10,5 @@ Memory      no workspace; the gradient of the filters may split the reduction (s
 Precision   ``ieee``, where a transform does not round more: F(2x2, 3x3) and alpha up to 8 keep ``fp32``, F(4x4, 3x3),
             alpha 8 of seven outputs and 16 ``relaxed``
 ``auto``    the least predicted time: for ``ieee``, on GPUs whose tensor cores are slow in float32's accuracy (8.6,
-            8.9, GeForce most), for few channels, small layers, or groups that leave tensor cores idle
+            8.9 and 12.0, GeForce most), for few channels, small layers, or groups that leave tensor cores idle
 """
