@@ -65,7 +65,8 @@ def test_switching_while_other_threads_compute(device: HostDevice, where: Any, e
         done.set()
         for thread in threads:
             thread.join()
-    assert not failed and bool(device.launches) == (exclude is None)
+    assert not failed, failed
+    assert bool(device.launches) == (exclude is None)
 
 
 def test_a_call_under_way_while_it_is_switched_off(device: HostDevice) -> None:

@@ -16,7 +16,7 @@ from tests.stand_ins import HostDevice, set_capturing
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import decided, patch, quick, recorded, registration, switches  # noqa: E402
+from leanconv.torch import decided, deciding, patch, quick, recorded, registration, switches  # noqa: E402
 from tests.torch.test_quick_calls import CASES, LongWayError  # noqa: E402
 
 nn = torch.nn
@@ -300,6 +300,24 @@ def test_between_both_passes(device: HostDevice, monkeypatch: pytest.MonkeyPatch
         count = len(device.launches)
         same([*torch.autograd.grad(y, wanted, grad)], expected)
         assert len(device.launches) == count
+
+
+def test_what_decides_may_go_while_it_is_asked(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, in the midst of a gradient."""
+    layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
+    expected = without(layer, x)
+    with leanconv.torch.enable() as enabled:
+        monkeypatch.setattr(recorded, "is_lazy", lambda tensor: enabled.disable() is not None)
+        same(step(layer, x), expected)
+    monkeypatch.setattr(deciding, "active", SwitchedOff())
+    assert deciding.current() is None
+
+
+class SwitchedOff(list[Any]):
+    """A list that was not empty a moment ago."""
+
+    def __len__(self) -> int:
+        return 1
 
 
 def test_gradients_of_gradients_are_pytorchs(device: HostDevice) -> None:

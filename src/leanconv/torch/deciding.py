@@ -73,3 +73,11 @@ class Deciding(Protocol):
 
 #: what is switched on; the last one decides
 active: list[Deciding] = []
+
+
+def current() -> Deciding | None:
+    """What decides now, which another thread may switch off at any time."""
+    try:
+        return active[-1]
+    except IndexError:
+        return None

@@ -16,7 +16,7 @@ import torch
 
 from leanconv.call.gpu_call import GpuCall, PreparedCall
 from leanconv.runtime.driver import CudaError
-from leanconv.torch.deciding import Choice, Deciding, active, left_of
+from leanconv.torch.deciding import Choice, Deciding, current, left_of
 from leanconv.torch.layers import precision_asked
 from leanconv.torch.packed import lowered, version_of
 from leanconv.torch.recorded import Gradients, Step, record
@@ -213,7 +213,7 @@ def gradients(
     wanted, summed, patch_ref = (*mask, False), (0, *range(2, axes + 2)), weakref.ref(patch)
 
     def compute(grad: Any, x: Any, w: Any, now: tuple[bool, ...]) -> tuple[Any, ...] | None:
-        decides = active[-1] if active else None
+        decides = current()
         if now != wanted or decides is None or decides is not patch_ref() or grad_enabled() or dispatch_modes():
             return None
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from leanconv.torch.deciding import active
+from leanconv.torch.deciding import current
 from leanconv.torch.switches import compiling, is_lazy, materialized
 
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
@@ -47,14 +47,14 @@ class Step:
         *mask, _ = wanted
         bias_sizes = [grad.shape[1]] if mask[2] else None
         special = torch.compiler.is_compiling() or torch.is_grad_enabled() or _transforms() is not None
-        if not active or special or type(grad) is not _Tensor or _is_batch(grad):
+        patch = current()
+        if patch is None or special or type(grad) is not _Tensor or _is_batch(grad):
             for each in before_differentiable:
                 each()
             return *torch.ops.aten.convolution_backward(grad, x, w, bias_sizes, *self.given, mask), None
         lazy = is_lazy(grad) or is_lazy(x) or is_lazy(w)
         if lazy:
             grad, x, w = (materialized(each) for each in (grad, x, w))
-        patch = active[-1]
         gradients = patch.backward(grad, x, w, bias_sizes, *self.given, mask)
         if self.looks and not lazy:
             self.looks -= 1

@@ -17,13 +17,15 @@ import torch
 
 from leanconv.call import bind
 from leanconv.torch import functions, module_call, recorded, switches
-from leanconv.torch.deciding import Deciding
+from leanconv.torch.deciding import Deciding, current
 from leanconv.torch.deciding import active as active_patches
 from leanconv.torch.layers import tf32_allowed
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
 _active: list[Deciding] = active_patches
+#: the patch that decides now
+active = current
 _latest: Deciding | None = None
 #: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
 #: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
@@ -31,14 +33,6 @@ _libraries: dict[str, torch.library.Library] = {}
 #: those that have the kernel of aten::convolution_backward
 _with_backward: weakref.WeakSet[torch.library.Library] = weakref.WeakSet()
 _lock = threading.Lock()
-
-
-def active() -> Deciding | None:
-    """The patch that decides now."""
-    try:
-        return _active[-1]
-    except IndexError:
-        return None
 
 
 @contextmanager
