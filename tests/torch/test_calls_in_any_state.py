@@ -87,9 +87,6 @@ class Calls(RuleBasedStateMachine):
 
     device: HostDevice
     monkeypatch: pytest.MonkeyPatch
-    #: gradients that leanconv has recorded, and those of them that took the long way
-    recorded = 0
-    long = 0
 
     results = Bundle("results")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -74,6 +75,15 @@ def same(found: list[Any], expected: list[Any], tolerance: float = 1e-4) -> None
         )
 
 
+@contextmanager
+def known(layer: Any, x: Any, grad: Any = None) -> Iterator[Any]:
+    """`leanconv.torch.enable` lasts, and steps of a layer are as the ones before."""
+    with leanconv.torch.enable() as enabled:
+        for _ in range(_FIRST):
+            step(layer, x, grad)
+        yield enabled
+
+
 def without(layer: Any, x: Any, **more: Any) -> list[Any]:
     with registration.suspended():
         return step(layer, x, **more)
@@ -89,9 +99,7 @@ def test_the_fourth_step_is_quick(name: str, autocast: bool, device: HostDevice,
     x = torch.randn(shape).to(layer.weight.dtype)
     with torch.autocast("cpu", torch.float16, autocast):
         expected = without(layer, x)
-        with leanconv.torch.enable() as enabled:
-            for _ in range(_FIRST):
-                step(layer, x)
+        with known(layer, x) as enabled:
             only_quick()
             count = len(device.launches)
             for _ in range(2):
@@ -108,9 +116,7 @@ def test_what_pytorch_computes_beside_it(
     monkeypatch.setattr(patch, "pytorch_cycles", lambda problem, target, tf32: 1e12 if problem.op == op else 1e-6)
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     expected = without(layer, x)
-    with leanconv.torch.enable() as enabled:
-        for _ in range(_FIRST):
-            step(layer, x)
+    with known(layer, x) as enabled:
         only_quick()
         count = len(device.launches)
         same(step(layer, x), expected)
@@ -122,9 +128,7 @@ def test_quick_gradients_ask_little(device: HostDevice, monkeypatch: pytest.Monk
     """Calls of Python's and C's: in a network each function is one that the host has not at hand."""
     monkeypatch.setattr(device, "executable", lambda plan, roles: lambda *given: None)
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
-    with leanconv.torch.enable():
-        for _ in range(_FIRST):
-            step(layer, x)
+    with known(layer, x):
         grad, wanted = torch.ones(2, 6, 7, 6), (True, True, True, False)
         with torch.no_grad():
             found = enabled_step(layer)
@@ -155,9 +159,7 @@ def test_gradients_that_lie_otherwise(kind: str, device: HostDevice, long_ways: 
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     grad = torch.randn(2, 6, 7, 6)
     other = GRADIENTS[kind](grad)
-    with leanconv.torch.enable():
-        for _ in range(_FIRST):
-            step(layer, x, grad)
+    with known(layer, x, grad):
         long_ways.clear()
         for given in (other, grad):
             same(step(layer, x, given), without(layer, x, grad=given))
@@ -276,11 +278,8 @@ def test_between_both_passes(device: HostDevice, monkeypatch: pytest.MonkeyPatch
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
     wanted, grad = [x, *layer.parameters()], torch.randn(2, 6, 7, 6)
     expected = without(layer, x, grad=grad, wanted=wanted)[1:]
-    with leanconv.torch.enable() as enabled:
-        for _ in range(_FIRST):
-            step(layer, x)
-        with registration.suspended():
-            count = len(device.launches)
+    with known(layer, x) as enabled:
+        count = len(device.launches)
         y, kept = layer(x), len(device.launches)
         assert kept == count + 1
         with registration.suspended():
@@ -357,9 +356,7 @@ def test_where_the_long_way_decides(
 ) -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8)
     expected = without(layer, x)
-    with leanconv.torch.enable() as enabled:
-        for _ in range(_FIRST):
-            step(layer, x)
+    with known(layer, x) as enabled:
         long_ways.clear()
         count = len(device.launches)
         with monkeypatch.context() as patched:
@@ -379,9 +376,7 @@ def test_where_the_long_way_decides(
 def test_a_step_drops_packed_filters(device: HostDevice, packing: None) -> None:
     """Optimisers may change them through ``.data``, which PyTorch does not count."""
     layer, x = nn.Conv2d(32, 64, 3), torch.randn(1, 32, 6, 5)
-    with leanconv.torch.enable() as enabled:
-        for _ in range(_FIRST):
-            step(layer, x)
+    with known(layer, x) as enabled:
         assert enabled_step(layer).quick is not None
         for _ in range(3):
             with torch.no_grad():
@@ -398,9 +393,7 @@ def test_a_step_drops_packed_filters(device: HostDevice, packing: None) -> None:
 
 def test_a_precision_that_changes_between_both_passes_is_asked(device: HostDevice, long_ways: list[str]) -> None:
     layer, x = nn.Conv2d(4, 6, 3), torch.randn(2, 4, 9, 8, requires_grad=True)
-    with leanconv.torch.enable():
-        for _ in range(_FIRST):
-            step(layer, x)
+    with known(layer, x):
         y, allowed = layer(x), torch.backends.cudnn.allow_tf32
         long_ways.clear()
         with torch.backends.cudnn.flags(allow_tf32=not allowed):

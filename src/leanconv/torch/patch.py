@@ -206,10 +206,10 @@ class Patch:
         """aten::convolution_backward."""
         *most, mask = given
         choices = by_x, by_w = self._gradients(grad, x, w, given)
-        source = source_of(w)
-        self.layers.refresh(source)
         if switches.capturing():
-            self.layers.trained_by_graph(source)
+            self.layers.trained_by_graph(source_of(w))
+        else:
+            self.layers.trained(w)
         for wanted, by in zip(mask, choices, strict=False):
             if wanted:
                 next(by.line.ticks)

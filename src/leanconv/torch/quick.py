@@ -206,7 +206,7 @@ def gradients(
     launchers = [launcher(each.ready, axes == 1) if mine else None for each, mine in zip(choices, ours, strict=True)]
     if is_alike is None or any([mine and each is None for each, mine in zip(launchers, ours, strict=True)]):
         return None
-    launch_x, launch_w = launchers
+    (launch_x, launch_w), is_left = launchers, any(left)
     asked, word = precision_asked() if tensors[0].dtype is torch.float32 else (None, None)
     grad_aligned, x_aligned, w_aligned = (_data_ptr(each) & 15 for each in tensors)
     counts = [each.line.ticks for wanted, each in zip(mask, choices, strict=False) if wanted]
@@ -226,7 +226,7 @@ def gradients(
         if not aligned or capturing():
             return None
         dx = dw = db = None
-        if any(left):
+        if is_left:
             sizes = [grad.shape[1]] if left[2] else None
             dx, dw, db = otherwise(grad, x, w, sizes, *given, left)
         elif mask[2]:

@@ -25,7 +25,6 @@ before_differentiable: list[Callable[[], None]] = []
 Gradients = Callable[[Any, Any, Any, tuple[bool, ...]], "tuple[Any, ...] | None"]
 #: how often a step looks for the short way of its gradients
 _MOST_LOOKS = 8
-_Tensor = torch.Tensor
 
 
 class Step:
@@ -48,7 +47,7 @@ class Step:
         bias_sizes = [grad.shape[1]] if mask[2] else None
         special = torch.compiler.is_compiling() or torch.is_grad_enabled() or _transforms() is not None
         patch = current()
-        if patch is None or special or type(grad) is not _Tensor or _is_batch(grad):
+        if patch is None or special or type(grad) is not torch.Tensor or _is_batch(grad):
             for each in before_differentiable:
                 each()
             return *torch.ops.aten.convolution_backward(grad, x, w, bias_sizes, *self.given, mask), None
