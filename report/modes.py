@@ -43,9 +43,8 @@ UNCAPTURED = ("mvit_v2_s",)
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
 #: Rounds of training steps. Explored (H200, 3175f511): the host takes 29 to 40 ms to launch a step of ConvNeXt-T in
-#: 16 bits, of which the GPU computes 14. In 31 rounds the median of PyTorch's step was 7 % from that of the same step
-#: timed once more, so rows have both.
-_STEP_ROUNDS = 21
+#: 16 bits, of which the GPU computes 14. So rows have PyTorch's step timed once more.
+_STEP_ROUNDS = 31
 #: How many images are computed in float64 too, and leanconv's error at most, in PyTorch's: of what was right 5.6.
 _EXACT, _MOST_ERROR = 4, 10
 

@@ -254,8 +254,8 @@ def test_a_step_is_timed_as_a_graph_too_and_pytorchs_once_more(
     with patched_cpu(monkeypatch):
         row = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"])
         assert launches == {False: 0, True: 10}, "in each layout both layers, their filters' gradients, and one input's"
-        assert row | {"taken": 5, "left": 0, "torch_graph_us": 2.0, "leanconv_graph_us": 4.0, "torch_eager_us": 7.1,
-                      "again_eager_us": 11.1} == row  # fmt: skip
+        assert row | {"taken": 5, "left": 0, "torch_graph_us": 2.0, "leanconv_graph_us": 4.0, "torch_eager_us": 8.1,
+                      "again_eager_us": 12.1} == row  # fmt: skip
         bare = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=False)
         assert (bare["taken"], bare["left"]) == (0, 5) and "leanconv_graph_us" not in bare
     assert launches == {False: 0, True: 10}
@@ -317,8 +317,8 @@ def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkey
 
     def elapsed(call: Any, count: int) -> float:
         order.append((call(), count, "".join(active)))
-        # a round in which the host was slow
-        return us[call()] * (9 if len(order) == 10 else 1)
+        # the host is quick in the first calls, which tell how many are timed, and in the third round
+        return us[call()] * (1 if len(order) < 4 or 9 < len(order) < 13 else 9)
 
     monkeypatch.setattr(timed, "elapsed_us", elapsed)
     calls = {name: lambda name=name: name for name in us}
