@@ -12,8 +12,8 @@ _ROUNDS, _ROUND_US = 7, 15000.0
 #: The same of what is launched by Python: as many rounds as take so many microseconds, within these numbers. Hosts are
 #: faster and slower by the second, so rounds are short and many, and the quickest one counts. Explored (H200, c66c81e2,
 #: 6c7a8148): of 111 single steps of EfficientNet-B0 the quickest of PyTorch's and of the same step timed once more
-#: differ by 0.5 %, the medians by 1.1 %; in rows of six steps, of 31 rounds, the quickest by 0 to 14 %, the medians by 0
-#: to 16 %.
+#: differ by 0.5 %, the medians by 1.1 %; in rows of six steps, of 31 rounds, the quickest by 0 to 14 %, the medians by
+#: 0 to 16 %.
 _EAGER_ROUNDS, _EAGER_ROUND_US, _EAGER_US = (9, 31), 6000.0, 3e6
 
 
