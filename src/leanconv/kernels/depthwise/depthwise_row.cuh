@@ -2,7 +2,8 @@
 //
 //   y[n, k, p, q] = sum over s of x[n, k / group_k, p - pad_top, q + s * dilation - pad] * w[k, 0, s]
 //
-// Requires   one channel a group; NCHW; one row of taps, unit stride; rows of w and q pixels in multiples of four.
+// Requires   one channel a group; NCHW; one row of taps, of up to 26 to 29 by the padding, dilated fewer; unit stride; rows of w
+//            and q pixels in multiples of four.
 // Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
 // CTA tile   a segment of one row: what depends on the row is computed once, and all threads have the same taps.
 // Thread     `vectors` times four adjacent outputs, a block's width apart: all loads are of four pixels, neighbours in a

@@ -2,7 +2,7 @@
 //
 //   dw[k, r, s] = sum over n, p, q of dy[n, k, p, q] * x[n, k / group_k, p + r - pad_top, q + s - pad_left]
 //
-// Requires   one channel a group; NCHW or NHWC; unit stride, no dilation.
+// Requires   one channel a group; NCHW or NHWC; unit stride, no dilation; more taps than depthwise_weight keeps.
 // Numerics   float32 FMAs; after each tile of pixels a thread's sums are promoted: added to totals in shared memory, and begun
 //            anew. Sums over the images and the workers of a block, the blocks of a cluster (distributed shared memory) or
 //            partial sums (split-K) in a fixed order: no atomics, the same bits in every run.

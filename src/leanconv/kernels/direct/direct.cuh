@@ -3,7 +3,7 @@
 //
 //   y[n, k, p, q] = sum over c, r, s of x[n, c, p * stride + r * dilation - pad, ...] * w[k, c, r, s]
 //
-// Requires   nothing: any shape, layout and element type; no workspace.
+// Requires   forward layers of images; else nothing: any shape, layout and element type; no workspace.
 // Numerics   float32 FMAs, or 32-bit integers, in direct order.
 // Thread     an output; neighbours are pixels of one filter in NCHW, filters of one pixel in NHWC, images in CHWN.
 // Work       2 * C/g * R * S flops an output, two loads an FMA, most of them from L1.

@@ -3,7 +3,7 @@
 //
 //   y[n, k, p, q] = sum over r, s of x[n, k / group_k, p * stride + r * dilation - pad, ...] * w[k, r, s]
 //
-// Requires   one channel a group; NCHW or NHWC; at most 128 taps.
+// Requires   one channel a group, of several groups several filters; NCHW or NHWC; at most 128 taps, whose window fits registers.
 // Numerics   float32 FMAs in direct order; float16 and bfloat16 are widened, and rounded once.
 // CTA tile   threads / lanes strips of `unit` columns x `rows` rows; filters in shared memory, `rounds` of them one after
 //            the other.

@@ -4,7 +4,8 @@
 //   v[i, j] = op over u of x[i + u - anchor_y, j]                                                the column pass
 //   y[i, j] = delta + w * op over z of v[i, j + z - anchor_x]                                    the row pass
 //
-// Requires   results of the type of the sums; one channel; boxes of 33 x 33 and more; a row fits into shared memory.
+// Requires   results of the type of the sums, as large as the image; one channel; boxes of 33 x 33 and more; a row fits into
+//            shared memory.
 // Numerics   as box.cuh, no difference is taken: a sum of n along an axis is off by at most n / 16 + 32 roundings.
 // Groups     A line is cut into groups of 16. Let n - 1 = 16 * whole + rest. The windows of 16 outputs that begin at group a
 //            are an end of group a | `rest` elements and whole - 1 groups, in all of them | a beginning of the 16 elements from

@@ -9,7 +9,7 @@
 //            middle one of the largest least, the middle middle, and the least largest (Smith). Of larger windows it keeps
 //            half of the pixels and one; the least and the largest of these are not the middle one, and make room for
 //            another pixel, until three are left (forgetful selection).
-// Work       minima and maxima, at half the rate of FMAs: 21 of them an output of 3x3, 270 of 5x5, 960 of 7x7.
+// Work       minima and maxima, at half the rate of FMAs: 21 of them an output of 3x3, 262 of 5x5, 958 of 7x7.
 // Predicted  in units of a copy of the image, float32 on an H200: 0.7 for 3x3, 8 for 5x5, 30 for 7x7.
 #pragma once
 

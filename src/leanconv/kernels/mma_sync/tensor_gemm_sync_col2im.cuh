@@ -11,7 +11,7 @@
 // Slices of volumes as rows. So three channels are many filters of one product (2 * 7 * 3 for 7x7 at stride 2), no pixel of dy is
 // multiplied for a column that it does not meet, and one block reads it once for each of its tiles.
 //
-// Requires   tensor cores of sm_80 or newer; NCHW or NHWC; one group; unit dilation; 96 columns (s, c) at most.
+// Requires   tensor cores of sm_80 or newer; NCHW or NHWC; one group; unit dilation; 96 columns (s, c) at most, that fit tiles.
 // Numerics   float32 = hi + lo (two float16, scaled per pixel and 64 filters, split.cuh); one product = 3 mma; partial sums of 64
 //            promoted to float32. With `products` 1 hi alone; 16 bits as they are. col2im adds in float32, in the order of l.
 // CTA tile   tile_rows coarse rows x tile_columns pixels of dy x `phases` phases, of mma_n columns.

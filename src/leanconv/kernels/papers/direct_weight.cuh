@@ -1,5 +1,5 @@
 // direct_weight: gradient of the filters by its definition, one warp a weight, everything read from global memory. The
-// shortest statement of what the other kernels compute, for every layer.
+// shortest statement of what the other kernels compute, for every layer of images.
 //
 //   dw[k, c, r, s] = sum over m of dy[m, k] * x[m * stride + (r, s) * dilation, c]      m: output pixel
 //
