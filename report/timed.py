@@ -77,9 +77,9 @@ def eager(
 
 def only(patch: Any) -> None:
     """Let this patch decide; None: nothing of leanconv is registered with PyTorch."""
-    from leanconv.torch import registration
+    from leanconv.torch import deciding, registration
 
-    for other in registration._active[:]:
+    for other in deciding.active[:]:
         registration.remove(other)
     while registration._libraries:  # kept for other threads, of which none computes
         registration._libraries.popitem()[1]._destroy()

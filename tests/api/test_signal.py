@@ -86,6 +86,19 @@ def test_large_matrices(mode: str, boundary: str) -> None:
     same(signal.correlate2d(x, w, mode, boundary), scipy.signal.correlate2d(x, w, mode, boundary), x, w)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("mode", ["full", "same"])
+def test_an_empty_matrix_is_filled(mode: str, shape: tuple[int, int]) -> None:
+    x, w = np.zeros(shape), np.arange(1.0, 7.0).reshape(2, 3)
+    for function in "convolve2d", "correlate2d":
+        for first, second in ((x, w), (w, x)):
+            got = getattr(signal, function)(first, second, mode, fillvalue=2)
+            np.testing.assert_array_equal(got, getattr(scipy.signal, function)(first, second, mode, fillvalue=2))
+    torch = pytest.importorskip("torch")
+    got = signal.convolve2d(torch.from_numpy(x), torch.from_numpy(w), mode, fillvalue=2)
+    np.testing.assert_array_equal(got.numpy(), signal.convolve2d(x, w, mode, fillvalue=2))
+
+
 def test_integers_are_exact_and_wrap_around() -> None:
     rng = np.random.default_rng(3)
     x, w = rng.integers(-(2**40), 2**40, 3000), rng.integers(-(2**20), 2**20, 40)
@@ -153,6 +166,7 @@ def test_the_way_of_arrays_on_a_gpu(short: int, monkeypatch: pytest.MonkeyPatch)
         ("method='slow'", "convolve", (np.ones(3), np.ones(2)), {"method": "slow"}),
         ("2-D arrays", "convolve2d", (np.ones(3), np.ones(2)), {}),
         ("boundary='open'", "correlate2d", (np.ones((3, 3)), np.ones((2, 2))), {"boundary": "open"}),
+        ("no elements", "convolve2d", (np.ones((0, 3)), np.ones((2, 2))), {"boundary": "wrap"}),
         (
             "could not cast `fillvalue` directly to the output .*=1j",
             "correlate2d",

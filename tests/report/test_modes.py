@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import patch, registration  # noqa: E402
+from leanconv.torch import deciding, patch, registration  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.tuning.search import WrongResultError  # noqa: E402
@@ -310,7 +310,7 @@ def test_both_sides_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_python_launches_is_timed_in_many_rounds_each_with_its_patch(monkeypatch: pytest.MonkeyPatch) -> None:
     active, order = list[str](), list[tuple[str, int, str]]()
     us = {"torch_nchw": 2000.0, "torch_nhwc": 3500.0, "leanconv_nhwc": 1000.0}
-    monkeypatch.setattr(registration, "_active", active)
+    monkeypatch.setattr(deciding, "active", active)
     monkeypatch.setattr(registration, "_libraries", {})
     monkeypatch.setattr(registration, "remove", active.remove)
     monkeypatch.setattr(registration, "add", active.append)
@@ -339,7 +339,7 @@ def test_both_layouts_are_compiled_before_and_the_last_one_that_is_enabled_decid
     compiled = list[Any]()
 
     def warm_up(net: Any, given: Any, progress: bool) -> None:
-        compiled.append((net.training, torch.is_autocast_enabled("cuda"), registration.active()))
+        compiled.append((net.training, torch.is_autocast_enabled("cuda"), deciding.current()))
 
     monkeypatch.setattr(leanconv.torch, "warm_up", warm_up)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
@@ -351,11 +351,11 @@ def test_both_layouts_are_compiled_before_and_the_last_one_that_is_enabled_decid
         with ExitStack() as during:
             patches, waited = modes._enabled(during, nets, nets, modes.MODES["16-bit"], calls)
             assert [*patches] == ["leanconv_nchw", "leanconv_nhwc"] and waited > 0
-            assert registration.active() is patches["leanconv_nhwc"]
+            assert deciding.current() is patches["leanconv_nhwc"]
             assert compiled == [(train, train, patch) for patch in patches.values()]
             assert all(calls[ours] is nets[ours.replace("leanconv", "torch")] for ours in patches)
         compiled.clear()
-    assert registration.active() is None
+    assert deciding.current() is None
 
 
 def test_a_step_trains() -> None:

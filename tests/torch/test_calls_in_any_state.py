@@ -226,7 +226,7 @@ class Calls(RuleBasedStateMachine):
 def test_calls_in_any_state(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    backward, long = recorded.Recorded.backward, recorded.Step.gradients
+    backward, long = recorded.Recorded.backward, recorded.RecordedCall.gradients
     counts = {"recorded": 0, "long": 0}
 
     def counted(name: str, function: Any) -> Any:
@@ -237,7 +237,7 @@ def test_calls_in_any_state(
         return call
 
     monkeypatch.setattr(recorded.Recorded, "backward", staticmethod(counted("recorded", backward)))
-    monkeypatch.setattr(recorded.Step, "gradients", counted("long", long))
+    monkeypatch.setattr(recorded.RecordedCall, "gradients", counted("long", long))
     Calls.device, Calls.monkeypatch = device, monkeypatch
     few = "not exhaustive" in request.config.option.markexpr
     run_state_machine_as_test(

@@ -35,7 +35,7 @@ def only_quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def begin() -> None:
         monkeypatch.setattr(decided.Layers, "record", refuse)
-        monkeypatch.setattr(recorded.Step, "gradients", refuse)
+        monkeypatch.setattr(recorded.RecordedCall, "gradients", refuse)
 
     return begin
 
@@ -55,7 +55,7 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(kind, name, call)
 
     watch(decided.Layers, "record")
-    watch(recorded.Step, "gradients")
+    watch(recorded.RecordedCall, "gradients")
     return found
 
 
@@ -131,15 +131,15 @@ def test_quick_gradients_ask_little(device: HostDevice, monkeypatch: pytest.Monk
     with known(layer, x):
         grad, wanted = torch.ones(2, 6, 7, 6), (True, True, True, False)
         with torch.no_grad():
-            found = enabled_step(layer)
+            found = call_of(layer)
             quick, long = (
                 calls_of(partial(way, grad, x, layer.weight, wanted)) for way in (found.quick, found.gradients)
             )
     assert quick[0] == "compute" and 2 * len(quick) < len(long) and len(quick) <= 31, quick
 
 
-def enabled_step(layer: Any) -> Any:
-    return registration.active().layers.latest[id(layer.weight)].step  # type: ignore[union-attr]
+def call_of(layer: Any) -> Any:
+    return deciding.current().layers.latest[id(layer.weight)].recorded_call  # type: ignore[union-attr]
 
 
 GRADIENTS: dict[str, Callable[[Any], Any]] = {
@@ -201,7 +201,7 @@ def test_filters_that_move(steps: int, autocast: bool, device: HostDevice, monke
             for _ in range(steps):
                 with torch.autocast("cpu", torch.float16, autocast):  # which keeps casts
                     same(step(layer, x), without(layer, x), 1e-2 if autocast else 1e-4)
-            assert steps == 1 or enabled_step(layer).quick is not None
+            assert steps == 1 or call_of(layer).quick is not None
     assert len(decided_anew) == 3 if steps > 1 else len(decided_anew) <= 3
 
 
@@ -377,7 +377,7 @@ def test_a_step_drops_packed_filters(device: HostDevice, packing: None) -> None:
     """Optimisers may change them through ``.data``, which PyTorch does not count."""
     layer, x = nn.Conv2d(32, 64, 3), torch.randn(1, 32, 6, 5)
     with known(layer, x) as enabled:
-        assert enabled_step(layer).quick is not None
+        assert call_of(layer).quick is not None
         for _ in range(3):
             with torch.no_grad():
                 for _ in range(3):
@@ -432,7 +432,7 @@ def test_nothing_is_kept(device: HostDevice) -> None:
     with leanconv.torch.enable() as enabled:
         for _ in range(_FIRST + 1):
             step(layer, x)
-        kept, images, filters = enabled_step(layer), weakref.ref(x), weakref.ref(layer.weight)
+        kept, images, filters = call_of(layer), weakref.ref(x), weakref.ref(layer.weight)
         assert kept.quick is not None
         del x, layer
         gc.collect()

@@ -28,7 +28,7 @@ from leanconv.bench.results import Results  # noqa: E402
 from leanconv.bench.suites import parse_problem  # noqa: E402
 from leanconv.call.precompile import PrecompileResult  # noqa: E402
 from leanconv.plan import Target  # noqa: E402
-from leanconv.torch import patch, recording, registration  # noqa: E402
+from leanconv.torch import deciding, patch, recording, registration  # noqa: E402
 from leanconv.torch.expected_time import pytorch_cycles  # noqa: E402
 from leanconv.torch.layers import tf32_allowed  # noqa: E402
 from tests.torch.versions import before  # noqa: E402
@@ -159,7 +159,7 @@ def test_switched_off_it_hands_on_and_keeps_no_model(
     gc.collect()
     assert weight() is None and leanconv.torch.report().taken, "the report holds no model"
     # another thread may be on its way to a kernel, which PyTorch frees with its registration
-    assert kernels() == (before if threads == 1 else registered) and registration.active() is None
+    assert kernels() == (before if threads == 1 else registered) and deciding.current() is None
 
 
 def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def test_a_registration_that_fails_leaves_nothing(device: HostDevice, monkeypatc
         refusing.setattr(torch.library.Library, "impl", refuse)
         with says(RuntimeError, "taken"):
             leanconv.torch.enable()
-    assert [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES] == before and registration.active() is None
+    assert [torch._C._dispatch_dump(f"aten::{name}") for name in NAMES] == before and deciding.current() is None
     with leanconv.torch.enable() as taken:
         conv(x)
     assert taken.report().taken
@@ -219,7 +219,7 @@ def test_which_layers(device: HostDevice) -> None:
         leanconv.torch.enable("resnet18")  # type: ignore[arg-type]
     with says(ValueError, "precision='fp16'"):
         leanconv.torch.enable(precision="fp16")  # type: ignore[arg-type]
-    assert registration.active() is None, "a mistake switches nothing on"
+    assert deciding.current() is None, "a mistake switches nothing on"
 
 
 def test_only_what_is_faster_and_as_precise(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_one_line_that_measures(device: HostDevice, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(recording.search, "tune", fail)
     with says(RuntimeError, "no time"):
         leanconv.torch.enable(model, tune=x)
-    assert registration.active() is None
+    assert deciding.current() is None
 
 
 def test_warm_up_of_one_of_several_processes(device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> None:

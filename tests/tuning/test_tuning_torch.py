@@ -15,7 +15,7 @@ from tests.tuning_stage import LAYER, Stage, stage
 torch = pytest.importorskip("torch")
 
 import leanconv.torch  # noqa: E402
-from leanconv.torch import measured_time, registration  # noqa: E402
+from leanconv.torch import deciding, measured_time, registration  # noqa: E402
 from leanconv.torch.expected_time import engine  # noqa: E402
 from leanconv.tuning import search  # noqa: E402
 
@@ -110,7 +110,7 @@ def test_a_patch_can_be_suspended(taken: Any) -> None:
     with torch.no_grad():
         with registration.suspended():
             layer(x)
-            assert registration.active() is None
+            assert deciding.current() is None
         assert not taken.report().lines
         layer(x)
     assert len(taken.report().taken) == 1

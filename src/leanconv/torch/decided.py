@@ -71,7 +71,7 @@ class Layer:
     __slots__ = (
         "alike", "backward", "bias", "call", "captured", "cudnn", "dtype", "function", "given", "input",
         "is_float32", "key", "line", "looks", "memory", "options", "outside", "packed", "problem", "quick", "ready",
-        "recorded", "step", "tf32", "trains", "version", "weight", "weight_ref", "word",
+        "recorded", "recorded_call", "tf32", "trains", "version", "weight", "weight_ref", "word",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +105,7 @@ class Layer:
         #: whether the filters were trained when `recorded` was made
         self.trains = False
         #: what `recorded` records of a layer that leanconv takes, forward or backward
-        self.step: recorded.Step | None = None
+        self.recorded_call: recorded.RecordedCall | None = None
         #: how often it was called otherwise
         self.looks = 0
         #: see `known`
@@ -306,17 +306,17 @@ class Layers:
             or layer.captured is not None
             or (layer.fits(x, bias) and signature(weight) == layer.weight)
         ):
-            step = layer.step = layer.step or _step(layer)
+            call = layer.recorded_call = layer.recorded_call or _recorded_call(layer)
             if is_new:
-                layer.trains, layer.recorded = trains, recorded_taken(layer, step, trains)
+                layer.trains, layer.recorded = trains, recorded_taken(layer, call, trains)
             next((layer.captured or layer.line).ticks)
         elif patch is None or is_lazy(x) or is_lazy(w) or is_lazy(added):
             return layer.function.original(input, weight, bias, *layer.given)
         else:
             if signature(weight) != layer.weight:  # other memory: the next call decides anew
                 self.forget(layer)
-            step = recorded.Step(partial(_anew, patch, layer.options), layer.options, looks=0)
-        return recorded.record(x, w, added, step)
+            call = recorded.RecordedCall(partial(_anew, patch, layer.options), layer.options, looks=0)
+        return recorded.record(x, w, added, call)
 
     def _left_recorded(
         self, layer: Layer, input: Any, weight: Any, bias: Any, captured: bool
@@ -462,19 +462,19 @@ def _as_cast(tensor: Any, dtype: Any) -> Any:
     return torch.empty_like(tensor, dtype=dtype, device=tensor.device)
 
 
-def _step(layer: Layer) -> recorded.Step:
+def _recorded_call(layer: Layer) -> recorded.RecordedCall:
     """How a layer is computed whose gradient is recorded."""
     if layer.call is None or layer.captured is not None:
-        return recorded.Step(partial(_left, layer.options, layer.tf32), layer.options)
+        return recorded.RecordedCall(partial(_left, layer.options, layer.tf32), layer.options)
     launch, otherwise = launcher(layer.ready, layer.function.axes == 1), layer.call
     if launch is None:
-        return recorded.Step(otherwise, layer.options)
+        return recorded.RecordedCall(otherwise, layer.options)
 
     def call(x: Any, w: Any, bias: Any) -> Any:
         y = launch(x.data_ptr(), w.data_ptr(), 0 if bias is None else bias.data_ptr())
         return otherwise(x, w, bias) if y is None else y
 
-    return recorded.Step(call, layer.options)
+    return recorded.RecordedCall(call, layer.options)
 
 
 def _compute(quick: tuple[Any, ...], x: Any, w: Any, bias: Any, layer: Layer) -> Any:

@@ -19,7 +19,7 @@ from leanconv.runtime.driver import CudaError
 from leanconv.torch.deciding import Choice, Deciding, current, left_of
 from leanconv.torch.layers import precision_asked
 from leanconv.torch.packed import lowered, version_of
-from leanconv.torch.recorded import Gradients, Step, record
+from leanconv.torch.recorded import Gradients, RecordedCall, record
 from leanconv.torch.switches import alike, capturing, dispatch_modes, grad_enabled, saved_hooks
 
 Quick = tuple[Any, ...]
@@ -168,17 +168,17 @@ def launcher(call: Any, signals: bool) -> Callable[[int, int, int], Any] | None:
     return compute
 
 
-def recorded_taken(layer: Any, step: Step, trains: bool) -> Quick:
+def recorded_taken(layer: Any, call: RecordedCall, trains: bool) -> Quick:
     """A layer whose gradient is recorded in Python. ``trains``: whether its filters require one, which a guard of
     images alone does not see."""
     memory = layer.memory if layer.call is not None and layer.captured is None else (None, None, None)
-    return _recorded_taken, *layer.known(), (layer.captured or layer.line).ticks, *memory, step, trains
+    return _recorded_taken, *layer.known(), (layer.captured or layer.line).ticks, *memory, call, trains
 
 
 def _recorded_taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if saved_hooks(True) is not None or capturing():
         return None
-    _, _, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at, step, trains = quick
+    _, _, _, _, _, _, _, _, dtype, ticks, aligned, w_at, bias_at, call, trains = quick
     # where PyTorch computes the layer itself, memory does not matter
     if w.requires_grad is not trains or (w_at is not None and _data_ptr(w) != w_at):
         return None
@@ -189,7 +189,7 @@ def _recorded_taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
     if aligned is not None and _data_ptr(x) & 15 != aligned:
         return None
     next(ticks)
-    return record(x, w, bias, step)
+    return record(x, w, bias, call)
 
 
 def gradients(

@@ -20,24 +20,24 @@ _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _is_batch: Callable[[Any], bool] = torch._C._functorch.is_legacy_batchedtensor
 #: Called before aten::convolution_backward is asked for a gradient that is differentiable itself, or by a transform.
 before_differentiable: list[Callable[[], None]] = []
-#: ``gradients(grad, x, w, wanted)``: those of images, filters and bias that are wanted, and None for the step; or None
+#: ``gradients(grad, x, w, wanted)``: those of images, filters and bias that are wanted, and None for the call; or None
 #: where the long way must compute them
 Gradients = Callable[[Any, Any, Any, tuple[bool, ...]], "tuple[Any, ...] | None"]
-#: how often a step looks for the short way of its gradients
+#: how often a call looks for the short way of its gradients
 _MOST_LOOKS = 8
 
 
-class Step:
-    """How a layer is computed, forward and backward: ``call(x, w, bias)``, and gradients by the patch that is active.
+class RecordedCall:
+    """How a layer is computed: by ``forward(x, w, bias)``, and its gradients by the patch that is active.
 
-    ``given`` are the other arguments of aten::convolution; ``looks`` is how often a step looks for a short way, 0 for
+    ``given`` are the other arguments of aten::convolution; ``looks`` is how often it looks for a short way, 0 for
     one that serves a single call.
     """
 
-    __slots__ = ("call", "given", "looks", "quick")
+    __slots__ = ("forward", "given", "looks", "quick")
 
-    def __init__(self, call: Callable[..., Any], given: Any, looks: int = _MOST_LOOKS) -> None:
-        self.call, self.given, self.looks = call, given, looks
+    def __init__(self, forward: Callable[..., Any], given: Any, looks: int = _MOST_LOOKS) -> None:
+        self.forward, self.given, self.looks = forward, given, looks
         #: gradients that are wanted as before, of tensors that are alike
         self.quick: Gradients | None = None
 
@@ -62,21 +62,21 @@ class Step:
 
 
 class Recorded(torch.autograd.Function):
-    """The convolution of a `Step`."""
+    """The convolution of a `RecordedCall`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, w: Any, bias: Any, step: Step) -> Any:
+    def forward(ctx: Any, x: Any, w: Any, bias: Any, call: RecordedCall) -> Any:
         ctx.save_for_backward(x, w)
-        ctx.step = step
-        return step.call(x, w, bias)
+        ctx.call = call
+        return call.forward(x, w, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, w = ctx.saved_tensors
-        step, wanted = ctx.step, ctx.needs_input_grad
-        quick = step.quick
+        call, wanted = ctx.call, ctx.needs_input_grad
+        quick = call.quick
         gradients = None if quick is None or compiling() else quick(grad, x, w, wanted)
-        return step.gradients(grad, x, w, wanted) if gradients is None else gradients
+        return call.gradients(grad, x, w, wanted) if gradients is None else gradients
 
 
 #: `Recorded.apply` without what it does for transforms of torch.func, which never come here.

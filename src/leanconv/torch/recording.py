@@ -22,7 +22,7 @@ from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
 from leanconv.options import FUNCTIONS, Layout, Precision
 from leanconv.problem import ConvProblem
-from leanconv.torch import epilogue, layers, operators, patch, registration
+from leanconv.torch import deciding, epilogue, layers, operators, patch
 from leanconv.torch.operators import CHANNELS_LAST
 from leanconv.tuning import search
 from leanconv.volumes.images import as_images
@@ -124,7 +124,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, precision: Precision, index: int | None) -> None:
         super().__init__()
-        self._active, self._index = registration.active() or patch.Patch(None, None, None, precision), index
+        self._active, self._index = deciding.current() or patch.Patch(None, None, None, precision), index
         #: of `leanconv.torch`'s own operators, and of layers whose convolution is patched
         self.problems: list[ConvProblem] = []
         self.patched: list[ConvProblem] = []

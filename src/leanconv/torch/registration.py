@@ -17,15 +17,11 @@ import torch
 
 from leanconv.call import bind
 from leanconv.torch import functions, module_call, recorded, switches
-from leanconv.torch.deciding import Deciding, current
-from leanconv.torch.deciding import active as active_patches
+from leanconv.torch.deciding import Deciding, active, current
 from leanconv.torch.layers import tf32_allowed
 
 #: where the kernels are registered; tests, which have no GPU, register them for the CPU
 _KEY = "CUDA"
-_active: list[Deciding] = active_patches
-#: the patch that decides now
-active = current
 _latest: Deciding | None = None
 #: By dispatch key. NOTE: made by the first `enable`. The last `disable` keeps it where other threads run: one may be on
 #: its way to a kernel, which PyTorch frees with its registration. Then the kernels hand on.
@@ -39,14 +35,14 @@ _lock = threading.Lock()
 def suspended() -> Iterator[None]:
     """While this lasts, PyTorch computes everything, whatever is enabled."""
     with _lock:
-        kept = _active[:]
-        _active.clear()
+        kept = active[:]
+        active.clear()
         functions.switched()
     try:
         yield
     finally:
         with _lock:
-            _active[:] = kept
+            active[:] = kept
             functions.switched()
 
 
@@ -56,7 +52,7 @@ def latest() -> Deciding | None:
 
 
 def _choose_anew() -> None:
-    for patch in _active:
+    for patch in active:
         patch.choose_anew()
 
 
@@ -76,7 +72,7 @@ def add(patch: Deciding) -> None:
             _libraries[_KEY] = library
         functions.install()
         module_call.install()
-        _active.append(patch)
+        active.append(patch)
         functions.switched()
         _latest = patch
 
@@ -98,7 +94,7 @@ def add_backward() -> None:
             except Exception as error:  # another library has taken it
                 warnings.warn(f"leanconv leaves these gradients to PyTorch: {error}", RuntimeWarning, stacklevel=2)
                 return
-            for patch in _active:
+            for patch in active:
                 patch.decide_recorded_anew()
 
 
@@ -112,10 +108,10 @@ recorded.before_differentiable.append(add_backward)
 
 def remove(patch: Deciding) -> None:
     with _lock:
-        if patch in _active:
-            _active.remove(patch)
+        if patch in active:
+            active.remove(patch)
             functions.switched()
-            if not _active:
+            if not active:
                 functions.remove()
                 module_call.remove()
                 if threading.active_count() == 1:  # nobody else can be on the way to a kernel
@@ -124,7 +120,7 @@ def remove(patch: Deciding) -> None:
 
 
 def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
-    patch = active() if _active else None
+    patch = current()
     if patch is not None and _libraries.get(_KEY) not in _with_backward:
         add_backward()
     # torch.jit.trace records what PyTorch's kernel calls: of ours it would record an allocation
@@ -134,7 +130,7 @@ def _convolution(x: Any, w: Any, bias: Any, *given: Any) -> Any:
 
 
 def _convolution_backward(*given: Any) -> Any:
-    patch = active() if _active else None
+    patch = current()
     return original_backward(*given) if patch is None else patch.backward(*given)
 
 
