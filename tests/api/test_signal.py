@@ -89,14 +89,17 @@ def test_large_matrices(mode: str, boundary: str) -> None:
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 @pytest.mark.parametrize("mode", ["full", "same"])
 def test_an_empty_matrix_is_filled(mode: str, shape: tuple[int, int]) -> None:
+    """And a sum of nothing is 0, not what lay in memory before."""
+    torch = pytest.importorskip("torch")
     x, w = np.zeros(shape), np.arange(1.0, 7.0).reshape(2, 3)
     for function in "convolve2d", "correlate2d":
+        ours, theirs = getattr(signal, function), getattr(scipy.signal, function)
         for first, second in ((x, w), (w, x)):
-            got = getattr(signal, function)(first, second, mode, fillvalue=2)
-            np.testing.assert_array_equal(got, getattr(scipy.signal, function)(first, second, mode, fillvalue=2))
-    torch = pytest.importorskip("torch")
-    got = signal.convolve2d(torch.from_numpy(x), torch.from_numpy(w), mode, fillvalue=2)
-    np.testing.assert_array_equal(got.numpy(), signal.convolve2d(x, w, mode, fillvalue=2))
+            for fillvalue in 2, 3:
+                expected = theirs(first, second, mode, fillvalue=fillvalue)
+                np.testing.assert_array_equal(ours(first, second, mode, fillvalue=fillvalue), expected)
+                tensors = torch.from_numpy(first), torch.from_numpy(second)
+                np.testing.assert_array_equal(ours(*tensors, mode, fillvalue=fillvalue).numpy(), expected)
 
 
 def test_integers_are_exact_and_wrap_around() -> None:

@@ -130,8 +130,8 @@ def convolve2d(in1: Any, in2: Any, mode: Mode = "full", boundary: Boundary = "fi
         A new matrix of the dtype that both inputs promote to. Integers are exact, and wrap around.
 
     Raises:
-        ValueError: arrays that are no matrices, an unknown mode or boundary, shapes that do not fit ``"valid"``, an empty
-            in1 whose elements a boundary should repeat.
+        ValueError: arrays that are no matrices, an unknown mode or boundary, shapes that do not fit ``"valid"``, an
+            empty in1 whose elements a boundary should repeat.
 
     >>> convolve2d([[1, 2], [3, 4]], [[1, 1]], boundary="symm", mode="same").tolist()
     [[2, 3], [6, 7]]
@@ -392,12 +392,14 @@ def _bordered(
     x: Any, w: Any, anchor: tuple[int, int], sizes: tuple[int, int], border: BorderName, value: Any, dtype: np.dtype
 ) -> Any:
     """``out[i] = Σ_u w[k − 1 − u] · x[i + u − anchor]``, of ``sizes``, with ``k`` the shape of w."""
+    if 0 in w.shape:
+        return _second(x, np.zeros([max(size, 0) for size in sizes], dtype))
+    if 0 in x.shape and border != "constant":
+        raise ValueError(f"in1 of shape {tuple(x.shape)} has no elements that a boundary could repeat")
     places = []
     for n, k, at, size in zip(x.shape, w.shape, anchor, sizes, strict=True):
         places.append(line_indices(border, n, at, size + k - 1 - at - n))
     if 0 in x.shape:
-        if border != "constant":
-            raise ValueError(f"in1 of shape {tuple(x.shape)} has no elements that a boundary could repeat")
         x = _second(x, np.zeros([max(n, 1) for n in x.shape], _dtype(x)))  # none of which is read
     extended = x[places[0].tolist()][:, places[1].tolist()]
     if border == "constant":
