@@ -7,5 +7,5 @@ Papers      X. Chen et al., Optimizing Memory Efficiency for Convolution Kernels
 Requires    sm_80 or newer; groups = channels
 Memory      no workspace; depthwise_weight may split the reduction (split-K) and then keeps partial sums
 Precision   ``ieee``
-``auto``    the least predicted time, nearly always for such layers
+``auto``    the least predicted time, for most such layers; small forward ones go to ``direct``
 """
