@@ -103,6 +103,8 @@ def test_what_cannot_be() -> None:
         call(np.zeros((3, 3)), [[1]])
     with pytest.raises(TypeError, match="kernel is an array of dask"):
         call(image, image)
+    with pytest.raises(ValueError, match="kernel is a list whose rows are not alike"):
+        call(image, [[1], [1, 2]])
     with pytest.raises(ValueError, match="give it known chunks"):
         call(image[image[:, 0] > 0], [[1]])
     with pytest.raises(ValueError, match="value=256 is no uint8"):

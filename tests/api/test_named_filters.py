@@ -335,6 +335,20 @@ def test_products_overflow_only_where_the_result_does():
     assert np.isfinite(leanconv.sep_filter2d(x, [2.0] * 9, [2.0**-9 / 9] * 9)).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize(
+    ("column", "row"), [([2**40], [2**40, 1]), ([2**31, 1], [2**32]), (np.array([2**64 - 1], "u8"), [1, 2])]
+)
+def test_products_of_large_integers_are_those_of_the_whole_kernel(column, row, dtype):
+    """They wrap around in integers alone."""
+    x = np.arange(1, 13).reshape(3, 4).astype(dtype)
+    whole = [[int(a) * int(b) for b in row] for a in column]
+    if dtype == "int32":
+        whole = (np.array(whole, object) & 2**32 - 1).astype(np.int64)
+    expected = leanconv.filter2d(x, np.array(whole, np.int64 if dtype == "int32" else np.float64))
+    np.testing.assert_allclose(leanconv.sep_filter2d(x, row, column), expected, rtol=1e-6)
+
+
 def test_separable_switches():
     x = IMAGES["float32"]
     disk = (np.hypot(*np.mgrid[-9:10, -9:10]) < 9).astype(np.float32)
@@ -378,6 +392,11 @@ def test_separable_switches():
         (lambda x: leanconv.sep_filter2d(x, [], [1]), ValueError, "kernel_x has shape"),
         (lambda x: leanconv.sep_filter2d(x, [1], [[1, 2], [3, 4]]), ValueError, "kernel_y has shape"),
         (lambda x: leanconv.sep_filter2d(x, np.broadcast_to(1.0, 2**40), [1]), ValueError, "kernel_x has .* at most"),
+        (
+            lambda x: leanconv.sep_filter2d(x, [1, [2]], [1]),
+            ValueError,
+            "kernel_x is a list whose elements are not alike",
+        ),
         (lambda x: leanconv.sep_filter2d(x, [1j], [1]), TypeError, "kernel_x has dtype complex128"),
         (lambda x: leanconv.sep_filter2d(x, [1, 2], [1], anchor=(0, 2)), ValueError, "anchor=.* lies outside"),
     ],

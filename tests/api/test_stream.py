@@ -238,6 +238,9 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (ValueError, r"target has shape \(4, 4\)", (image, image[:, :4].copy(), [[1]]), {}),
         (ValueError, "target overlaps source", (image, image, [[1]]), {}),
         (ValueError, "device='gpu' is not known", (image, out, [[1]]), {"device": "gpu"}),
+        (ValueError, "kernel is a list whose rows are not alike", (image, out, [[1], [1, 2]]), {}),
+        (TypeError, "source is of type list", (image.tolist(), out, [[1]]), {}),
+        (TypeError, "target is of type NoneType", (image, None, [[1]]), {}),
         (OSError, "missing", (image, tmp_path / "missing" / "out.npy", [[1]]), {}),
     ):
         with pytest.raises(error, match=match):

@@ -171,6 +171,15 @@ def test_lists_and_what_cannot_be() -> None:
     for first, second, word in ((image, complex_one, "kernel"), (complex_one, image, "image")):
         with pytest.raises(TypeError, match=f"{word} has dtype complex64"):
             ours.filter2d(first, second)
+    for weird in np.array([[1, 2], [3, 4]])[::-1], np.array([[1, 2.5]], ">f4"):
+        assert torch.equal(ours.filter2d(image, weird), leanconv.filter2d(image.detach(), weird))
+    for wrong, error, words in (
+        (np.ones((1, 1)) * 1j, TypeError, "kernel has dtype complex128"),
+        (None, TypeError, "kernel=None is no array"),
+        ([[1], [1, 2]], ValueError, "kernel is a list whose rows are not alike"),
+    ):
+        with pytest.raises(error, match=words):
+            ours.filter2d(image, wrong)
     with pytest.raises(ValueError, match="kernel lies on meta and image on cpu"):
         ours.filter2d(image, torch.ones(1, 1, device="meta"))
     with pytest.raises(ValueError, match="value=1e\\+39 is beyond float32"):

@@ -290,6 +290,15 @@ def test_a_refusal_names_the_argument(name: str, given: Any, error: Any, message
         getattr(ours, name)(**{"input": x, "weight": w, **given})
 
 
+@pytest.mark.parametrize("more", [{}, {"activation": "relu"}])
+def test_signals_with_padding_of_their_own_left_and_right(more: Any) -> None:
+    x, w = torch.randn(2, 4, 9), torch.randn(6, 4, 3)
+    expected = F.conv1d(F.pad(x, (2, 0)), w, dilation=2)
+    torch.testing.assert_close(
+        ours.conv1d(x, w, padding=(2, 0), dilation=2, **more), expected.relu() if more else expected
+    )
+
+
 def arrays_for(name: str) -> tuple[Any, Any]:
     axes = int(name[-2])
     return torch.randn(2, 4, *(9, 8, 7)[:axes]), torch.randn(4, 4, *(3,) * axes)

@@ -10,6 +10,7 @@ import numpy as np
 
 from leanconv.arrays import arrays_of
 from leanconv.call.resolve import filter_problem
+from leanconv.call.weights import given_kernel
 from leanconv.dtypes import FILTERS, check_weights, filter_sum, one_of
 from leanconv.images import api
 from leanconv.options import Border, device_index, filter_numbers, filter_options
@@ -52,7 +53,8 @@ def filter2d(
         neighbours are joined where one has not more rows or columns than the kernel reaches into it.
 
     Raises:
-        ValueError, TypeError: an argument breaks a rule, which the message names.
+        ValueError, TypeError: an argument breaks a rule, which the message names. Whether a kernel is a sum of
+            products, which ``separable=True`` demands, is asked when chunks are computed.
 
     Sums of whole numbers are bit for bit those of the whole image, unless transforms make them. Others
     are equal up to rounding: the size of a chunk decides which kernel runs, and on the CPU the order of sums.
@@ -73,6 +75,7 @@ def filter2d(
         device_index(device)
     if np.isnan(image.shape).any():
         raise ValueError(f"image has shape {image.shape}: give it known chunks, as image.compute_chunk_sizes() does")
+    kernel = given_kernel(kernel)
     kernel = np.asarray(kernel) if arrays_of(kernel) is None else kernel
     weights = str(kernel.dtype)
     check_weights("kernel", weights)

@@ -194,7 +194,8 @@ def _volume_options(
     kernel: Any, border: Any, anchor: Any, device: Any, dtype: Any, channels_last: Any, mode: Any, per_image: Any
 ) -> Part:
     slices, *within = _volume_anchor(anchor)
-    requested = filter_options(border, within, device, dtype, bool(channels_last), mode, per_image)
+    last = False if channels_last is None else channels_last
+    requested = filter_options(border, within, device, dtype, last, mode, per_image)
     return requested._replace(slice_anchor=slices), given_kernel(kernel)
 
 
@@ -207,7 +208,7 @@ def _split_volume(
         # arrays that a call moves to a GPU would be moved twice
         if type(kernel) is not np.ndarray or arrays_of(volume) is None or requested.device is not None:
             return None
-    elif not yes_or_no("separable", separable):
+    elif not yes_or_no("separable", separable) or arrays_of(volume) is None:  # which the call refuses
         return None
     arrays = arrays_of(kernel)
     given = np.asarray(kernel) if arrays is None else arrays.to_numpy(kernel)

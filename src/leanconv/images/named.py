@@ -254,7 +254,7 @@ def unsharp_mask(
     """Sharpen: ``image + amount * (image - gaussian_blur(image))``, in one pass, rounded once.
 
     Args:
-        amount: how much of the difference is added; 0 leaves the image as it is.
+        amount: how much of the difference is added; 0 leaves a finite image as it is.
         image, sigma, size, border, value, dtype, channels_last, mode, out, device: as in `gaussian_blur`.
 
     Returns, raises: as `gaussian_blur`.
@@ -276,7 +276,7 @@ def unsharp_mask(
 
 def run_products(image: Any, factors: Products, requested: FilterOptions, value: Any, delta: Any, out: Any) -> Any:
     """Filter with a sum of products, given whole where that takes less time."""
-    whole = all(line.dtype.kind == "i" for product in factors for line in product)
+    whole = all(line.dtype.kind in "iu" for product in factors for line in product)
     sums = sums_of(requested, image, out, whole)
     cpu = runs_on_cpu(image, requested.device)
     key = cpu, sums, *((line.dtype, line.tobytes()) for product in factors for line in product)
@@ -293,12 +293,15 @@ _kernels: BoundedCache[Hashable, tuple[np.ndarray, tuple[int, int] | None]] = Bo
 
 
 def _kernel(factors: Products, sums: str, cpu: bool) -> tuple[np.ndarray, tuple[int, int] | None]:
+    # products of integers wrap around, as their sums do, where these are integers too
+    kind = np.int64 if sums == "int32" else np.float64
+    factors = [(column.astype(kind), row.astype(kind)) for column, row in factors]
     (column, row), *_ = factors
     kh, kw = len(column), len(row)
     split = worth_it(len(factors), kh, kw) or (cpu and len(factors) * (kh + kw + 2) < kh * kw)
     if split:
         kernel = np.stack([np.concatenate(each) for each in factors])
-        kernel = kernel if sums == "int32" else balanced(kernel.astype(np.float64), kh)
+        kernel = kernel if sums == "int32" else balanced(kernel, kh)
     else:
         kernel = sum(np.multiply.outer(*each) for each in factors)  # type: ignore[assignment]
     kernel = kernel.astype(sums)
@@ -314,7 +317,11 @@ def runs_on_cpu(image: Any, device: Any) -> bool:
 
 def _line(name: str, weights: Any) -> np.ndarray:
     """One-dimensional weights on the host, as integers or float64."""
-    if prod(shape := np.shape(weights)) > MOST:
+    try:
+        shape = np.shape(weights)
+    except ValueError as error:
+        raise ValueError(f"{name} is a list whose elements are not alike: {error}") from None
+    if prod(shape) > MOST:
         raise ValueError(f"{name} has shape {tuple(shape)}; it must have at most {MOST} weights")
     arrays = arrays_of(weights)
     if arrays is not None:
@@ -326,7 +333,8 @@ def _line(name: str, weights: Any) -> np.ndarray:
         raise ValueError(f"{name} has shape {line.shape}; it must have one dimension, and not be empty")
     if line.dtype.kind not in "biuf" and line.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {line.dtype}; it must hold real numbers")
-    return line.astype(np.int64 if line.dtype.kind in "biu" else np.float64)
+    large = line.dtype == np.uint64  # numbers that are no int64
+    return line.astype(np.float64 if line.dtype.kind not in "biu" else np.uint64 if large else np.int64)
 
 
 def _odd(name: str, value: object, most: int) -> int:

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from leanconv.call.resolve import filter_problem
+from leanconv.call.weights import given_kernel
 from leanconv.dtypes import FILTERS, check_weights, filter_sum, item_bytes, one_of
 from leanconv.images import api
 from leanconv.images.borders import runs
@@ -101,9 +102,9 @@ def filter_file(
     >>> result.ravel().tolist()
     [1, 3, 6, 9, 11]
     """
-    x = _opened(source) if isinstance(source, (str, os.PathLike)) else source
+    x = _opened(source) if isinstance(source, (str, os.PathLike)) else _like_an_array("source", source)
     requested = filter_options(border, anchor, None, dtype, channels_last)
-    kernel = np.asarray(kernel)
+    kernel = np.asarray(given_kernel(kernel))
     check_weights("kernel", kernel.dtype.name)
     if kernel.ndim != 2:
         raise ValueError(f"kernel has shape {kernel.shape}; it must be one of two dimensions")
@@ -322,11 +323,17 @@ def _opened(path: Any) -> FileRows | np.ndarray:
     return mapped
 
 
+def _like_an_array(name: str, given: Any) -> Any:
+    if not hasattr(given, "shape") or not hasattr(given, "dtype"):
+        raise TypeError(f"{name} is of type {type(given).__qualname__}; give a path, or an array")
+    return given
+
+
 @contextmanager
 def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype, waits: bool) -> Iterator[Any]:
     """The array to write to; a file takes its place once it is whole."""
     if not isinstance(target, (str, os.PathLike)):
-        if tuple(target.shape) != shape or target.dtype != dtype:
+        if tuple(_like_an_array("target", target).shape) != shape or target.dtype != dtype:
             raise ValueError(f"target has shape {target.shape} and {target.dtype}; the result has {shape} and {dtype}")
         yield target
         return

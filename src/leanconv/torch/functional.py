@@ -117,8 +117,9 @@ def conv1d(
     ``y[n,k,q] = bias[k] + sum over c,s of weight[k,c,s] * input[n,c, q*stride - padding + s*dilation]``
 
     Args:
-        input: signals (n, c, w), or (c, w). weight: filters (k, c / groups, s). All else as in `conv2d`, which computes
-            this as images of one row, without copies.
+        input: signals (n, c, w), or (c, w). weight: filters (k, c / groups, s), which may not be packed ones.
+        padding: a number, or two, left and right. All else as in `conv2d`, which computes this as images of one row,
+            without copies.
 
     Returns:
         y of shape (n, k, q), or (k, q).
@@ -132,6 +133,8 @@ def conv1d(
     sides: tuple[int, ...]
     if isinstance(padding, str):
         sides = _word_sides(padding, (1, weight.shape[-1]), stride, dilation)
+    elif isinstance(padding, (tuple, list)) and len(padding) == 2:
+        sides = _sides([0, 0, *padding], 2)
     else:
         sides = _single("padding", padding, 0, 0)
     given = stride, sides, dilation, groups, precision, batch_invariant

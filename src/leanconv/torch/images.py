@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
@@ -23,6 +24,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from leanconv.call import lookup
 from leanconv.call.resolve import filter_problem
+from leanconv.call.weights import given_kernel
 from leanconv.dtypes import DTYPES, FILTERS, check_weights, filter_sum, is_integer, one_of
 from leanconv.images import api
 from leanconv.images.borders import BorderName, Run, runs
@@ -105,6 +107,10 @@ def filter2d(
         )  # fmt: skip
     sums = filter_sum(own, result)
     if not isinstance(kernel, torch.Tensor):
+        kernel = given_kernel(kernel)
+        if isinstance(kernel, np.ndarray):
+            check_weights("kernel", kernel.dtype.name)
+            kernel = kernel.astype(sums)  # native, and without negative strides
         kernel = torch.as_tensor(kernel, dtype=_dtype(sums), device=image.device)
     check_weights("kernel", _name(kernel.dtype))
     if kernel.device != image.device:

@@ -115,18 +115,27 @@ class Conv3d(_Forward, torch.nn.Conv3d):
 
 
 class ConvTranspose1d(_Transposed, torch.nn.ConvTranspose1d):
-    """``torch.nn.ConvTranspose1d`` by `leanconv.torch.conv_transpose1d`; besides its arguments as `Conv2d`."""
+    """``torch.nn.ConvTranspose1d`` by `leanconv.torch.conv_transpose1d`.
+
+    Besides its arguments: ``precision=`` and ``batch_invariant=``.
+    """
 
     _function = functional.conv_transpose1d
 
 
 class ConvTranspose2d(_Transposed, torch.nn.ConvTranspose2d):
-    """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`; besides its arguments as `Conv2d`."""
+    """``torch.nn.ConvTranspose2d`` by `leanconv.torch.conv_transpose2d`.
+
+    Besides its arguments: ``precision=`` and ``batch_invariant=``.
+    """
 
     _function = functional.conv_transpose2d
 
 
 class ConvTranspose3d(_Transposed, torch.nn.ConvTranspose3d):
-    """``torch.nn.ConvTranspose3d`` by `leanconv.torch.conv_transpose3d`; besides its arguments as `Conv2d`."""
+    """``torch.nn.ConvTranspose3d`` by `leanconv.torch.conv_transpose3d`.
+
+    Besides its arguments: ``precision=`` and ``batch_invariant=``.
+    """
 
     _function = functional.conv_transpose3d
