@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from leanconv import ndimage
-from leanconv.images.borders import SCIPY_NAMES
+from leanconv.images.borders import BORDERS, SCIPY_NAMES
 from leanconv.ndimage import arguments, on_cpu, on_device
 
 DTYPES = (
@@ -141,6 +141,44 @@ def test_what_numpy_takes_is_taken() -> None:
     same(ndimage.convolve(x, np.ones((3, 2))), scipy.ndimage.convolve(x.astype("=f4"), np.ones((3, 2))))
     assert ndimage.correlate(np.zeros((0, 5)), np.ones((3, 3))).shape == (0, 5)
     assert ndimage.correlate(np.float64(3), np.float64(2)) == 6
+
+
+@pytest.mark.parametrize("output", ["float64", "int64", "bool"])
+@pytest.mark.parametrize("mode", ["reflect", "constant", "nearest", "mirror", "wrap"])
+def test_weights_may_reach_far_beyond_the_input(mode: str, output: str) -> None:
+    """SciPy's `correlate` reads outside the array's memory where it reflects 4 n or more past an axis of n elements."""
+    rng, pad = np.random.default_rng(6), cast(Any, BORDERS[SCIPY_NAMES[mode]].numpy)
+    shapes = [((n, 3), (taps, 1)) for n in range(1, 9) for taps in range(1, 80, 6)]
+    for size, shape in (
+        *shapes,
+        ((2, 50), (17, 25)),
+        ((50, 2), (3, 40)),
+        ((2, 6000), (40, 3)),
+        ((2, 3, 4), (9, 2, 17)),
+    ):
+        x, weights = rng.integers(0, 9, size), rng.integers(0, 5, shape)
+        for part in (0, 0.5, 1):
+            at = [min(int(part * taps), taps - 1) for taps in shape]
+            extended = np.pad(x, [(a, taps - 1 - a) for a, taps in zip(at, shape, strict=True)], pad)
+            windows = np.lib.stride_tricks.sliding_window_view(extended, shape)
+            expected = np.tensordot(windows, weights, x.ndim)
+            # SciPy stores a bool as a byte made from the sum
+            expected = expected.astype(np.uint8) if output == "bool" else expected
+            origin = [a - taps // 2 for a, taps in zip(at, shape, strict=True)]
+            same(
+                ndimage.correlate(x, weights, output=np.dtype(output), mode=mode, origin=origin),
+                expected.astype(output),
+            )
+
+
+@pytest.mark.parametrize("length", [1000, 10_000])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16"])
+def test_a_box_of_one_element_takes_any_origin(dtype: str, length: int) -> None:
+    x = np.random.default_rng(6).integers(0, 99, (4, length // 4)).astype(dtype)
+    for size, origin in ((1, 1), (1, (-3, 7)), ((1, 3), (5, 1))):
+        same(ndimage.uniform_filter(x, size, origin=origin), scipy.ndimage.uniform_filter(x, size, origin=origin))
+    with pytest.raises(ValueError, match="origin=2 lies outside"):
+        ndimage.uniform_filter(x, (1, 3), origin=(5, 2))
 
 
 def test_special_values_spread_as_in_scipy() -> None:

@@ -102,6 +102,14 @@ def test_an_empty_matrix_is_filled(mode: str, shape: tuple[int, int]) -> None:
                 np.testing.assert_array_equal(ours(*tensors, mode, fillvalue=fillvalue).numpy(), expected)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_may_be_named(name: str) -> None:
+    x, w = np.arange(12.0).reshape(3, 4), np.ones((2, 2))
+    same(getattr(signal, name)(in2=w, in1=x), getattr(scipy.signal, name)(in2=w, in1=x), x, w)
+    with pytest.raises(TypeError, match="'in1'"):
+        getattr(signal, name)(in2=w)
+
+
 def test_integers_are_exact_and_wrap_around() -> None:
     rng = np.random.default_rng(3)
     x, w = rng.integers(-(2**40), 2**40, 3000), rng.integers(-(2**20), 2**20, 40)
@@ -126,6 +134,40 @@ def test_a_nan_reaches_its_windows_only() -> None:
     x, w = np.ones(20_000), np.ones(3000)
     x[9000] = np.nan
     assert np.isnan(signal.oaconvolve(x, w)).nonzero()[0].tolist() == list(range(9000, 12_000))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_array_that_requires_a_gradient_is_refused(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    w = torch.ones(2, 3, requires_grad=True)
+    for x in (torch.ones(4, 5), np.ones((4, 5))):
+        with pytest.raises(ValueError, match="requires a gradient"):
+            getattr(signal, name)(x, w)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        signal._second(w.detach(), w)  # the way of arrays on a GPU
+    with torch.no_grad():
+        same(
+            getattr(signal, name)(torch.ones(4, 5), w).numpy(), getattr(signal, name)(np.ones((4, 5), "f4"), w.numpy())
+        )
+
+
+@pytest.mark.parametrize("lazy", ["conj", "_neg_view"])
+@pytest.mark.parametrize("name", NAMES)
+def test_lazy_conjugates_and_signs_are_resolved(name: str, lazy: str) -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(4)
+    given = [getattr(torch, lazy)(torch.from_numpy(draw_array(rng, size, "complex128"))) for size in ((6, 7), (2, 3))]
+    x, w = (each.resolve_conj().resolve_neg().numpy() for each in given)
+    same(getattr(signal, name)(*given).numpy(), getattr(scipy.signal, name)(x, w), x, w)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dtypes_that_numpy_does_not_have_are_named(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, 3)
+    for argument, pair in ("in1", (x.bfloat16(), x)), ("in2", (x, x.bfloat16())):
+        with pytest.raises(TypeError, match=f"{argument} has dtype bfloat16.*convert"):
+            getattr(signal, name)(*pair)
 
 
 def test_pytorch_tensors_stay_tensors() -> None:
@@ -192,3 +234,30 @@ def test_a_fill_value_has_the_results_type(function: str, kind: Any) -> None:
     x, y = random.integers(0, 2, (3, 4)).astype(kind), random.standard_normal((2, 3))
     got = getattr(signal, function)(x, y, "same", fillvalue=2.5)
     np.testing.assert_allclose(got, getattr(scipy.signal, function)(x.astype(float), y, "same", fillvalue=2.5))
+
+
+@pytest.mark.parametrize("function", ["correlate2d", "convolve2d"])
+@pytest.mark.parametrize(
+    ("fillvalue", "dtype", "words"),
+    [
+        (300, "uint8", "fillvalue=300.*uint8 holds 0 to 255"),
+        (-1, "uint8", "fillvalue=-1.*uint8 holds 0 to 255"),
+        (np.int64(-200), "int8", "fillvalue=.*-200.*int8 holds -128 to 127"),
+        (2.0**63, "int64", "fillvalue=9.2.*int64 holds"),
+        (np.nan, "int16", "fillvalue=nan.*int16 holds"),
+        (None, "float32", "fillvalue=None; give one number"),
+        ([1, 2], "uint8", r"fillvalue=\[1, 2\]; give one number"),
+        ([], "float64", r"fillvalue=\[\]; give one number"),
+        ("a", "float64", "fillvalue='a'; give one number"),
+    ],
+)
+def test_a_fill_value_is_a_number_of_the_results_type(function: str, fillvalue: Any, dtype: str, words: str) -> None:
+    x = np.ones((3, 3), dtype)
+    with pytest.raises(ValueError, match=words):
+        getattr(signal, function)(x, x, fillvalue=fillvalue)
+
+
+@pytest.mark.parametrize("fillvalue", [255, 255.5, -0.5, True, np.float32(7), [3]], ids=str)
+def test_a_fill_value_may_be_a_fraction_and_of_another_type(fillvalue: Any) -> None:
+    x = np.ones((3, 3), np.uint8)
+    same(signal.convolve2d(x, x, fillvalue=fillvalue), scipy.signal.convolve2d(x, x, fillvalue=fillvalue), x)

@@ -196,7 +196,7 @@ class TorchArrays(Arrays):
 
     def to_numpy(self, array: Any) -> np.ndarray:
         self.refuse_gradient(array)
-        return plain(array.detach().resolve_neg().numpy())
+        return plain(array.detach().resolve_conj().resolve_neg().numpy())
 
 
 def _has_memory(array: Any) -> bool:

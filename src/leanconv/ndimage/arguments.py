@@ -80,6 +80,8 @@ def is_complex(array: Any) -> bool:
 
 
 _HALF, _LONG = np.dtype(np.float16), np.dtype(np.longdouble)
+#: NumPy's own. ml_dtypes adds others; PyTorch converts to none of those.
+_NUMPY_DTYPES = frozenset(np.dtype(code).name for code in np.typecodes["All"])
 
 
 def check_real(name: str, dtype: np.dtype) -> None:
@@ -88,6 +90,14 @@ def check_real(name: str, dtype: np.dtype) -> None:
     narrow = dtype in (_HALF, _LONG) and dtype != np.dtype(np.float64)
     if dtype.kind not in "biuf" or narrow:
         raise DtypeError(f"{name} has dtype {dtype}; it must be boolean, an integer, float32, float64 or complex")
+
+
+def check_numpy_has(name: str, array: Any) -> None:
+    """Raise DtypeError for an array of another library whose dtype NumPy does not have, as bfloat16."""
+    if dtype_name(array) not in _NUMPY_DTYPES:
+        raise DtypeError(
+            f"{name} has dtype {dtype_name(array)}, which NumPy does not have; convert it, for example to float32"
+        )
 
 
 def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
@@ -171,20 +181,25 @@ def at_home(function: F) -> F:
     place = names.index("output") if "output" in names else len(names) + 1
 
     @functools.wraps(function)
-    def call(input: Any, *args: Any, **keywords: Any) -> Any:
-        library = arrays_of(input)
+    def call(*given_args: Any, **keywords: Any) -> Any:
+        if not given_args and names[0] not in keywords:
+            return function(**keywords)  # which says what is missing
+        input, *rest = given_args or (keywords.pop(names[0]),)
+        args, library = tuple(rest), arrays_of(input)
         if library is NUMPY or (library is None and not hasattr(input, "__dlpack__")):
             return function(np.asarray(input), *args, **keywords)
-        x = carried(input, "input")
+        x = carried(input, names[0])
         library = arrays_of(x)
         assert library is not None
         given = keywords.get("output", args[place - 1] if len(args) >= place else None)
         back = way_back(input) if x is not input else lambda result: result
-        if library is NUMPY:
-            return back(function(x, *args, **keywords))
         library.refuse_gradient(x)
-        if library.device(x) is not None:
-            return back(function(x, *args, **keywords))
+        if library is NUMPY or library.device(x) is not None:
+            result = function(x, *args, **keywords)
+            return given if result is given else back(result)
+        check_numpy_has(names[0], x)
+        if arrays_of(given) is library:
+            check_numpy_has("output", given)
         output = library.to_numpy(given) if arrays_of(given) is library else _dtype_of(given)
         if len(args) >= place:
             args = (*args[: place - 1], output, *args[place:])
@@ -195,7 +210,7 @@ def at_home(function: F) -> F:
             if not np.may_share_memory(output, library.to_numpy(given)):
                 library.assign(given, library.from_numpy(output, None))
             return given
-        return library.from_numpy(result, None)
+        return given if result is given else library.from_numpy(result, None)
 
     return call  # type: ignore[return-value]
 

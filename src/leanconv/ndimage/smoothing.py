@@ -62,7 +62,7 @@ def correlate1d(
     >>> correlate1d([2, 8, 0, 4, 1, 9, 9, 0], weights=[1, 3]).tolist()
     [8, 26, 8, 12, 7, 28, 36, 9]
     """
-    taps = to_numpy(weights)
+    taps = to_numpy(weights, "weights")
     if is_complex(input) or is_complex(taps):
         # NOTE: as in SciPy, complex weights are conjugated
         return _complex(correlate1d, input, np.conj(taps), output, cval, axis=axis, mode=mode, origin=origin)
@@ -109,7 +109,7 @@ def convolve1d(
     >>> convolve1d([2, 8, 0, 4, 1, 9, 9, 0], weights=[1, 3]).tolist()
     [14, 24, 4, 13, 12, 36, 27, 0]
     """
-    taps = to_numpy(weights)[::-1]
+    taps = to_numpy(weights, "weights")[::-1]
     origin = -origin - (1 - len(taps) % 2)
     return correlate1d(input, np.conj(taps) if is_complex(taps) else taps, axis, output, mode, cval, origin)
 
@@ -349,7 +349,8 @@ def uniform_filter(
     if on_cpu.is_small_mean(x, along, out) and min(map(int, sizes), default=0) > 0:
         borders = [border_of(mode) for mode in modes]
         for extent, shift in zip(sizes, origins, strict=True):
-            anchor_of(extent, shift, (extent,), shift)
+            if extent > 1:  # along other axes nothing is filtered, whatever the origin
+                anchor_of(extent, shift, (extent,), shift)
         inside = "constant" not in borders or cval == 0
         if inside and on_cpu.small_mean(x, list(map(int, sizes)), modes, origins, out):
             return out

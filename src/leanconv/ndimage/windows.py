@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from leanconv.arrays import arrays_of
 from leanconv.images.borders import ScipyMode
 from leanconv.ndimage import on_cpu, on_device
 from leanconv.ndimage.arguments import (
@@ -17,6 +18,7 @@ from leanconv.ndimage.arguments import (
     axes_of,
     border_of,
     by_parts,
+    check_numpy_has,
     check_real,
     is_complex,
     output_for,
@@ -125,7 +127,7 @@ def convolve(
 
 
 def _filter(x: Any, weights: Any, output: Any, mode: Any, cval: Any, origin: Any, axes: Any, *, flip: bool) -> Any:
-    taps = to_numpy(weights)
+    taps = to_numpy(weights, "weights")
     if is_complex(x) or is_complex(taps):
         taps = taps.conj() if is_complex(taps) and not flip else taps
         out = output_for(x, output, is_complex=True)
@@ -168,12 +170,17 @@ def _place(ndim: int, taps: np.ndarray, origin: Any, axes: Any, flip: bool) -> t
     return np.ascontiguousarray(np.flip(taps) if flip else taps).reshape(shape), tuple(anchor)
 
 
-def to_numpy(array: Any) -> np.ndarray:
-    """Weights as a NumPy array, from any device. Those on a GPU are copied, after a wait."""
+def to_numpy(array: Any, name: str) -> np.ndarray:
+    """The caller's argument ``name`` as a NumPy array, from any device. One on a GPU is copied, after a wait.
+
+    Raises ValueError where that would lose a gradient, DtypeError for a dtype that NumPy does not have.
+    """
     if isinstance(array, np.ndarray):
         return array
-    if hasattr(array, "detach"):
-        return np.asarray(array.detach().cpu().numpy())
+    library = arrays_of(array)
+    if library is not None and hasattr(array, "cpu"):
+        check_numpy_has(name, array)
+        return library.to_numpy(array.cpu())
     if hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):
         return np.asarray(array.get())
     return np.asarray(array)

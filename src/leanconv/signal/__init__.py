@@ -1,8 +1,9 @@
 """Convolutions of ``scipy.signal``, with its signatures and its meaning, on arrays of several libraries.
 
-Arrays on the CPU are computed in float64 on several threads (LEANCONV_THREADS): short filters by products with banded
-matrices, long ones by transforms of segments that stay in the cache. So `fftconvolve`, `oaconvolve` and `convolve` are
-one computation, which chooses by the sizes. Transforms have errors relative to the largest numbers of a segment.
+Arrays on the CPU are computed in float64; in float32 where the result is float32, and in some cases where it is float16
+or complex64. Several threads (LEANCONV_THREADS) compute short filters by products with banded matrices, long ones by
+transforms of segments that stay in the cache. So `fftconvolve`, `oaconvolve` and `convolve` are one computation, which
+chooses by the sizes. Transforms have errors relative to the largest numbers of a segment.
 
 Arrays on a GPU stay there: `leanconv.filter2d` computes short filters, the transforms of the array's library (CuPy,
 PyTorch) long ones.
@@ -10,6 +11,7 @@ PyTorch) long ones.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal
@@ -124,14 +126,14 @@ def convolve2d(in1: Any, in2: Any, mode: Mode = "full", boundary: Boundary = "fi
         mode: see `fftconvolve`.
         boundary: what lies outside in1: ``"fill"`` ``fillvalue``, ``"wrap"`` its other side, ``"symm"`` its mirror
             image.
-        fillvalue: a number.
+        fillvalue: a number that the result's dtype can hold; a fraction is truncated for integers.
 
     Returns:
         A new matrix of the dtype that both inputs promote to. Integers are exact, and wrap around.
 
     Raises:
         ValueError: arrays that are no matrices, an unknown mode or boundary, shapes that do not fit ``"valid"``, an
-            empty in1 whose elements a boundary should repeat.
+            empty in1 whose elements a boundary should repeat, a fillvalue that is not one number or does not fit.
 
     >>> convolve2d([[1, 2], [3, 4]], [[1, 1]], boundary="symm", mode="same").tolist()
     [[2, 3], [6, 7]]
@@ -157,10 +159,13 @@ def correlate2d(in1: Any, in2: Any, mode: Mode = "full", boundary: Boundary = "f
 def _second(in1: Any, in2: Any) -> Any:
     """The second array, on the device of the first."""
     if isinstance(in1, np.ndarray):
-        return to_numpy(in2)
+        return to_numpy(in2, "in2")
     library = arrays_of(in1)
     assert library is not None
-    return in2 if arrays_of(in2) is library else library.from_numpy(to_numpy(in2), library.device(in1))
+    if arrays_of(in2) is library:
+        library.refuse_gradient(in2)
+        return in2
+    return library.from_numpy(to_numpy(in2, "in2"), library.device(in1))
 
 
 def _dtype(array: Any) -> np.dtype:
@@ -339,7 +344,7 @@ def _on_device(
         extended[...] = 0
         extended[tuple(slice(0, n) for n in x.shape)] = x
         anchor = tuple(w.shape[axis] - 1 - first[axis] if axis in axes else 0 for axis in range(x.ndim))
-        on_device.correlate(extended, np.flip(to_numpy(w)), anchor, "constant", 0.0, out)
+        on_device.correlate(extended, np.flip(to_numpy(w, "in2")), anchor, "constant", 0.0, out)
         return out[tuple(slice(0, size.get(axis, n)) for axis, n in enumerate(shape))]
     if library.name == "PyTorch":
         import torch
@@ -403,9 +408,7 @@ def _bordered(
         x = _second(x, np.zeros([max(n, 1) for n in x.shape], _dtype(x)))  # none of which is read
     extended = x[places[0].tolist()][:, places[1].tolist()]
     if border == "constant":
-        if np.iscomplexobj(value) and dtype.kind != "c":
-            said = f"fillvalue={value!r} is complex, and the result is {dtype}"
-            raise ValueError(f"could not cast `fillvalue` directly to the output array: {said}")
+        value = _number(value, dtype)
         if isinstance(extended, np.ndarray):  # of the result's type, which the value has too
             extended = extended.astype(dtype, copy=False)
         for axis, each in enumerate(places):
@@ -413,3 +416,24 @@ def _bordered(
     compute = _on_cpu if isinstance(x, np.ndarray) else _on_device
     first = {axis: k - 1 for axis, k in enumerate(w.shape)}
     return compute(extended, w, (0, 1), first, dict(enumerate(sizes)), dtype)
+
+
+def _number(value: Any, dtype: np.dtype) -> Any:
+    """``fillvalue`` as a number of Python, for a result of ``dtype``."""
+    # NOTE: the messages begin as SciPy's, whose tests read them
+    given = to_numpy(value, "fillvalue")
+    number: Any = given.item() if given.size == 1 else None
+    is_number = isinstance(number, numbers.Number)
+    if not is_number:
+        rule = "`fillvalue` must be scalar or an array with one element"
+        raise ValueError(f"{rule}, and a number: fillvalue={value!r}; give one number, for example 0")
+    cast = "could not cast `fillvalue` directly to the output array: "
+    if np.iscomplexobj(number) and dtype.kind != "c":
+        raise ValueError(f"{cast}fillvalue={value!r} is complex, and the result is {dtype}; give a real number")
+    if dtype.kind in "iu":
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        # fractions are truncated towards zero; a NaN compares as false
+        if not least - 1 < number < most + 1:
+            rule = f"a result of {dtype} holds {least} to {most}; give a number of these, or arrays of a wider dtype"
+            raise ValueError(f"{cast}fillvalue={value!r}, and {rule}")
+    return number
