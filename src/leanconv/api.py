@@ -7,12 +7,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from leanconv.arrays import arrays_of
 from leanconv.arrays.operands import together
 from leanconv.call import lookup
 from leanconv.call.explain import Explanation, explain_call, explain_problem
+from leanconv.call.gpu_call import types_of
 from leanconv.call.resolve import Resolved, resolve
+from leanconv.dtypes import FILTERS, one_of
 from leanconv.images.api import filter2d, filter3d, requested_filter, requested_volume_filter
-from leanconv.options import FUNCTIONS, Activation, Layout, Layout1d, Padding, Precision, layer_options
+from leanconv.options import FUNCTIONS, Activation, Layout, Layout1d, Padding, Precision, filter_numbers, layer_options
 from leanconv.problem import Problem
 from leanconv.volumes.api import conv3d, conv3d_input, conv3d_weight
 
@@ -380,6 +385,8 @@ def explain(what: Any, /, *arguments: Any, **options: Any) -> Explanation:
     one for an H200.
 
     Raises ValueError and TypeError as the call itself would, but not NoAlgorithmError: "nothing fits" is an answer.
+    Tensors may require a gradient, and ``out`` of a filter in several passes (a separable kernel of volumes, several
+    separable kernels) is not checked.
 
     >>> from leanconv import ConvProblem
     >>> print(explain(ConvProblem(1, 3, 8, 8, 4, 3, 3)))  # doctest: +SKIP
@@ -425,12 +432,18 @@ def resolve_call(function: Callable[..., Any], /, *arguments: Any, **options: An
     given = call.arguments
     first, second, *_ = given.values()
     out = given.pop("out")
-    if function is filter2d:
-        wanted, kernel = requested_filter(**given, out=out)
-        return resolve(wanted, first, kernel, None, out)
-    if function is filter3d:
-        wanted, kernel = requested_volume_filter(**given, out=out)
-        return resolve(wanted, first, kernel, None, out)
+    if function is filter2d or function is filter3d:
+        wanted, kernel = (requested_filter if function is filter2d else requested_volume_filter)(**given, out=out)
+        several = wanted.window is not None and len(np.shape(second)) == 3
+        if several or (function is filter3d and wanted.slice_anchor is None):
+            # one of several passes, whose result is not the whole
+            library = arrays_of(out)
+            if wanted.dtype is None and library is not None:
+                wanted = wanted._replace(dtype=one_of("out", library.dtype(out), FILTERS))
+            out = None
+        resolved = resolve(wanted, first, kernel, None, out)
+        filter_numbers(given["value"], given["delta"], *types_of(resolved.problem))
+        return resolved
     name = function.__name__
     shape = given.pop(FUNCTIONS[name].shape, None)
     numbers = {key: given[key] for key in _LAYER_OPTIONS if key in given}

@@ -60,10 +60,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 #: The largest stride, padding, ...: kernels count them in 32 bits.
 MOST = 2**31 - 1
 #: The largest finite numbers of types that are narrower than Python's own.
-_LARGEST = {
-    name: float.fromhex(text)
-    for name, text in (("float32", "0x1.fffffep127"), ("float16", "0x1.ffcp15"), ("bfloat16", "0x1.fep127"))
-}
+_LARGEST = {"float32": float.fromhex("0x1.fffffep127"), "float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127")}
 Word = TypeVar("Word")
 
 
@@ -172,6 +169,7 @@ def layer_options(
     dilation = found[1] if found and found[0] is dilation else _checked(function, "dilation", dilation)
     known = paddings.get(id(padding))
     padding = known[1] if known and known[0] is padding else _checked(function, "padding", padding)
+    activation = tuple(activation) if type(activation) is list else activation  # a list is no key
     if type(groups) is not int or not 1 <= groups <= MOST:
         groups = integer("groups", groups, 1)
     if batch_invariant is not False and batch_invariant is not True:
@@ -205,7 +203,8 @@ def _checked(function: str, name: str, value: Any) -> Any:
     (strides, paddings), axes = _CHECKED[function], FUNCTIONS[function].axes
     store = paddings if name == "padding" else strides
     if name == "padding":
-        result: Any = _sides_1d(value) if axes == 1 else sides_of(value) if axes == 2 else _sides_3d(value)
+        other = _sides_1d if axes == 1 else _sides_3d
+        result: Any = sides_of(value) if axes == 2 or isinstance(value, str) else other(value)
     else:
         result = (1, single(name, value, 1)) if axes == 1 else each_axis(name, value, 1, axes)
     if type(value) in (int, str) or (type(value) is tuple and all([type(each) is int for each in value])):
@@ -285,22 +284,22 @@ def integer(name: str, value: object, least: float, most: float = MOST) -> int:
 
 
 #: What the axes of images and volumes are called in messages.
-_AXES = {2: "(vertical, horizontal)", 3: "(depth, vertical, horizontal)"}
+_AXES = {2: "two: (vertical, horizontal)", 3: "three: (depth, vertical, horizontal)"}
 
 
-def pair(name: str, value: object, least: int) -> tuple[int, int]:
-    """An int for both axes, or (vertical, horizontal)."""
-    down, across = each_axis(name, value, least)
-    return down, across
+def pair(name: str, value: object, least: int, of: str = "") -> tuple[int, int]:
+    """An int for both axes, or (vertical, horizontal); or for another pair, which messages call ``of``."""
+    first, second = each_axis(name, value, least, of=of)
+    return first, second
 
 
-def each_axis(name: str, value: object, least: int, axes: int = 2) -> tuple[int, ...]:
-    """An int for all axes of images, or volumes, or one for each."""
+def each_axis(name: str, value: object, least: int, axes: int = 2, of: str = "") -> tuple[int, ...]:
+    """An int for all axes of images, or volumes, or one for each; ``of`` as in `pair`."""
     if isinstance(value, (tuple, list)):
         if len(value) == 1:
             value = (*value,) * axes
         if len(value) != axes:
-            raise ValueError(f"{name}={value!r} must be an integer or {('two', 'three')[axes - 2]}: {_AXES[axes]}")
+            raise ValueError(f"{name}={value!r} must be an integer or {of or _AXES[axes]}")
         return tuple([integer(name, each, least) for each in value])
     return (integer(name, value, least),) * axes
 
@@ -338,20 +337,16 @@ def sides_of(padding: object) -> tuple[int, int, int, int] | str:
     return down, down, across, across
 
 
-def _sides_1d(padding: object) -> tuple[int, int, int, int] | str:
-    """Padding of signals, a number or (left, right), as that of images of one row; or the word that it is."""
-    if isinstance(padding, str):
-        return padding_word(padding)
+def _sides_1d(padding: object) -> tuple[int, ...]:
+    """Padding of signals, a number or (left, right), as that of images of one row."""
     sides = padding if isinstance(padding, (tuple, list)) else (padding,)
     if len(sides) not in (1, 2):
         raise ValueError(f"padding={padding!r} must be an integer, (left, right), 'same' or 'valid'")
     return 0, 0, integer("padding", sides[0], 0), integer("padding", sides[-1], 0)
 
 
-def _sides_3d(padding: object) -> tuple[int, ...] | str:
-    """Padding of volumes as (front, back, top, bottom, left, right), or the word that it is."""
-    if isinstance(padding, str):
-        return padding_word(padding)
+def _sides_3d(padding: object) -> tuple[int, ...]:
+    """Padding of volumes as (front, back, top, bottom, left, right)."""
     if isinstance(padding, (tuple, list)) and len(padding) == 6:
         return tuple([integer("padding", side, 0) for side in padding])
     if isinstance(padding, (tuple, list)) and len(padding) not in (1, 3):
@@ -390,13 +385,14 @@ def one_of(name: str, value: object, known: Sequence[Word]) -> Word:
     raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(map(repr, known))}")
 
 
-@lru_cache(maxsize=256)
 def activation_of(value: Any) -> str | None:
     """An activation in one form: None, its name, or its name and its number as ``leaky_relu:0.2``.
 
     Raises ValueError for what is none, TypeError for a number that is none.
     """
-    name, given = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if value is None or (type(value) is str and value in ACTIVATIONS):
+        return value
+    name, given = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, None)
     if isinstance(name, str) and given is None and name.partition(":")[0] in ACTIVATION_NUMBERS and ":" in name:
         name, _, text = name.partition(":")
         try:
@@ -409,10 +405,15 @@ def activation_of(value: Any) -> str | None:
         return name
     if name not in ACTIVATION_NUMBERS:
         raise ValueError(f"activation={value!r}: {name!r} has no number; {' and '.join(ACTIVATION_NUMBERS)} have one")
+    return _with_number(name, number("activation", given))
+
+
+@lru_cache(maxsize=256)
+def _with_number(name: str, given: float) -> str:
     with np.errstate(over="ignore"):
-        single = np.float32(number("activation", given))
+        single = np.float32(given)
     if not np.isfinite(single):
-        raise ValueError(f"activation={value!r}: its number must be finite in float32")
+        raise ValueError(f"activation={(name, given)!r}: its number must be finite in float32")
     return name if single == np.float32(ACTIVATION_NUMBERS[name]) else f"{name}:{single!s}"
 
 
@@ -428,13 +429,12 @@ def yes_or_no(name: str, value: object) -> bool:
     return bool(value)
 
 
-def device_index(device: object) -> int:
-    """The number in ``"cuda"`` or ``"cuda:1"``. Raises ValueError for any other value."""
+def device_index(device: object, *, gpu_only: bool = False) -> int:
+    """The number in ``"cuda"`` or ``"cuda:1"``; ValueError for others, which names the CPU too unless ``gpu_only``."""
     match = re.fullmatch(r"cuda(?::(\d+))?", str(device))
     if match is None:
-        raise ValueError(
-            f"device={device!r} is not known; give 'cuda', 'cuda:N', 'cpu', or None for where the arrays lie"
-        )
+        known = "'cuda' or 'cuda:N'" if gpu_only else "'cuda', 'cuda:N', 'cpu', or None for where the arrays lie"
+        raise ValueError(f"device={device!r} is {'no GPU' if gpu_only else 'not known'}; give {known}")
     return int(match.group(1) or 0)
 
 
@@ -479,8 +479,8 @@ def filter_numbers(value: Any, delta: Any, dtype: str, sums: str, result: str) -
     pixel = _scalar("value", value, dtype, "image")
     if sums == "int32" and math.isfinite(given := number("delta", delta)) and not given.is_integer():
         raise ValueError(
-            f"delta={delta!r} is no integer: an int32 image and an integer kernel make sums in int32; a kernel of "
-            "fractions, as kernel * 1.0, makes them in float64"
+            f"delta={delta!r} is no integer: an int32 image and an integer kernel make sums in int32; dtype='float64' "
+            "makes them in float64, as does, where a kernel is given, one of fractions, kernel * 1.0"
         )
     added = _scalar("delta", delta, sums, "sums")
     if math.isnan(added) and is_integer(result):

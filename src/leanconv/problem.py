@@ -76,7 +76,8 @@ class ConvProblem:
     layout. ``padding_d`` is front and back. Images are volumes of one slice, with filters of one.
 
     Raises ValueError and TypeError as `leanconv.conv2d` does for these options, and TypeError for sizes that are not
-    integers. Whether a layer can have these sizes, `leanconv.explain` says.
+    integers; but four sides of padding may be negative, as gradients have them. Whether a layer can have these sizes,
+    `leanconv.explain` says.
     """
 
     kind: ClassVar[Literal["conv2d"]] = "conv2d"
@@ -91,7 +92,7 @@ class ConvProblem:
     r: int
     s: int
     stride: tuple[int, int] = (1, 1)
-    #: top, bottom, left, right, in pixels; negative only in problems made by ``as_forward`` and its like
+    #: top, bottom, left, right, in pixels; negative in problems made by ``as_forward`` and its like
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
     dilation: tuple[int, int] = (1, 1)
     groups: int = 1
@@ -117,9 +118,10 @@ class ConvProblem:
         flags = self.bias, self.accumulate, self.batch_invariant, self.scale, self.add
         plain = plain and {type(each) for each in flags} == {bool}
         plain = plain and self.dtype in LAYERS and self.layout in options.LAYOUTS and self.op in options.OPS
-        plain = plain and self.precision in options.PRECISIONS and self.activation in options.ACTIVATIONS
+        plain = plain and self.precision in options.PRECISIONS
         if not plain or not 1 <= self.groups <= options.MOST:
             self._check_words()
+        object.__setattr__(self, "activation", options.activation_of(self.activation))
         for name in ("stride", "dilation"):
             if not _are_ints(getattr(self, name), 2, 1, options.MOST):
                 object.__setattr__(self, name, options.pair(name, getattr(self, name), 1))
@@ -128,11 +130,10 @@ class ConvProblem:
             sides = options.sides_for(padding, (self.r, self.s), self.stride, self.dilation)
             object.__setattr__(self, "padding", sides)
         if not _are_ints(self.padding_d, 2):
-            object.__setattr__(self, "padding_d", options.pair("padding_d", self.padding_d, 0))
-        if not self.is_volume:
-            object.__setattr__(self, "stride_d", 1)
-            object.__setattr__(self, "dilation_d", 1)
-        elif self.layout == "CHWN":
+            object.__setattr__(self, "padding_d", options.pair("padding_d", self.padding_d, 0, "two: (front, back)"))
+        for name in ("stride_d", "dilation_d"):
+            object.__setattr__(self, name, options.integer(name, getattr(self, name), 1) if self.is_volume else 1)
+        if self.is_volume and self.layout == "CHWN":
             raise ValueError("layout='CHWN' is of images; volumes are 'NCHW' or 'NHWC', with the slices before H")
 
     @cached_property
@@ -150,7 +151,6 @@ class ConvProblem:
         known: tuple[tuple[Any, ...], ...] = options.PRECISIONS, options.LAYOUTS, options.OPS
         for name, words in zip(("precision", "layout", "op"), known, strict=True):
             object.__setattr__(self, name, options.one_of(name, getattr(self, name), words))
-        object.__setattr__(self, "activation", options.activation_of(self.activation))
         object.__setattr__(self, "dtype", one_of(options.FIRST[self.op], self.dtype, LAYERS))
         for name in ("bias", "accumulate", "batch_invariant", "scale", "add"):
             object.__setattr__(self, name, options.yes_or_no(name, getattr(self, name)))
@@ -330,8 +330,8 @@ class FilterProblem:
     and to ``sum_dtype``, in which the weights are given and sums are taken: float64 where one of the two is float64 or
     int32, else float32. From int32 to int32 it is int32, which wraps around, unless float64 is asked for.
 
-    Raises TypeError for sizes that are not integers and for a dtype that `leanconv.filter2d` refuses, ValueError for
-    another border, for an anchor that has not two integers, and for sums of another type.
+    Raises TypeError for sizes and an anchor that are not integers and for a dtype that `leanconv.filter2d` refuses,
+    ValueError for another border, an anchor that is neither two integers nor one for both, and sums of another type.
     """
 
     batch: int

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import leanconv
-from leanconv import FilterProblem, conv1d, conv1d_input, conv2d
+from leanconv import ConvProblem, FilterProblem, conv1d, conv1d_input, conv2d
 from leanconv.call import lookup
 from leanconv.options import FUNCTIONS, Reduction, filter_options, layer_options
 from leanconv.runtime.bounded_cache import BoundedCache
@@ -80,6 +80,42 @@ def test_one_ready_call_for_equal_calls(monkeypatch: pytest.MonkeyPatch) -> None
     for padding in (1, (1, 1), [1, 1], (1, 1, 1, 1), np.int8(1)):
         conv2d(x, w, padding=padding, stride=(1, 1))
     assert len(lookup._calls) == 1
+
+
+@pytest.mark.parametrize("function", [leanconv.tune, leanconv.precompile])
+def test_what_needs_a_gpu_offers_no_cpu(function: Any) -> None:
+    for device in (None, "gpu"):
+        with says(ValueError, f"device={device!r} is no GPU; give 'cuda' or 'cuda:N'") as told:
+            function([], device=device)
+        assert "cpu" not in str(told.value)
+
+
+LAYER = np.ones((2, 4, 6, 6), np.float32), np.ones((8, 4, 3, 3), np.float32)
+TAKES_ACTIVATION = [
+    lambda activation: conv2d(*LAYER, activation=activation),
+    lambda activation: ours.conv2d(*map(torch.from_numpy, LAYER), activation=activation).numpy(),
+    lambda activation: ours.Conv2d(4, 8, 3, activation=activation).activation,
+    lambda activation: ConvProblem(1, 4, 6, 6, 8, 3, 3, activation=activation).activation,
+]
+
+
+@pytest.mark.parametrize("function", TAKES_ACTIVATION, ids=["conv2d", "torch.conv2d", "torch.Conv2d", "ConvProblem"])
+def test_an_activation_and_its_number_in_a_list(function: Any) -> None:
+    np.testing.assert_array_equal(function(["elu", 2]), function(("elu", 2)))
+    for wrong in (["relu"], {"elu": 2}, np.ones(2), [["elu"], 2]):
+        with says(ValueError, "activation=", " is not known; choose one of None, 'relu'"):
+            function(wrong)
+    with says(TypeError, "activation=[2] is not a number"):
+        function(["elu", [2]])
+
+
+@pytest.mark.parametrize("name", ["sobel", "scharr", "prewitt", "laplacian"])
+def test_a_fraction_added_to_sums_in_int32(name: str) -> None:
+    image, slope = np.arange(42, dtype=np.int32).reshape(6, 7), () if name == "laplacian" else (1, 0)
+    function = getattr(leanconv, name)
+    with says(ValueError, "delta=0.5 is no integer", "dtype='float64' makes them in float64, as does, where a kernel"):
+        function(image, *slope, delta=0.5)
+    np.testing.assert_array_equal(function(image, *slope, delta=0.5, dtype="float64"), function(image, *slope) + 0.5)
 
 
 def test_borders_have_one_name() -> None:

@@ -158,12 +158,13 @@ def test_filter_absolute(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 def test_filter_on_a_device(run: Any, tmp_path: Path, host_device: Any, mode: str) -> None:
     photo(mode).save(tmp_path / "in.png")
-    for device, name in (("cuda", "there.png"), (None, "here.png")):
+    for device, name in (("cuda", "there.png"), (None, "here.png"), ("cpu", "here_too.png")):
         extra = ("--device", device) if device else ()
         assert run("filter", tmp_path / "in.png", tmp_path / name, "-k", "gaussian:5", *extra)[0] == 0
     assert len(host_device.launches) == 1
     there, here = (np.array(Image.open(tmp_path / name)).astype(int) for name in ("there.png", "here.png"))
     assert np.abs(there - here).max() <= 1  # both are rounded
+    assert (tmp_path / "here_too.png").read_bytes() == (tmp_path / "here.png").read_bytes()
 
 
 def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
@@ -206,6 +207,7 @@ def test_filter_mistakes(run: Any, tmp_path: Path, no_gpu: None) -> None:
         ("clear.png", "out.jpg", "box:3", (), "write a .png file, which holds it, or a picture without"),
         ("in.png", "out.png", "box:3", ("--delta", "nan"), "delta=nan is no number, and the result has dtype uint8"),
         ("in.png", "out.png", "box:3", ("--absolute", "--delta", "nan"), "delta=nan is no number"),
+        ("in.png", "out.png", "box:3", ("--absolute", "--delta", "1e39"), "delta=1e+39 is beyond float32"),
         ("in.png", "out.png", "box:3", ("--value", "nan"), "value=nan is no uint8, the dtype of the image"),
         ("int.npy", "out.npy", "laplacian", ("--value", "inf"), "value=inf is no int32, the dtype of the image"),
         ("in.png", "out.png", "box:3", ("--border", "99"), "border=99 is not known"),
@@ -344,6 +346,8 @@ def test_bench_refuses_before_it_measures(run: Any, tmp_path: Path, monkeypatch:
         ):
             code, out, err = run("bench", words, "--quick", "--device", "cpu", *extra)
             assert code == MISTAKE and message in line_of(err) and not [*tmp_path.iterdir()], out
+        code, _, err = run("bench", "conv:n0,c4,h8,k4,r3", "--device", "cpu")
+        assert code == MISTAKE and "batch=0 of 'n0,c4,h8,k4,r3' has nothing to time; it must be" in line_of(err)
     code, out, _ = run("bench", words, "--device", "cpu", "--engines", "npp", "--plot", "o.png")
     assert code == FAILED and "nothing was measured" in out and not Path("o.png").exists()
 

@@ -152,10 +152,18 @@ def test_too_many_pixels(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     code, _, err = run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")
     assert code == MISTAKE and "in.png: Image size (35 pixels) exceeds limit of 20 pixels" in line_of(err)
     assert "--max-pixels 0 allows any" in err
-    for most, allowed in ((34, False), (35, True), (0, True)):
+    for most, allowed in ((33, False), (34, False), (35, True), (0, True)):
         code, _, err = run("filter", tmp_path / "in.png", tmp_path / "o.png", "-k", "box:3", "--max-pixels", most)
-        assert (code == 0) == allowed == (tmp_path / "o.png").exists() and ("limit of 34" in err) != allowed
+        assert (code == 0) == allowed == (tmp_path / "o.png").exists()
+        assert allowed or f"Image size (35 pixels) exceeds limit of {most} pixels; --max-pixels 0" in line_of(err)
     assert Image.MAX_IMAGE_PIXELS == 10, "the limit is the one that it was"
+
+
+def test_an_odd_limit_of_pixels_is_exact(run: Any, tmp_path: Path) -> None:
+    Image.new("L", (30, 20)).save(tmp_path / "in.png")
+    for most, allowed in ((599, False), (600, True)):
+        code, _, err = run("filter", tmp_path / "in.png", tmp_path / "o.png", "-k", "box:3", "--max-pixels", most)
+        assert (code == 0) == allowed and (allowed or "(600 pixels) exceeds limit of 599 pixels" in line_of(err))
 
 
 def test_a_huge_picture_is_refused_by_its_header(run: Any, tmp_path: Path) -> None:

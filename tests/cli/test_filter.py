@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,15 @@ def test_a_nan_is_no_pixel_of_integers(run: Any, folder: Path, tmp_path: Path) -
         code, _, err = run("filter", folder / "a.png", tmp_path / "o.png", "-k", "box:3", option, "nan")
         assert code == MISTAKE and f"{option[2:]}=nan is no" in line_of(err) and "uint8" in err
     assert run("filter", folder / "d.npy", tmp_path / "o.npy", "-k", "box:3", "--value", "nan")[0] == 0
+
+
+def test_absolute_values_beyond_float16_are_infinite_without_a_warning() -> None:
+    pixels = np.full((3, 4), 200, np.float16)
+    for absolute in (False, True):
+        wanted = work.Settings(filters.box(3), delta=70000, absolute=absolute)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.isposinf(work.filtered(Picture(pixels), wanted).pixels).all()
 
 
 def test_the_writer_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

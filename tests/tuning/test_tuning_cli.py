@@ -16,6 +16,7 @@ from leanconv.bench import candidates
 from leanconv.call.choose import choose
 from leanconv.cli import doctor
 from leanconv.cli import tune as tuner
+from leanconv.cli.command_line import MISTAKE
 from leanconv.cli.main import main
 from leanconv.perf import tables
 from leanconv.perf.tables import Entry, Table, Timed
@@ -41,6 +42,12 @@ def small():
 with_inputs = small().eval(), torch.empty(2, 4, 6, 6)
 number = 3
 """
+
+
+@pytest.mark.parametrize("command", [(WORDS,), ("--verify",), ("--refresh",)])
+def test_the_cpu_is_not_tuned(run: Any, command: tuple[str, ...]) -> None:
+    code, _, err = run("tune", *command, "--device", "cpu")
+    assert code == MISTAKE and line_of(err) == "error: device='cpu' is no GPU; give 'cuda' or 'cuda:N'"
 
 
 def test_a_problem_is_tuned_shown_exported_and_imported(

@@ -129,8 +129,9 @@ def run_suite(
     On a CPU engines are timed in turn, in several rounds, of which the quickest counts; warnings name those that other
     work of the machine has disturbed. On a CPU, layers too
     large to wait for run on fewer images, which the result's warnings say. Raises ValueError for an unknown suite,
-    layout, precision, type or device, for a problem that cannot be read, when a pattern matches nothing, for bfloat16
-    without a GPU, and for a ``resume`` that misses nothing or comes from another machine, revision or suite.
+    layout, precision, type or device, for a problem that cannot be read, for an empty batch, when a pattern matches
+    nothing, for bfloat16 without a GPU, and for a ``resume`` that misses nothing or comes from another machine,
+    revision or suite.
     ``workspace_limit`` (bytes, by default that of LEANCONV_WORKSPACE_LIMIT) leaves out leanconv's algorithms that need
     more; peers take what they need.
     """
@@ -147,6 +148,8 @@ def run_suite(
             raise ValueError(f"resume: the results miss no problem of {suite!r} that was requested")
     if batch is not None and batch < 1:
         raise ValueError(f"batch={batch} must be at least 1")
+    if batch is None and (empty := next((case.name for case in cases if case.problem.is_empty), None)):
+        raise ValueError(f"batch=0 of {empty!r} has nothing to time; it must be at least 1")
     if device not in (None, "cuda", "cpu"):
         raise ValueError(f"device={device!r} is not known; choose 'cuda' or 'cpu'")
     usable, why = machine.gpu_usable()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from leanconv import options
+from leanconv.arrays.operands import together
 from leanconv.call.bind import is_loaded
 from leanconv.call.choose import (
     BY_NAME_ONLY,
@@ -22,6 +23,7 @@ from leanconv.call.choose import (
     tuned,
     workspace_limit,
 )
+from leanconv.call.gpu_call import check_out
 from leanconv.call.host_call import check_torch_algorithm, left_to_the_library, torch_function
 from leanconv.call.resolve import Resolved, check_problem
 from leanconv.cpu import CPU_ALGORITHMS
@@ -132,7 +134,12 @@ def explain_problem(
 
 
 def explain_call(resolved: Resolved, *, compile_now: bool = False) -> Explanation:
+    """What would run for a call. Raises ValueError where its ``out`` cannot be written, or overlaps what it reads."""
     problem, name, limit = resolved.problem, resolved.algorithm, resolved.workspace_limit
+    operands = resolved.operands
+    if operands.out is not None:
+        beside = together(operands.bias, operands.scale, operands.add)
+        check_out(operands.arrays, operands.names, operands.x, operands.w, beside, operands.out)
     if resolved.device is not None:
         return _on_gpu(problem, resolved.device, name, limit, compile_now, resolved.kept)
     if left_to_the_library(resolved):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from leanconv import words
 from leanconv.arrays import Arrays, MemoryOrder
 from leanconv.arrays.memory import overlaps, share_memory
+from leanconv.arrays.operands import Epilogue
 from leanconv.call.choose import Candidate
 from leanconv.call.resolve import Resolved
 from leanconv.call.weights import preparation_of, refuse_null
@@ -280,6 +281,15 @@ def check_beside_overlap(arrays: Arrays, out: Any, scale: Any, add: Any) -> None
     same = add is not None and arrays.pointer(add) == arrays.pointer(out)
     same = same and tuple(arrays.strides(add)) == tuple(arrays.strides(out))
     check_overlap(arrays, out, (("scale", scale), ("add", None if same else add)))
+
+
+def check_out(arrays: Arrays, names: tuple[str, str], x: Any, w: Any, bias: Any, out: Any) -> None:
+    """Raise ValueError where ``out`` cannot be written, or shares memory with what a call reads, but for the residual;
+    ``bias`` is an `Epilogue` where there is one."""
+    if type(bias) is Epilogue:
+        check_beside_overlap(arrays, out, bias.scale, bias.add)
+        bias = bias.bias
+    check_overlap(arrays, out, ((names[0], x), (names[1], w), ("bias", bias)))
 
 
 def gpu_call(resolved: Resolved, loaded: Loaded, *, prepares: bool = True) -> GpuCall:

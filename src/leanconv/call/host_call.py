@@ -13,7 +13,7 @@ from leanconv.arrays import MemoryOrder, Shape
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.arrays.operands import Epilogue, as_epilogue
 from leanconv.call.choose import Candidate
-from leanconv.call.gpu_call import Loaded, check_beside_overlap, check_overlap, roles_of, types_of, writes_bias
+from leanconv.call.gpu_call import Loaded, check_out, roles_of, types_of, writes_bias
 from leanconv.call.resolve import Resolved
 from leanconv.cpu.epilogue import finish
 from leanconv.cpu.gradients import bias_gradient
@@ -33,11 +33,7 @@ class _HostCall:
         self._w_dtype, self.types = resolved.operands.w_dtype, types_of(resolved.problem)
 
     def _check_out(self, x: Any, w: Any, bias: Any, out: Any) -> None:
-        if type(bias) is Epilogue:
-            check_beside_overlap(self._arrays, out, bias.scale, bias.add)
-            bias = bias.bias
-        inputs = ((self._names[0], x), (self._names[1], w), ("bias", bias))
-        check_overlap(self._arrays, out, inputs)
+        check_out(self._arrays, self._names, x, w, bias, out)
 
 
 class HostOnGpuCall(_HostCall):

@@ -89,7 +89,7 @@ def precompile(
     begun = perf_counter()
     if str(device) == "cpu":
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
-    index, limit = options.device_index(device), options.limit_of(workspace_limit)
+    index, limit = options.device_index(device, gpu_only=True), options.limit_of(workspace_limit)
     different = list(dict.fromkeys(map(computed, checked_problems(problems))))
     # where filters stay packed something else may run
     ways: tuple[Kept, ...] = ("", "same bits", "quickest")

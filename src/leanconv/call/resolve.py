@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from leanconv import dtypes, options
 from leanconv.arrays import Shape
-from leanconv.arrays.operands import Operands, as_epilogue, filter_operands, layer_operands, together
-from leanconv.call.weights import PreparedWeights
+from leanconv.arrays.operands import Operands, as_epilogue, check_dtypes, filter_operands, layer_operands, together
+from leanconv.call.weights import PreparedWeights, refuse_integer_volumes
 from leanconv.dtypes import DtypeName
 from leanconv.options import FUNCTIONS, FilterOptions, Kept, LayerOptions, Layout, Options
 from leanconv.problem import ConvProblem, FilterProblem, Problem
@@ -89,10 +89,8 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
             f"the input has dtype {operands.dtype}; leanconv.torch takes floating-point numbers (leanconv.conv2d takes "
             "int8 and uint8 too, without gradients)"
         )
-    if function.axes == 3 and dtypes.is_integer(operands.dtype):
-        raise TypeError(
-            f"{first} has dtype {operands.dtype}; layers of volumes are of {', '.join(dtypes.FLOAT_LAYERS)}"
-        )
+    if function.axes == 3:
+        refuse_integer_volumes(first, operands.dtype)
     x_shape, w_shape = (axes.logical(tuple(each.shape)) for each in (operands.x, operands.w))
     grad_shape: Shape | None = None
     if function.op != "fprop":
@@ -138,14 +136,19 @@ def _resolve_layer(requested: LayerOptions, x: Any, w: Any, bias: Any, out: Any)
 
 def _check_beside(operands: Operands, problem: ConvProblem, shape: Shape) -> None:
     """Raise ValueError unless what follows the sums of a layer is what its type and its shape allow."""
-    scale, add, activation = operands.scale, operands.add, problem.activation
-    if dtypes.is_integer(problem.dtype) and activation not in options.INTEGER_ACTIVATIONS:
-        known = ", ".join(map(repr, options.INTEGER_ACTIVATIONS))
-        raise ValueError(f"activation={activation!r} makes fractions; layers of {problem.dtype} take {known}")
+    scale, add = operands.scale, operands.add
+    _check_activation(problem)
     if scale is not None and tuple(scale.shape) != (problem.k,):
         raise ValueError(f"scale has shape {tuple(scale.shape)}; it must have shape ({problem.k},), a number a filter")
     if add is not None and tuple(add.shape) != tuple(shape):
         raise ValueError(f"add has shape {tuple(add.shape)}; it must have that of the result, {tuple(shape)}")
+
+
+def _check_activation(problem: ConvProblem) -> None:
+    """Raise ValueError for a layer of integers whose activation makes fractions."""
+    if dtypes.is_integer(problem.dtype) and problem.activation not in options.INTEGER_ACTIVATIONS:
+        known = ", ".join(map(repr, options.INTEGER_ACTIVATIONS))
+        raise ValueError(f"activation={problem.activation!r} makes fractions; layers of {problem.dtype} take {known}")
 
 
 def _said(requested: LayerOptions, axes: int) -> str:
@@ -434,6 +437,12 @@ def check_problem(problem: Problem) -> None:
         )
     if problem.op == "wgrad" and problem.batch_invariant:
         raise ValueError(NO_IMAGES_BITS)
+    name = options.FIRST[problem.op]
+    if problem.is_volume:
+        refuse_integer_volumes(name, problem.dtype)
+    if problem.scale:
+        check_dtypes({name: problem.dtype, "scale": dtypes.accumulator(problem.dtype).name}, dtypes.LAYERS)
+    _check_activation(problem)
     deep, axes = problem.is_volume, 3 if problem.is_volume else 2
     stride, padding = (problem.stride_d, *problem.stride), problem.padding_d + problem.padding
     layer = options.layer_options(

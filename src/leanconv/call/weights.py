@@ -14,7 +14,7 @@ import numpy as np
 from leanconv.arrays import Arrays, MemoryOrder, arrays_of, carried
 from leanconv.arrays.numpy import NUMPY, plain
 from leanconv.arrays.operands import check_dtypes
-from leanconv.dtypes import WEIGHTS, check_weights, filter_sum, item_bytes
+from leanconv.dtypes import FLOAT_LAYERS, WEIGHTS, check_weights, filter_sum, is_integer, item_bytes
 from leanconv.options import Kept
 from leanconv.plan import Plan
 from leanconv.runtime import launch
@@ -158,12 +158,22 @@ def prepare_weights(w: Any) -> PreparedWeights:
         return w
     w = carried(w, "w")
     _library(w).refuse_without_memory(w, "w")
-    check_dtypes({"w": _library(w).dtype(w)}, WEIGHTS)
+    dtype = check_dtypes({"w": _library(w).dtype(w)}, WEIGHTS)
     if len(w.shape) not in (3, 4, 5):
         raise ValueError(
             f"w has {len(w.shape)} dimensions, shape {tuple(w.shape)}; it must have 4, or 3 for conv1d, or 5 for conv3d"
         )
+    if min(w.shape) < 1:
+        raise ValueError(f"w has shape {tuple(w.shape)}; it must not be empty")
+    if len(w.shape) == 5:
+        refuse_integer_volumes("w", dtype)
     return PreparedWeights(w)
+
+
+def refuse_integer_volumes(name: str, dtype: str) -> None:
+    """Raise TypeError for integers, of which there are no layers of volumes."""
+    if is_integer(dtype):
+        raise TypeError(f"{name} has dtype {dtype}; layers of volumes are of {', '.join(FLOAT_LAYERS)}")
 
 
 def refuse_null(arrays: Arrays) -> NoReturn:

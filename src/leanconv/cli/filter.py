@@ -19,7 +19,7 @@ import numpy as np
 from leanconv.cli import command_line, pictures
 from leanconv.images import filters
 from leanconv.images.api import filter2d
-from leanconv.options import border_name, device_index
+from leanconv.options import border_name, device_index, filter_numbers
 from leanconv.runtime.progress import progress
 
 #: Products of pixels and weights, and pixels, of one step of the bar: a fraction of a second on a CPU.
@@ -52,6 +52,8 @@ def settings(
             raise ValueError(f"{kernel} holds {weights.dtype} of shape {weights.shape}; a kernel is (rows, columns)")
     else:
         weights = filters.from_words(kernel)
+    if device == "cpu":
+        device = None
     if device is not None:
         device_index(device)
     name = border_name(int(border) if border.isdecimal() else border)
@@ -179,12 +181,10 @@ def _filter_file(
 def filtered(picture: pictures.Picture, wanted: Settings, bar: bool = False) -> pictures.Picture:
     """Every channel filtered by `leanconv.filter2d`, and rounded once; dtype and transparency stay.
 
-    ``absolute`` takes absolute values, after which ``delta`` is added. Raises what filter2d raises, and ValueError for
-    a NaN as ``delta`` of integers. On the CPU a long image is filtered by strips, with a bar that moves.
+    ``absolute`` takes absolute values, after which ``delta`` is added. Raises what filter2d raises. On the CPU a long
+    image is filtered by strips, with a bar that moves.
     """
     pixels = picture.pixels.astype(picture.pixels.dtype.newbyteorder("="), copy=False)
-    if wanted.absolute and math.isnan(wanted.delta) and pixels.dtype.kind in "iu":
-        raise ValueError(f"delta={wanted.delta} is no number, and the result has dtype {pixels.dtype}")
     result = np.empty_like(pixels)
     colours = slice(None, -1 if picture.alpha else None)
     if picture.alpha:
@@ -234,8 +234,11 @@ def _filtered(images: np.ndarray, channels_last: bool, wanted: Settings) -> np.n
         images, wanted.kernel, border=wanted.border, value=wanted.value, delta=delta, dtype=dtype,  # type: ignore[arg-type]
         channels_last=channels_last, device=wanted.device,
     )  # fmt: skip
-    if wanted.absolute:
-        result = np.abs(result) + result.dtype.type(wanted.delta)
+    if not wanted.absolute:
+        return result
+    _, delta = filter_numbers(wanted.value, wanted.delta, kind.name, result.dtype.name, kind.name)
+    with np.errstate(over="ignore"):  # infinite, as filter2d has it
+        result = np.abs(result) + result.dtype.type(delta)
         if kind.kind in "iu":
             result = np.clip(np.rint(result), np.iinfo(kind).min, np.iinfo(kind).max)
-    return result.astype(kind, copy=False)
+        return result.astype(kind, copy=False)

@@ -188,7 +188,7 @@ def filter_files(
     value: Annotated[float, typer.Option(help="The constant border's pixel, one that the picture can hold.")] = 0,
     delta: Annotated[float, typer.Option(help="Added to every pixel; 128 shows both signs of a sobel.")] = 0,
     absolute: Annotated[bool, typer.Option("--absolute", help="Take absolute values, before adding delta.")] = False,
-    device: Annotated[str | None, typer.Option(help="cuda or cuda:N; by default the CPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda, cuda:N or cpu, the default.")] = None,
     max_pixels: Annotated[
         int | None,
         typer.Option(min=0, help="Refuse pictures of more pixels; 0 takes all. By default Pillow's limit, 178956970."),
@@ -196,9 +196,10 @@ def filter_files(
 ) -> None:
     """Filter pictures, channel by channel, or arrays.
 
-    The result keeps the input's bit depth, colours, transparency and ICC profile. Integers are rounded, halves to the
-    even one, and saturate. Transparency is not filtered. The pixels are turned as the Exif orientation says; other Exif
-    data are not kept. Palettes and CMYK become RGB.
+    The result keeps the input's bits a channel, 8 at least, grey or RGB, transparency and ICC profile. Palettes, CMYK,
+    YCbCr and Lab become RGB, CMYK without its profile, which is of inks. Integers are rounded, halves to the even one,
+    and saturate. Transparency is not filtered. The pixels are turned as the Exif orientation says; other Exif data are
+    not kept.
 
     A folder or several files go into the folder OUT, under their own names. A file that fails is named, the next one
     follows, and the exit code is 1. Folders inside a folder are not entered.

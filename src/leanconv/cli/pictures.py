@@ -59,22 +59,25 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
         channels_last = array.ndim == 3 and array.shape[-1] in (3, 4)
         return Picture(array, channels_last, channels_last and array.shape[-1] == 4)
     pillow, _ = _pillow()
+    # NOTE: Pillow warns of many pixels, and refuses twice as many
+    most = 2 * (pillow.MAX_IMAGE_PIXELS or 0) if max_pixels is None else max_pixels
     file = open_regular(path)
     try:
-        # NOTE: Pillow warns of many pixels, and refuses twice as many
-        with file, warnings.catch_warnings(), _pixels_allowed(pillow, max_pixels):
+        with file, warnings.catch_warnings(), _pixels_allowed(pillow, most):
             warnings.filterwarnings("ignore", module="PIL")  # of damage an error tells, or a result
             if file.read(4) in deep.TIFF_MAGIC and deep.has_tifffile():
-                half = pillow.MAX_IMAGE_PIXELS
-                found = deep.read_tiff(path, None if half is None else 2 * half)
+                found = deep.read_tiff(path, most or None)
                 if found is not None:
                     pixels, alpha, icc_profile = found
                     return Picture(pixels, pixels.ndim == 3, alpha, icc_profile)
             file.seek(0)
             with pillow.open(file) as image:
+                if 0 < most < image.width * image.height:
+                    raise pillow.DecompressionBombError(f"Image size ({image.width * image.height} pixels)")
                 return _decoded(file, image, path)
     except pillow.DecompressionBombError as error:
-        size = str(error).partition(",")[0]
+        # NOTE: Pillow's own limit is even
+        size = f"{str(error).partition(' exceeds')[0]} exceeds limit of {most} pixels"
         raise ValueError(f"{path}: {size}; --max-pixels 0 allows any, or cut it into smaller pictures") from error
     except deep.Refused as error:
         raise ValueError(f"{path} {error}") from error
@@ -130,11 +133,10 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
 
 
 @contextmanager
-def _pixels_allowed(pillow: Any, most: int | None) -> Iterator[None]:
-    """Pillow's limit, for the block; it refuses a picture of more than twice that number."""
+def _pixels_allowed(pillow: Any, most: int) -> Iterator[None]:
+    """Pillow's limit, for the block, 0 for none: it refuses more than twice that number, an odd ``most`` and one."""
     before = pillow.MAX_IMAGE_PIXELS
-    if most is not None:
-        pillow.MAX_IMAGE_PIXELS = (most + 1) // 2 or None
+    pillow.MAX_IMAGE_PIXELS = (most + 1) // 2 or None
     try:
         yield
     finally:

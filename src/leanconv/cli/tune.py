@@ -186,11 +186,11 @@ def check(device: str) -> bool:
     """Check every table of this machine's GPU, or an H200's without one; whether nothing computes wrong values, and
     enough entries of the shipped table are valid."""
     try:
-        on = launch.open_device(options.device_index(device))
+        on = launch.open_device(options.device_index(device, gpu_only=True))
     except CudaUnavailableError as error:
         print(f"neither values nor times are checked: {error}")
         return all([_check(source, path, NOMINAL, None, None) for source, path in files()])
-    with GpuClock.opened(options.device_index(device)) as clock:
+    with GpuClock.opened(options.device_index(device, gpu_only=True)) as clock:
         return all([_check(source, path, on.target, on, clock) for source, path in files()])
 
 
@@ -234,7 +234,7 @@ def _check(source: str, path: Path, target: Target, device: Any, clock: Any) -> 
 def outdated(device: str) -> dict[int | None, list[Problem]]:
     """The problems that tables of this machine's GPU have with no winners but those of changed kernels, by limit of
     workspace."""
-    target = launch.open_device(options.device_index(device)).target
+    target = launch.open_device(options.device_index(device, gpu_only=True)).target
     holds: dict[tuple[str, int | None], bool] = {}
     for source, folder in tables.folders():
         table = tables.table_of(folder, target)

@@ -140,7 +140,7 @@ def tune(
     """
     mode = env.tuning_mode() if mode is None else options.one_of("mode", mode, env.CALL_MODES)
     different = [*dict.fromkeys(tables.as_timed(each) for each in checked_problems(problems, "tune") if is_tuned(each))]
-    index, limit = options.device_index(device), options.limit_of(workspace_limit)
+    index, limit = options.device_index(device, gpu_only=True), options.limit_of(workspace_limit)
     if seconds is not None and not options.number("seconds", seconds) >= 0:
         raise ValueError(f"seconds={seconds!r} is less than 0")
     on = launch.open_device(index)
