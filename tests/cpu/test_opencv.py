@@ -235,6 +235,23 @@ def test_a_nan_is_the_least_and_the_largest(monkeypatch: pytest.MonkeyPatch) -> 
     assert called
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize("size", [1, 3, 9])
+@pytest.mark.parametrize("large", [3e9, -3e9, 1e20])
+def test_what_no_int32_holds_saturates(large: float, size: int, dtype: str) -> None:
+    image, limits = np.ones((30, 20), dtype), np.iinfo(dtype)
+    most = limits.max if large > 0 else limits.min
+    line, mixed = np.full(size, abs(large) ** 0.5), np.arange(1.0, size * size + 1).reshape(size, size)
+    for result in (
+        leanconv.filter2d(image, np.full((size, size), large)),
+        leanconv.filter2d(image, mixed * large),
+        leanconv.filter2d(image, mixed, delta=large),
+        leanconv.sep_filter2d(image, line, line * np.sign(large)),
+        leanconv.filter2d(image, [[1, 2, 1]], delta=large),
+    ):
+        assert (result == most).all()
+
+
 def test_integers_do_not_wrap_around() -> None:
     x = np.full((40, 40), 255, np.uint8)
     assert (leanconv.sep_filter2d(x, [1, 4000, 1], [1, 4000, 1], dtype="int16") == 2**15 - 1).all()

@@ -44,6 +44,8 @@ FEW_TAPS = 14
 MEANS = {"uint8": 2**14, "uint16": 49, "int16": 49}
 #: The largest sum of the sizes of a column's and a row's weights with which sums of uint8 stay within int32.
 MOST_WEIGHT = 5000
+#: Of floats from 2**31 on OpenCV makes the least integer. Sums, and what is added to them, that stay below it together.
+MOST_SUM = 2.0**30
 
 
 class OpenCv(CpuAlgorithm):
@@ -170,6 +172,8 @@ class Ready:
             if delta or (other is not None and np.isnan(x.min())):
                 other = Median() if problem.reduction == "median" else Boxes()
                 return other.run(problem, x, w, bias, value, delta)
+        elif abs(delta) >= MOST_SUM and is_integer(problem.result):
+            return (other or _otherwise(problem)).run(problem, x, w, bias, value, delta)
         elif other is not None and telling and plan.at_once:
             made = operations[0][0].call(images[0], plan.border, value, delta)
             done = _is_finite(made[::telling]) and _is_finite(made[-1])
@@ -193,7 +197,8 @@ class Ready:
             return None
         _, operations, other, _ = kept
         sums = problem.reduction == "sum" and not is_integer(problem.dtype)
-        if other is not None or sums or (problem.reduction and delta) or x.shape != self.images[1:]:
+        large = abs(delta) >= MOST_SUM
+        if other is not None or sums or large or (problem.reduction and delta) or x.shape != self.images[1:]:
             return None
         call, border = operations[0][0].call, plan.border
         return lambda image: call(image, border, value, delta)
@@ -334,9 +339,24 @@ def _instead(problem: FilterProblem, w: np.ndarray) -> CpuAlgorithm | None:
     if problem.reduction is not None:
         return Boxes() if problem.reduction in ("min", "max") and not is_integer(problem.dtype) else None
     wraps = (problem.dtype, problem.result) == ("uint8", "int16") and np.abs(w).sum() >= MOST_WEIGHT
+    wraps |= is_integer(problem.dtype) and is_integer(problem.result) and _most(problem, w) >= MOST_SUM
     if wraps or not (is_integer(problem.dtype) or w.all()):
-        return Factored() if problem.rank else Banded()
+        return _otherwise(problem)
     return None
+
+
+def _otherwise(problem: FilterProblem) -> CpuAlgorithm:
+    """What computes sums of products otherwise."""
+    return Factored() if problem.rank else Banded()
+
+
+def _most(problem: FilterProblem, w: np.ndarray) -> float:
+    """The largest sum that pixels of integers can make."""
+    size = np.abs(w.astype(np.float64))
+    if problem.rank:
+        size = size[..., : problem.kh].sum(-1) * size[..., problem.kh :].sum(-1)
+    limits = DTYPES[problem.dtype]
+    return float(size.sum()) * max(-limits.low, limits.high)
 
 
 def _telling_rows(problem: FilterProblem, w: np.ndarray) -> int:

@@ -7,6 +7,6 @@ Papers      S. Markidis et al., NVIDIA Tensor Core Programmability, Performance 
 Requires    sm_90a; float32; 16-byte aligned tensors
 Memory      packed weights, which are kept between calls; tensor_weight may split the reduction (split-K)
 Precision   ``fp32``: sums are promoted to float32 every 64 products; ``tf32``: one product of scaled float16
-``auto``    the least predicted time: on this GPU mostly from some 32 channels on, nearly always from 128 on, but for small
-            layers
+``auto``    the least predicted time: on this GPU mostly from some 32 channels on, nearly always from 128 on, but for
+            small layers
 """
