@@ -380,6 +380,7 @@ def test_separable_switches():
         (lambda x: leanconv.gaussian_blur(x, "2"), TypeError, "sigma='2' is not a number"),
         (lambda x: leanconv.box_blur(x, 0), ValueError, "size=0 is below 1"),
         (lambda x: leanconv.box_blur(x, 2.5), TypeError, "size=2.5"),
+        (lambda x: leanconv.box_blur(x, (1, 2, 3)), ValueError, "size=.* must be an integer or two: .rows, columns."),
         (lambda x: leanconv.median_blur(x, 4), ValueError, "size=4 is not known; choose one of 3, 5, 7"),
         (lambda x: leanconv.erode(x, (3, -1)), ValueError, "size=-1 is below 1"),
         (lambda x: leanconv.sobel(x, 0, 0), ValueError, "dx=0 and dy=0"),

@@ -36,7 +36,14 @@ def test_an_anchor_is_two_integers_or_one_for_both(anchor: Any) -> None:
     assert FilterProblem(1, 8, 8, 3, 3, anchor).anchor == (1, 1)
 
 
-@pytest.mark.parametrize("anchor, kind", [(None, TypeError), ((1.0, 1), TypeError), ((1, 1, 1), ValueError)])
-def test_what_is_no_anchor(anchor: Any, kind: type[Exception]) -> None:
-    with says(kind, "anchor="):
+@pytest.mark.parametrize(
+    "anchor, kind, rule",
+    [
+        (None, TypeError, "is not an integer"),
+        ((1.0, 1), TypeError, "is not an integer"),
+        ((1, 1, 1), ValueError, "an integer or two: (row, column)"),
+    ],
+)
+def test_what_is_no_anchor(anchor: Any, kind: type[Exception], rule: str) -> None:
+    with says(kind, "anchor=", rule):
         FilterProblem(1, 8, 8, 3, 3, anchor)

@@ -353,7 +353,7 @@ def _bells(image: Any, sigma: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
     if len(both) != 2:
         raise ValueError(f"sigma={sigma!r} must be a number or two: (vertical, horizontal)")
     if size is not None:
-        sizes = [_odd("size", each, MOST) for each in pair("size", size, 1)]
+        sizes = [_odd("size", each, MOST) for each in pair("size", size, 1, "two: (rows, columns)")]
     else:
         for each in both:
             if not 0 < number("sigma", each) < np.inf:

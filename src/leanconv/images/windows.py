@@ -25,7 +25,7 @@ FEW_OF_CHANNELS = 126
 
 def _window(size: Any) -> tuple[int, int]:
     """Rows and columns. Raises ValueError for less than 1 and more than `MOST`."""
-    rows, columns = pair("size", size, 1)
+    rows, columns = pair("size", size, 1, "two: (rows, columns)")
     if max(rows, columns) > MOST:
         raise ValueError(f"size={size!r} must be at most {MOST} pixels")
     return rows, columns
