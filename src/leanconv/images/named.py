@@ -333,8 +333,8 @@ def _line(name: str, weights: Any) -> np.ndarray:
         raise ValueError(f"{name} has shape {line.shape}; it must have one dimension, and not be empty")
     if line.dtype.kind not in "biuf" and line.dtype.name != "bfloat16":
         raise TypeError(f"{name} has dtype {line.dtype}; it must hold real numbers")
-    large = line.dtype == np.uint64  # numbers that are no int64
-    return line.astype(np.float64 if line.dtype.kind not in "biu" else np.uint64 if large else np.int64)
+    wide = {"b": np.int64, "i": np.int64, "u": np.uint64}
+    return line.astype(wide.get(line.dtype.kind, np.float64))
 
 
 def _odd(name: str, value: object, most: int) -> int:

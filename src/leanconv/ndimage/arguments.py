@@ -184,8 +184,8 @@ def at_home(function: F) -> F:
     def call(*given_args: Any, **keywords: Any) -> Any:
         if not given_args and names[0] not in keywords:
             return function(**keywords)  # which says what is missing
-        input, *rest = given_args or (keywords.pop(names[0]),)
-        args, library = tuple(rest), arrays_of(input)
+        input, args = (given_args[0], given_args[1:]) if given_args else (keywords.pop(names[0]), ())
+        library = arrays_of(input)
         if library is NUMPY or (library is None and not hasattr(input, "__dlpack__")):
             return function(np.asarray(input), *args, **keywords)
         x = carried(input, names[0])

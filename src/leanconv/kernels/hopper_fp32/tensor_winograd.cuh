@@ -4,8 +4,8 @@
 //   two neighbouring outputs, a pair, from 4 pixels and 3 filter columns by 4 products instead of 6 (filter_layout.cuh);
 //   wider filter rows are sums of segments of three columns
 //
-// Requires   sm_90a; filters of 3 columns and more, unit stride; rows may be dilated; 16 channels and more, of groups multiples of 32.
-//            NHWC: channels in fours; NCHW: outputs as large as the input, rows of even length, pixels in fours.
+// Requires   sm_90a; filters of 3 columns and more, unit stride; rows may be dilated; 16 channels and more, of groups
+//            multiples of 32. NHWC: channels in fours; NCHW: outputs as large as the input, rows of even length, pixels in fours.
 // Volumes    NHWC: maps of five axes; NCHW: linear pixels of all slices. Slices of a filter are rows behind one another.
 // Numerics   as tensor_gemm: each product is 3 wgmma of split float32. Scales belong to a pair's state: 64 channels of it.
 // CTA tile   64 pairs x up to 128 filters x 64 channels of one segment a stage; persistent; split-K by cluster.

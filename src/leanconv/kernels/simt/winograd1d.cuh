@@ -1,7 +1,7 @@
 // winograd1d: Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel (Zhang et
 // al. 2024). Any filter height, and any width from 2 on: wide rows are cut into column blocks of r columns, each one more
-// filter row whose pixels begin further right. No workspace; packed weights, alpha / S times the filters' size, are the only extra
-// memory.
+// filter row whose pixels begin further right. No workspace; packed weights, alpha / S times the filters' size, are the only
+// extra memory.
 //
 //   y = A^T * sum over c, r of (G w[c, r]) o (B^T x[c, row + r])      for each tile of n outputs of a row
 //
