@@ -42,9 +42,9 @@ VIDEOS = tuple(name for name, shape in NETWORKS.items() if len(shape) == 5)
 UNCAPTURED = ("mvit_v2_s",)
 #: Networks whose training step is measured too.
 TRAINED = ("resnet50", "unet", "convnext_tiny", "efficientnet_b0", *VIDEOS)
-#: Rounds of training steps. Explored (H200, 3175f511): the host takes 29 to 40 ms to launch a step of ConvNeXt-T in
-#: 16 bits, of which the GPU computes 14. So rows have PyTorch's step timed once more.
-_STEP_ROUNDS = 31
+#: Microseconds of the rounds of training steps. Explored (H200, 3175f511): the host takes 29 to 40 ms to launch a step
+#: of ConvNeXt-T in 16 bits, of which the GPU computes 14. So there are many, and PyTorch's step is timed once more.
+_STEP_US = 3e7
 #: How many images are computed in float64 too, and leanconv's error at most, in PyTorch's: of what was right 5.6.
 _EXACT, _MOST_ERROR = 4, 10
 
@@ -375,7 +375,7 @@ def measure_step(model: Any, x: Any, mode: Mode, graph: bool = True) -> dict[str
     lines = dict[str, list[Any]]()
     with ExitStack() as enabled:
         patches, _ = _enabled(enabled, nets, nets, mode, calls)  # which is quicker may depend on the host
-        us = _fields("eager", eager(calls | {"again": calls[theirs]}, patches, _STEP_ROUNDS))
+        us = _fields("eager", eager(calls | {"again": calls[theirs]}, patches, _STEP_US))
         for ours, patch in patches.items():
             only(patch)
             peaks[ours], lines[ours], once = _peak(calls[ours]), [], partial(_counted, calls[ours], patch)

@@ -10,11 +10,10 @@ from typing import Any
 #: Rounds in which both sides are timed one after the other, and microseconds of each side in a round.
 _ROUNDS, _ROUND_US = 7, 15000.0
 #: The same of what is launched by Python: as many rounds as take so many microseconds, within these numbers. Hosts are
-#: faster and slower by the second, so rounds are short and many, and the quickest one counts. Explored (H200, c66c81e2,
-#: 6c7a8148): of 111 single steps of EfficientNet-B0 the quickest of PyTorch's and of the same step timed once more
-#: differ by 0.5 %, the medians by 1.1 %; in rows of six steps, of 31 rounds, the quickest by 0 to 14 %, the medians by
-#: 0 to 16 %.
-_EAGER_ROUNDS, _EAGER_ROUND_US, _EAGER_US = (9, 31), 6000.0, 3e6
+#: faster and slower by the second, so samples are short and many, and the quickest one counts. Explored (H200,
+#: c66c81e2, 6c7a8148): of 111 single steps of EfficientNet-B0 the quickest of PyTorch's and of the same step timed once
+#: more differ by 0.5 %, the medians by 1.1 %; of 31 samples of two steps the quickest differ by 0 to 14 %.
+_EAGER_ROUNDS, _EAGER_ROUND_US, EAGER_US = (9, 111), 6000.0, 3e6
 
 
 def elapsed_us(call: Callable[[], Any], count: int) -> float:
@@ -53,19 +52,21 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def eager(
-    calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any], least: int = _EAGER_ROUNDS[0]
+    calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any], most_us: float = EAGER_US
 ) -> dict[str, float]:
-    """Microseconds of each call, the least of ``least`` rounds or more in which all are timed: those that ``patches``
-    names each with its patch alone, the others without leanconv. All have equally many samples, whose first call is not
-    timed."""
+    """Microseconds of each call, the least of rounds in which all are timed: those that ``patches`` names each with its
+    patch alone, the others without leanconv. All have equally many samples, whose first call is not timed.
+
+    ``most_us``: microseconds of all rounds together."""
     us = {}
     for who, call in calls.items():
         only(patches.get(who))
         for _ in range(3):  # the third is as the ones that are timed
             call()
         us[who] = elapsed_us(call, 2)
-    counts = {who: max(2, ceil(_EAGER_ROUND_US / each)) for who, each in us.items()}
-    rounds = min(_EAGER_ROUNDS[1], max(least, int(_EAGER_US / sum((counts[who] + 1) * us[who] for who in calls))))
+    counts = {who: ceil(_EAGER_ROUND_US / each) for who, each in us.items()}
+    least, most = _EAGER_ROUNDS
+    rounds = min(most, max(least, int(most_us / sum((counts[who] + 1) * us[who] for who in calls))))
     samples: dict[str, list[float]] = {who: [] for who in calls}
     for i in range(rounds):
         for who in list(calls)[:: 1 if i % 2 else -1]:
