@@ -163,7 +163,7 @@ def test_what_pytorch_gives_to_cudnn_goes_there_at_once(left: HostDevice, monkey
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize(("us", "saved", "taken"), [(40, 33, False), (40, 34, True), (140, 1, True)])
+@pytest.mark.parametrize(("us", "saved", "taken"), [(110, 99, False), (110, 101, True), (140, 1, True)])
 def test_a_recorded_gradient_must_be_worth_its_python(
     device: HostDevice, monkeypatch: pytest.MonkeyPatch, us: float, saved: float, taken: bool
 ) -> None:
@@ -182,7 +182,7 @@ def test_a_recorded_gradient_must_be_worth_its_python(
         assert bool(device.launches) is taken
         if not taken:
             assert [line.why for line in patched.report().left if line.calls] == [
-                "leanconv saves 99 µs, less than recording the gradient in Python takes"
+                "leanconv saves 297 µs, less than recording the gradient in Python takes"
             ] * 3
         with torch.no_grad():
             close(layer(x), pytorch(x.detach(), layer.weight.detach(), layer.bias))
