@@ -139,6 +139,7 @@ def _kind(algorithm: GpuAlgorithm, problem: Problem, config: Config) -> str:
     if algorithm.stem == "native_gemm_pointwise":
         # pixels by TMA, by copies of lanes, of an odd number, and at a stride
         answers += [f"{gcd(problem.p * problem.q, 8)} pixels", *["strided"] * (problem.stride != (1, 1))]
+    if algorithm.stem in ("native_gemm_pointwise", "native_gemm_planes"):
         answers += ["gradient"] * (problem.op == "dgrad")
     return ", ".join(answers)
 

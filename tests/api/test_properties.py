@@ -64,11 +64,13 @@ def suited(algorithm, problem):
         reach, w = (problem.s - 1) * problem.dilation[1], 8 * (1 + problem.w % 3)
         stride, padding = (problem.stride[0], 1), (*problem.padding[:2], problem.n % 2, reach - problem.n % 2)
         problem = replace(problem, w=w, stride=stride, padding=padding)
-    if name == "native_gemm_pointwise":
+    if name in ("native_gemm_pointwise", "native_gemm_planes"):
         # one tap; rows of filters of whole 16 bytes
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, r=1, s=1, stride=(1, 1), padding=(0, 0, 0, 0))
-    if name.startswith(("native_gemm_nchw", "native_gemm_pointwise", "native_weight_nchw", "native_weight_kmajor")):
+        if name == "native_gemm_planes":
+            problem = replace(problem, h=4 + problem.h % 5, w=4 + problem.w % 5)
+    if name.startswith(("native_gemm_nchw", "native_gemm_p", "native_weight_nchw", "native_weight_kmajor")):
         problem = replace(problem, layout="NCHW", dtype="float16" if problem.n % 2 else "bfloat16")
     if name in ("native_gemm_rows", "native_weight_rows", "native_weight_rows_split_k", "tensor_gemm_sync_col2im"):
         # a group of few channels, neighbouring columns; rows of taps that fit

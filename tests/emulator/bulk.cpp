@@ -272,6 +272,21 @@ void issue_load(const Load& load, void* pointer, const char* what) {
     leave_fibre();
 }
 
+void issue_multicast(const Load& given, void* pointer, unsigned receivers, const char* what) {
+    Load load = given;
+    load.sender = here;
+    load.multicast = true;
+    for (unsigned rank = 0; receivers >> rank; ++rank) {
+        if (!(receivers >> rank & 1)) continue;
+        const Visit visit(rank, what, load.site);
+        begin_load(load, visit.there(pointer), what);
+    }
+    // In the order in which copies land at once they may have completed phases.
+    if (order != 1) return;
+    released = true;
+    leave_fibre();
+}
+
 void issue_store(const Store& given, const char* what) {
     Store store = given;
     store.thread = current;
@@ -305,18 +320,8 @@ void bulk_load(void* to, const void* from, unsigned bytes, void* barrier, unsign
     load.at = shared_range(to, bytes, 16, what, site);
     load.bytes = bytes;
     load.global = static_cast<unsigned char*>(const_cast<void*>(from));
-    if (!receivers) return issue_load(load, barrier, what);
-    load.sender = here;
-    load.multicast = true;
-    for (unsigned rank = 0; receivers >> rank; ++rank) {
-        if (!(receivers >> rank & 1)) continue;
-        const Visit visit(rank, what, site);
-        begin_load(load, visit.there(barrier), what);
-    }
-    // In the order in which copies land at once they may have completed phases.
-    if (order != 1) return;
-    released = true;
-    leave_fibre();
+    if (receivers) issue_multicast(load, barrier, receivers, what);
+    else issue_load(load, barrier, what);
 }
 
 void bulk_store(void* to, const void* from, unsigned bytes, Site site) {

@@ -156,6 +156,7 @@ LAYERS = {name: way.problem for name, way in WAYS.items() if name == way.stem} |
 GRADIENT: dict[str, Any] = {"op": "dgrad", "bias": False, "activation": None}
 LAYERS |= {
     "native_gemm_pointwise": replace(BIG, r=1, s=1, padding=(0, 0, 0, 0), dtype="float16", layout="NCHW"),
+    "native_gemm_planes": replace(BIG, h=7, w=7, r=1, s=1, padding=(0, 0, 0, 0), dtype="float16", layout="NCHW"),
     "native_gemm_groups": replace(BIG, groups=BIG.c // 8, dtype="float16"),
     "native_weight_groups": replace(BIG, groups=BIG.c // 8, dtype="float16", **GRADIENT | {"op": "wgrad"}),
     "native_gemm_rows": replace(BIG, c=3, dtype="float16"),

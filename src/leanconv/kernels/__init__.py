@@ -18,6 +18,7 @@ from leanconv.kernels.hopper_fp32.tensor_weight_images import TensorWeightImages
 from leanconv.kernels.hopper_fp32.tensor_winograd import TensorWinograd
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
+from leanconv.kernels.hopper_native.native_gemm_planes import NativeGemmPlanes
 from leanconv.kernels.hopper_native.native_gemm_pointwise import NativeGemmPointwise
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_weight_kmajor import NativeWeightKMajor
@@ -64,6 +65,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemmSyncCol2im(),
     NativeGemmTf32(),
     NativeGemmPointwise(),
+    NativeGemmPlanes(),
     NativeGemmNchw(),
     TensorWinograd(),
     Winograd1d(),

@@ -255,7 +255,7 @@ def _grouped(problem: ConvProblem, target: Target, is_16bit: bool) -> float:
 def most_share(problem: ConvProblem, algorithm: str, tf32: bool, pytorch: float) -> float:
     """leanconv takes a layer, which the algorithm of that `stem` computes, if its predicted time is below this part of
     what PyTorch is expected to take: ``pytorch`` clock cycles."""
-    pointwise = algorithm == "native_gemm_pointwise"
+    pointwise = algorithm in ("native_gemm_pointwise", "native_gemm_planes")
     op, taps, last, is_16bit = problem.op, problem.r * problem.s, problem.layout == "NHWC", problem.dtype != "float32"
     several, strided = taps > 1, problem.stride != (1, 1)
     if problem.is_volume:

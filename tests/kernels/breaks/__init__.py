@@ -11,6 +11,7 @@ from tests.kernels.breaks import (
     kmajor,
     mma_sync,
     papers,
+    planes,
     pointwise,
     simt,
     volumes,
@@ -28,6 +29,7 @@ BREAKS = (
         *papers.BREAKS,
     ),
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS, *kmajor.BREAKS),
+    *planes.BREAKS,
     *pointwise.BREAKS,
     *volumes.BREAKS,
 )

@@ -1,0 +1,219 @@
+"""1x1 convolution on tensor cores for float16 and bfloat16 in NCHW, of small images: pixels are a product's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+from leanconv.dtypes import DTYPES, item_bytes
+from leanconv.kernels.common import layers
+from leanconv.kernels.common.input_gradient import single_phases
+from leanconv.kernels.common.layers import OutputView, conv_arguments, has_wide_tensors, view_constants
+from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
+from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped, residual_cycles
+from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
+from leanconv.plan import Plan, Pointer, Target, TensorMap
+from leanconv.problem import ConvProblem
+
+#: Rows of a product, channels of a stage, and pixels of an image at least: of fewer, copies are many and small.
+ROWS, BLOCK, LEAST_PIXELS = 64, 64, 16
+#: Consumers; registers of a thread of theirs and of the producer; stages of the ring at least and at most.
+WARPGROUPS, REGISTERS, MIN_STAGES, MAX_STAGES = 2, (232, 40), 3, 8
+#: Filters of a tile; CTAs that share a reduction, and that share filters.
+COLUMNS, SPLITS, MULTICASTS = (256, 128, 64), (1, 2, 4, 8), (1, 2, 4)
+#: Where swizzle patterns begin; elements of 16 bytes.
+PATTERN, UNIT = 1024, 8
+#: What the kernel counts in an int: CTAs.
+MAX_INDEX = 2**31 - 2**20
+
+
+@dataclass(frozen=True)
+class PlanesConfig(Config):
+    """A tile has ``columns`` filters and as many images as ``warpgroups`` x 64 rows take.
+
+    The ring has ``stages`` of 64 channels. ``split`` CTAs share the reduction of a tile, and ``multicast`` have the
+    same filters; both together are a cluster.
+    """
+
+    warpgroups: int
+    columns: int
+    stages: int
+    consumer_registers: int
+    producer_registers: int
+    split: int = 1
+    multicast: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def cluster(self) -> int:
+        return self.split * self.multicast
+
+
+@dataclass(frozen=True)
+class PlanesSpeeds(Speeds):
+    """Cycles of a multiprocessor, fitted to measured times (H200)."""
+
+    #: the share of the peak that products reach; a stage beside them
+    products: float
+    stage: float
+    #: bytes that the copies of a multiprocessor bring from the L2 cache in a cycle, where all of them copy
+    copied: float
+    #: a tile until its first stage has landed; storing an output
+    tile: float
+    output: float
+    #: a cluster, which begins and ends together; each sum of a tile that its CTAs add up
+    cluster: float
+    split: float
+    #: the share of the lesser of computing and memory that the greater does not hide; a call
+    not_hidden: float
+    first: float
+    #: the share of the memory's speed at which residuals come
+    residual: float
+
+
+def _pixels(problem: ConvProblem) -> int:
+    return problem.p * problem.q
+
+
+def _images(problem: ConvProblem) -> int:
+    """Of a tile."""
+    return WARPGROUPS * (ROWS // _pixels(problem))
+
+
+def _stage_bytes(problem: ConvProblem, columns: int) -> int:
+    """With what rows that are no pixel read past the last channel."""
+    pixels = 2 * BLOCK * _pixels(problem) * _images(problem) + 2 * (ROWS - _pixels(problem))
+    return 2 * BLOCK * columns + ceil_div(pixels, PATTERN) * PATTERN
+
+
+def _phase(problem: ConvProblem) -> ConvProblem:
+    """The forward convolution that computes ``problem``, of images that are rows."""
+    return replace(single_phases(problem)[0].problem, h=1, w=_pixels(problem), padding=(0, 0, 0, 0))
+
+
+class NativeGemmPlanes(TimedAlgorithm):
+    """1x1 convolution of images of 16 to 64 pixels and its input's gradient on tensor cores, float16 or bfloat16 summed
+    in float32; NCHW."""
+
+    name = "native_gemm"
+    strategy = "planes"
+    paper = NativeGemm16bit.paper
+    precision = "fp32"
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = layers.limits(problem, "fprop", "dgrad", dtypes=layers.FLOATS_16BIT) + layers.wgmma_limits(target)
+        if problem.layout != "NCHW":
+            reasons.append(f"layout={problem.layout!r} is not NCHW")
+        if problem.n < 1:
+            reasons.append(f"n={problem.n}: there are no images")
+        if (problem.r, problem.s) != (1, 1):
+            reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
+        if any(problem.padding) or problem.stride != (1, 1):
+            both = f"padding={problem.padding} and stride={problem.stride}"
+            reasons.append(f"{both}: outputs are not pixels of the input, all of them")
+        if not LEAST_PIXELS <= _pixels(problem) <= ROWS:
+            reasons.append(f"images of {_pixels(problem)} pixels, not of {LEAST_PIXELS} to {ROWS}")
+        for count, what in (problem.group_c, "channels"), (problem.group_k, "filters"):
+            if count % UNIT:
+                reasons.append(f"{count} {what} of a group, no multiple of {UNIT}: copies begin at whole 16 bytes")
+        if not reasons:
+            phase = _phase(problem)
+            least = PlanesConfig(WARPGROUPS, COLUMNS[-1], MIN_STAGES, *REGISTERS)
+            if _tiles(phase, least) * max(SPLITS) * max(MULTICASTS) > MAX_INDEX:
+                reasons.append(f"n={problem.n}: {_tiles(phase, least)} tiles are more than an int counts")
+            broken = _filter_map(problem, least).why_not()
+            reasons += [f"no tensor map describes w: {each}" for each in broken]
+        return reasons
+
+    def arithmetic(self, problem: ConvProblem) -> Arithmetic:
+        return "fp16"
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PlanesConfig]]:
+        phase = _phase(problem)
+        return by_time((_cycles(problem, phase, each, target), each) for each in _configs(problem, phase, target))
+
+    def order_of_sums(self, problem: ConvProblem, config: PlanesConfig) -> Hashable:
+        return config.split if config.split > 1 else ()
+
+    def plan(self, problem: ConvProblem, config: PlanesConfig, target: Target) -> Plan:
+        phase = _phase(problem)
+        x = Pointer(problem.operands[0].role, DTYPES[problem.dtype].ctype)
+        constants = view_constants(phase, OutputView(1, _pixels(problem)), has_wide_tensors(problem))
+        barriers_at = config.stages * _stage_bytes(phase, config.columns)
+        tuning = (*config.constants(), ("mirrored", problem.op == "dgrad"), ("barriers_at", barriers_at))
+        arguments = (x, _filter_map(problem, config), *conv_arguments(problem)[2:])
+        grid = _tiles(phase, config) * config.split
+        launch = self.launch(config, constants, arguments, grid, barriers_at + 16 * config.stages, tuning)
+        return Plan((launch,))
+
+
+def _configs(problem: ConvProblem, phase: ConvProblem, target: Target) -> Iterator[PlanesConfig]:
+    """Those whose ring fits, whose filters the layer fills by half, and whose clusters are busy."""
+    stages, tiles_of_images = ceil_div(phase.group_c, BLOCK), ceil_div(phase.n, _images(phase))
+    for columns in COLUMNS:
+        if columns > COLUMNS[-1] and 2 * phase.group_k <= columns:
+            continue
+        bytes_of_stage = _stage_bytes(phase, columns)
+        fit = min((target.shared_per_block - 16 * MAX_STAGES) // bytes_of_stage, MAX_STAGES)
+        if fit < MIN_STAGES:
+            continue
+        for split in SPLITS:
+            tile_bytes = 4 * columns * ROWS * WARPGROUPS
+            shared = split > 1 and (
+                phase.batch_invariant
+                or tile_bytes > fit * bytes_of_stage
+                or columns % (UNIT * split)
+                or ceil_div(stages, split) < 2
+                or ceil_div(stages, split) * (split - 1) >= stages
+            )
+            if shared:
+                continue
+            for multicast in MULTICASTS:
+                config = PlanesConfig(WARPGROUPS, columns, fit, *REGISTERS, split, multicast)
+                whole = columns // multicast >= BLOCK and multicast <= tiles_of_images
+                busy = split == 1 or _tiles(phase, config) * split <= target.multiprocessors
+                if whole and busy and config.cluster <= min(UNIT, target.most_in_cluster):
+                    yield config
+
+
+def _filter_map(problem: ConvProblem, config: PlanesConfig) -> TensorMap:
+    """How copies walk over the layer's filters as they lie: rows of 64 channels of those filters that a CTA copies, or
+    of a gradient rows of 64 channels, which are its filters."""
+    row = item_bytes(problem.dtype) * problem.group_c
+    return TensorMap(
+        role="w",
+        element=problem.dtype,
+        shape=(problem.group_c, problem.group_k, problem.groups),
+        strides=(row, row * problem.group_k),
+        box=(BLOCK, BLOCK if problem.op == "dgrad" else config.columns // config.multicast, 1),
+        swizzle=item_bytes(problem.dtype) * BLOCK,
+    )
+
+
+def _tiles(phase: ConvProblem, config: PlanesConfig) -> int:
+    """Tiles, with those of no image that a cluster has beside others."""
+    of_images = ceil_div(ceil_div(phase.n, _images(phase)), config.multicast) * config.multicast
+    return of_images * ceil_div(phase.group_k, config.columns) * phase.groups
+
+
+def _cycles(problem: ConvProblem, phase: ConvProblem, config: PlanesConfig, target: Target) -> float:
+    speeds = PlanesSpeeds.of(target)
+    stages, tiles = ceil_div(ceil_div(phase.group_c, BLOCK), config.split), _tiles(phase, config)
+    products = WARPGROUPS * BLOCK / 16 * config.columns / 2 / speeds.products + speeds.stage
+    pixels = 2 * BLOCK * _pixels(problem) * _images(problem)
+    filters = 2 * BLOCK * config.columns / config.multicast
+    busy = min(tiles * config.split / target.multiprocessors, 1.0)
+    copied = (pixels + filters) * busy / speeds.copied
+    outputs = config.columns * ROWS * WARPGROUPS
+    of_tile = speeds.tile + stages * max(products, copied) + speeds.output * outputs / config.split
+    of_tile += speeds.cluster if config.cluster > 1 else 0
+    time = ceil_div(tiles * config.split, target.multiprocessors) * of_tile
+    at_once, clusters = clusters_at_once(config.cluster, 1, target), tiles * config.split // config.cluster
+    if config.cluster > 2 and at_once < clusters <= target.multiprocessors // config.cluster:
+        time *= 2  # clusters wait for others
+    time += speeds.split * outputs if config.split > 1 else 0
+    time = overlapped(time, problem.bytes / target.bytes_per_cycle, speeds.not_hidden)
+    return time + residual_cycles(problem, speeds.residual, target) + speeds.first
