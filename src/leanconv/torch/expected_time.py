@@ -71,8 +71,8 @@ _MOST_TF32_LARGE = 0.4, 1.0
 #: Of filters of more than 225 taps with fewer than 96 channels: cuDNN's FFT takes less than expected.
 _FFT_TAPS, _FFT_CHANNELS, _MOST_FFT = 225, 96, 0.51
 _MOST_16 = {"1x1": 0.72, "up to 9 taps": 1.0, "other": 0.74}
-#: The same channels first, of layers that native_gemm_pointwise computes: ResNet-50's 15 are taken, and one loses a
-#: little.
+#: The same channels first, of layers that native_gemm_pointwise and native_gemm_planes compute: ResNet-50's 15 are
+#: taken, and none loses.
 _MOST_16_NCHW = 0.95
 #: In 16 bits channels last, 1x1: where PyTorch is expected to take so many microseconds, of 18 layers 11 won and one
 #: lost; of 18 shorter ones one won.
@@ -82,8 +82,8 @@ _MOST_16_LONG, _LONG_US = 0.98, 11
 #: Explored (H200, d78b9bd5): of five with one tap, where PyTorch takes less than those microseconds, leanconv has 0.89
 #: to 1.34 of it. Of 33 others none won.
 _MOST_16_INPUT, _MOST_16_INPUT_OTHER = {"1x1": (1.05, 1.16), "other": (1.09, 1.1)}, 0.5
-#: Channels first of ResNet-50's 15 layers that native_gemm_pointwise computes nine are taken, of which the least has
-#: 1.03 of PyTorch's speed.
+#: Channels first of ResNet-50's 15 layers that native_gemm_pointwise and native_gemm_planes compute ten are taken, of
+#: which the least has 1.03 of PyTorch's speed.
 _MOST_16_INPUT_NCHW = {"pointwise": 0.89, "1x1": 0.5, "other": 0.86}
 #: Of gradients of filters: where both numbers of channels are multiples of 8, channels last; channels first; others, of
 #: few channels, with one tap, and with several. Explored (H200, d33bb4b4): channels first 17 of 28 layers of opencnn

@@ -196,7 +196,7 @@ class Patch:
         always = self._batch_invariant or captured
         if taken and (always or worth_recording(saved, sum(each.pytorch for *_, each in decided))):
             return None
-        little = f"leanconv saves {saved / CYCLES_PER_US:.0f} µs, less than recording the gradient in Python takes"
+        little = f"leanconv saves {saved / CYCLES_PER_US:.0f} µs, too little for a gradient that Python records"
         lines = tuple(
             self._leave(weight, at, what, little if each.name else each.why).line for at, what, each in decided
         )

@@ -12,7 +12,7 @@
 // Roles      warpgroups 0..n-1  consumers: wgmma with both operands in shared memory, epilogue, stores
 //            warpgroup n        producer: one thread issues all TMA copies, pixels by an im2col map, filters by a tiled map of w
 // Gradient   of an input: filters are read as they lie in the layer (`mirrored`), where channels of dx are adjacent: boxes of 64
-//            or 32 of them, of channel_block filters of a tap each, an operand that is MN-major. Where the layer's channels are
+//            or 32 of them, of channel_block filters of a tap each, an operand that is MN-major. Where the layer's channels of a group are
 //            no whole 16 bytes, a launch rearranges filters before. Strides make phases, each with taps, outputs and a map of its
 //            own. Where filters are read so, two to four phases of images are one launch, and CTAs take turns over all their tiles.
 // Pipelines  stages   full: bytes of the copies -> consumers, empty: a lane of each consumer warp -> producer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import layers
@@ -201,11 +203,25 @@ def _tiles(phase: ConvProblem, config: PlanesConfig) -> int:
 
 def _shared_cycles(problem: ConvProblem, config: PlanesConfig) -> float:
     """Cycles that shared memory is busy in a stage: 128 bytes in each. What is copied; operand B, which each warpgroup
-    reads; and loads of an element by 32 lanes, of which those of four channels meet in banks where these lie so."""
-    pixels = _pixels(problem)
-    together = 4 if pixels % 32 == 0 else 2 if pixels % 16 == 0 else 1
-    loads = 4 * WARPGROUPS * BLOCK // 2 * together
+    reads; and loads of an element by 32 lanes."""
+    loads = 4 * WARPGROUPS * BLOCK // 2 * _load_cycles(_pixels(problem))
     return loads + WARPGROUPS * config.columns + _stage_bytes(problem, config.columns) / 128
+
+
+@cache
+def _load_cycles(pixels: int) -> float:
+    """Cycles of a load: how many of the different words that its lanes read lie in one bank, in the mean. A lane has a
+    pixel, as in the kernel, and one of four channels, each two planes from the next."""
+    cycles = 0
+    for eight in range(ROWS // 8):
+        for plane in range(2):
+            words = set[int]()
+            for lane in range(32):
+                row = lane // 4 * 8 + eight if pixels % 2 else eight * 8 + lane // 4
+                image, pixel = divmod(row, pixels) if row < ROWS // pixels * pixels else (0, row)
+                words.add((image * BLOCK * pixels + (lane % 4 * 2 + plane) * pixels + pixel) // 2)
+            cycles += max(Counter(word % 32 for word in words).values())
+    return cycles / (ROWS // 8 * 2)
 
 
 def _cycles(problem: ConvProblem, phase: ConvProblem, config: PlanesConfig, target: Target) -> float:
