@@ -24,6 +24,13 @@ def test_the_map_is_as_old_as_the_code() -> None:
     assert not set(mutation_map.WITHOUT_TESTS) & set(known)
 
 
+def test_new_modules_are_added_to_the_map_and_those_that_are_gone_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutation_map, "modules", lambda: ["a.py", "b.py", "c.py", "d.py"])
+    found = {"a.py": ["tests/y.py::test_b"], "b.py": ["tests/y.py::test_b"], "c.py": ["tests/y.py::test_c"]}
+    made = mutation_map.with_new({"a.py": OWN, "b.py": [], "gone.py": OWN}, found)
+    assert made == {"a.py": OWN, "b.py": ["tests/y.py::test_b"], "c.py": ["tests/y.py::test_c"]}
+
+
 @pytest.fixture
 def mutate(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, with one module and one edit of it."""
