@@ -466,3 +466,8 @@ def test_more_than_65535_tile_rows_and_offsets_beyond_32_bits_on_a_gpu() -> None
     large[-3:, -300:] = 9
     y = filter2d(large, [[1.0, 1.0, 1.0]], border="constant")
     assert y[-1, -1] == 18 and y[-1, -2] == 27 and int(y[-1, -301]) == 9 and int(y[-4].max()) == 0
+
+
+def test_a_batch_that_is_empty_may_have_a_kernel_that_is_a_product() -> None:
+    empty = leanconv.filter3d(np.zeros((0, 7, 10, 30), np.float32), np.ones((5, 5, 5), np.float32))
+    assert (empty.shape, empty.dtype) == ((0, 7, 10, 30), np.float32)

@@ -458,3 +458,13 @@ def test_large_filters_are_captured_in_a_graph():
         graph.replay()
         assert torch.equal(y, call(x))
         agree(y[0].cpu().numpy(), call(x[0].cpu().numpy()))
+
+
+def test_an_order_of_sobels_derivative_is_below_its_size_there() -> None:
+    image = np.ones((5, 5), np.float32)
+    with pytest.raises(ValueError, match="dx=3 must be below size=1, which means 3 along a derivative"):
+        leanconv.sobel(image, 3, 0, size=1)
+    with pytest.raises(ValueError, match="dy=3 must be below size=3$"):
+        leanconv.sobel(image, 0, 3)
+    with pytest.raises(TypeError, match="normalize=2 is not True or False"):
+        leanconv.box_blur(image, 3, normalize=2)  # type: ignore[arg-type]

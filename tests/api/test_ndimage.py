@@ -445,3 +445,13 @@ def test_smooth_integers_are_truncated_as_scipys(dtype: str, mode: str, monkeypa
             found = ndimage.gaussian_filter(x, sigma, output=output, mode=mode, cval=7)
             np.testing.assert_array_equal(found, expected)
     assert taken
+
+
+@pytest.mark.parametrize("name", ["sobel", "prewitt", "laplace", "gaussian_filter", "gaussian_laplace"])
+@pytest.mark.parametrize("dtype", [np.int16, np.dtype("float32")], ids=str)
+def test_a_real_dtype_of_a_complex_result_is_refused_by_filters_of_several_passes(name: str, dtype: Any) -> None:
+    x = np.ones((3, 3), complex)
+    given = [1.0] if name.startswith("gaussian") else []
+    for module in (scipy.ndimage, ndimage):
+        with pytest.raises(RuntimeError, match="complex"):
+            getattr(module, name)(x, *given, output=dtype)

@@ -261,3 +261,20 @@ def test_a_fill_value_is_a_number_of_the_results_type(function: str, fillvalue: 
 def test_a_fill_value_may_be_a_fraction_and_of_another_type(fillvalue: Any) -> None:
     x = np.ones((3, 3), np.uint8)
     same(signal.convolve2d(x, x, fillvalue=fillvalue), scipy.signal.convolve2d(x, x, fillvalue=fillvalue), x)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
+def test_sums_that_leave_the_type_wrap_around(dtype: str) -> None:
+    """Sums of up to 2**44 are made in float64, which casts to no type that does not hold them."""
+    random, info = np.random.default_rng(7), np.iinfo(dtype)
+    low, high = (
+        max(info.min, -(2**20)) if info.bits > 32 else info.min,
+        min(info.max, 2**20 if info.bits > 32 else info.max),
+    )
+    for n in (2, 40):
+        x, y = random.integers(low, high, n, dtype, True), random.integers(low // 9, high // 9, 3, dtype, True)
+        for name in ("convolve", "correlate"):
+            got, wanted = getattr(signal, name)(x, y), getattr(scipy.signal, name)(x, y, method="direct")
+            assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
+        wanted = scipy.signal.convolve2d(x[None], y[None])
+        assert np.array_equal(signal.convolve2d(x[None], y[None]), wanted)

@@ -23,6 +23,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
         ("tune --loud", "No such option: --loud.*; see leanconv tune --help"),
         ("bench", "Missing argument 'SUITE.*; see leanconv bench --help"),
         ("filter a.png b.png", "Missing option '--kernel' / '-k'.*; see leanconv filter --help"),
+        ("filter a.png --kernel box:1", "Missing argument: give IN and OUT; see leanconv filter --help"),
         ("doctor more", "Got unexpected extra argument.*"),
         ("bench --batch x im2win", "Invalid value for '--batch'.*"),
         ("bench im2win --batch", "Option '--batch' requires an argument.*"),

@@ -55,6 +55,72 @@ def test_the_colour_profile_stays(run: Any, tmp_path: Path, suffix: str) -> None
     assert Image.open(tmp_path / f"out{suffix}").info["icc_profile"] == profile
 
 
+_RNG = np.random.default_rng(3)
+PICTURES = {
+    "grey": Picture(_RNG.integers(0, 256, (20, 30), np.uint8)),
+    "colours": Picture(_RNG.integers(0, 256, (20, 30, 3), np.uint8), True),
+    "alpha": Picture(_RNG.integers(0, 256, (20, 30, 4), np.uint8), True, True),
+    "opaque": Picture(
+        np.dstack((_RNG.integers(0, 256, (20, 30, 3)), np.full((20, 30), 255))).astype(np.uint8), True, True
+    ),
+    "grey alpha": Picture(_RNG.integers(0, 256, (20, 30, 2), np.uint8), True, True),
+    "16 bits": Picture(_RNG.integers(0, 65536, (20, 30), np.uint16)),
+    "32 bits": Picture(_RNG.integers(-(10**9), 10**9, (20, 30), np.int32)),
+    "floats": Picture(_RNG.standard_normal((20, 30), np.float32)),
+}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "holds"),
+    [
+        (".png", "grey, colours, alpha, opaque, grey alpha, 16 bits"), (".jpg", "grey, colours"),
+        (".webp", "grey, colours, alpha, opaque, grey alpha"), (".bmp", "grey, colours, opaque"), (".gif", "grey"),
+        (".tga", "grey, colours, alpha, opaque, grey alpha"), (".ico", ""),
+        (".pgm", "grey, colours, opaque, 16 bits, floats"), (".pdf", "grey, colours, alpha, opaque, grey alpha"),
+        (".tif", ", ".join(PICTURES)), (".NPY", ", ".join(PICTURES)),
+    ],
+)  # fmt: skip
+def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, suffix: str, holds: str) -> None:
+    """Pillow's writers cut deep pictures to 8 bits, leave out transparency or change the size, without a word."""
+    written = []
+    for name, picture in PICTURES.items():
+        path = tmp_path / f"{name}{suffix}"
+        try:
+            pictures.write(path, picture)
+        except ValueError as error:
+            assert f"{suffix} may not hold {picture.pixels.dtype}" in str(error) and not path.exists()
+            continue
+        written.append(name)
+        if suffix in (".png", ".tif", ".NPY"):
+            found = pictures.read(path)
+            assert found.pixels.dtype == picture.pixels.dtype and np.array_equal(found.pixels, picture.pixels)
+    assert ", ".join(written) == holds
+
+
+@pytest.mark.parametrize("channels", [(), (3,)], ids=["grey", "colours"])
+def test_integers_of_8_bits_with_a_sign_stay_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, channels: tuple[int, ...]
+) -> None:
+    pytest.importorskip("tifffile")
+    picture = Picture(_RNG.integers(-128, 128, (4, 5, *channels), np.int8), bool(channels))
+    pictures.write(tmp_path / "in.tif", picture)
+    found = pictures.read(tmp_path / "in.tif").pixels
+    assert found.dtype == np.int8 and np.array_equal(found, picture.pixels)
+    if not channels:
+        monkeypatch.setattr(deep_pictures, "has_tifffile", lambda: False)
+        with pytest.raises(ImportError, match="signed integers of 8 bits need tifffile"):
+            pictures.read(tmp_path / "in.tif")
+
+
+def test_capitals_of_a_suffix_mean_the_same(run: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((8, 8), np.float32))
+    (tmp_path / "in.npy").rename(tmp_path / "IN.NPY")
+    np.save(tmp_path / "kernel.npy", np.ones((1, 1)))
+    (tmp_path / "kernel.npy").rename(tmp_path / "KERNEL.NPY")
+    assert run("filter", tmp_path / "IN.NPY", tmp_path / "OUT.NPY", "-k", tmp_path / "KERNEL.NPY")[0] == 0
+    assert np.load(tmp_path / "OUT.NPY").shape == (8, 8)
+
+
 def test_palettes_become_colours_with_their_transparency(run: Any, tmp_path: Path) -> None:
     picture = Image.new("RGB", (8, 8), (250, 0, 0)).quantize(4)
     picture.info["transparency"] = 1

@@ -52,6 +52,11 @@ def _on_one_line() -> Iterator[None]:
         yield
     except _UsageError as error:
         text = " ".join(error.format_message().split()).removesuffix(".").replace(": Value error, ", ": ")
+        missing = getattr(error, "param", None)
+        if missing is not None and missing.nargs == -1 and text.startswith("Missing argument"):
+            # one of several arguments, of which the last that was given is taken for the one behind them
+            names = [each.metavar for each in error.ctx.command.params if each.param_type_name == "argument"]
+            text = f"Missing argument: give {' and '.join(names)}"
         command = error.ctx.command_path if error.ctx else ""
         print(f"error: {text}{command and f'; see {command} --help'}", file=sys.stderr)
         raise typer.Exit(MISTAKE) from None

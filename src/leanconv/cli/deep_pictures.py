@@ -22,7 +22,7 @@ import numpy as np
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION, _ICC_PROFILE = 274, 34675
 _GREY, _RGB = 1, 2
-_SEPARATE_PLANES, _PREMULTIPLIED = 2, 1
+_SEPARATE_PLANES, _PREMULTIPLIED, _SIGNED = 2, 1, 2
 _SIGNATURE_AND_IHDR = 8 + 25
 
 
@@ -79,8 +79,8 @@ def write_png(path: Path, pixels: np.ndarray, icc_profile: bytes | None) -> None
 def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | None] | None:
     """Upright pixels (height, width) or (height, width, channels), whether the last one is transparency, the profile.
 
-    None for what is left to Pillow: up to 8 bits, and what tifffile does not open. Raises Refused for what cannot be
-    filtered, and for more pixels than ``most``; tifffile's own errors for damaged pixels.
+    None for what is left to Pillow: up to 8 bits without a sign, and what tifffile does not open. Raises Refused for
+    what cannot be filtered, and for more pixels than ``most``; tifffile's own errors for damaged pixels.
     """
     tifffile = _library("tifffile", "TIFF")
     with _silent("tifffile"), ExitStack() as opened:
@@ -91,7 +91,7 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
             bits, width, height = page.bitspersample, page.imagewidth, page.imagelength
         except Exception:
             return None
-        if bits <= 8:
+        if bits <= 8 and int(page.sampleformat) != _SIGNED:
             return None
         if pages > 1:
             raise Refused(f"holds {pages} pictures, and only one can be filtered")
@@ -117,7 +117,7 @@ def _check_page(page: Any) -> bool:
             f"has {bits} bits in {channels} channels of kind {getattr(page.photometric, 'name', page.photometric)}; "
             "above 8 bits only grey and RGB are taken, with one channel of transparency"
         )
-    if bits not in (16, 32, 64) or page.dtype is None:
+    if bits not in (8, 16, 32, 64) or page.dtype is None:
         raise Refused(f"has {bits} bits in each channel; convert it to 8, 16 or 32 bits")
     if extra == (_PREMULTIPLIED,):
         raise Refused("has colours that are multiplied by their transparency; convert it to separate transparency")

@@ -46,7 +46,7 @@ def settings(
 ) -> Settings:
     """What the words of a command line mean. Raises ValueError for words that mean nothing, OSError for a kernel's file
     that cannot be read."""
-    if kernel.endswith(".npy"):
+    if kernel.lower().endswith(".npy"):
         weights = pictures.read_array(Path(kernel))
         if weights.ndim != 2 or weights.dtype.kind not in "biuf":
             raise ValueError(f"{kernel} holds {weights.dtype} of shape {weights.shape}; a kernel is (rows, columns)")

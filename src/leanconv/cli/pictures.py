@@ -22,9 +22,12 @@ import numpy as np
 from leanconv.cli import deep_pictures as deep
 from leanconv.runtime.files import open_regular, whole
 
-_ORIENTATION = 0x0112
+_ORIENTATION, _SAMPLE_FORMAT, _SIGNED = 0x0112, 339, 2
 #: What Pillow calls pictures whose channels it reads with 8 bits.
 _8_BITS = ("L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+#: What keeps every pixel of some types, and what by its nature changes them a little, of 8 bits.
+_EXACT = {"PNG": ("uint8", "uint16"), "TIFF": ("uint8", "uint16", "int32", "float32")}
+_LOSSY = ("JPEG", "MPO", "WEBP", "AVIF")
 #: Of these Pillow knows the suffix, and reads and writes nothing by itself.
 _STUBS = ("BUFR", "GRIB", "HDF5")
 
@@ -52,7 +55,7 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
     Raises ValueError for an unknown format, a damaged file, a larger picture, and one that would be read with fewer
     bits than it has; OSError for an unreadable file; ImportError, with what installs it, where a library is missing.
     """
-    if path.suffix == ".npy":
+    if path.suffix.lower() == ".npy":
         array = read_array(path)
         if array.ndim < 2:
             raise ValueError(f"{path} holds an array of shape {array.shape}; it must be (..., height, width)")
@@ -111,7 +114,7 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
             f"has {bits} bits in each channel, of which Pillow reads 8 ({mode}); convert it to a .png, "
             ".tif or .npy file, which keep 16"
         )
-    if kind == "TIFF" and mode == "I" and bits < 32:
+    if kind == "TIFF" and bits < 32 and (mode == "I" or _SIGNED in image.tag_v2.get(_SAMPLE_FORMAT, ())):
         raise ImportError(f"{path}: signed integers of {bits} bits need tifffile: pip install 'leanconv[pictures]'")
     _, operations = _pillow()
     image = operations.exif_transpose(image)
@@ -180,7 +183,7 @@ def check_target(path: Path) -> None:
     ImportError where Pillow is."""
     if not path.parent.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if path.suffix == ".npy":
+    if path.suffix.lower() == ".npy":
         return
     pillow, _ = _pillow()
     kind = pillow.registered_extensions().get(path.suffix.lower())
@@ -200,8 +203,8 @@ def write(path: Path, picture: Picture) -> None:
     check_target(path)
     pixels, suffix = picture.pixels, path.suffix.lower()
     if suffix == ".npy":
-        with whole(path) as temporary:
-            np.save(temporary, pixels)
+        with whole(path) as temporary, temporary.open("wb") as file:  # to whose name NumPy adds nothing
+            np.save(file, pixels)
         return
     if pixels.ndim == 3 and len(pixels) == 3 and not picture.channels_last:
         pixels = np.moveaxis(pixels, 0, -1)
@@ -235,12 +238,47 @@ def _save(temporary: Path, pixels: np.ndarray, picture: Picture, path: Path) -> 
     except (OSError, KeyError, ValueError, TypeError, SystemError, struct.error, OverflowError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        advice = f"{path.suffix} may not hold {pixels.dtype}"
-        if picture.alpha:
-            advice += " with transparency; write a .png file, which holds it, or a picture without"
-        else:
-            advice += "; make it uint8 or uint16 first, or write a .tif or a .npy file"
-        raise ValueError(f"{path}: {error.args[0] if error.args else error}: {advice}") from error
+        said = error.args[0] if error.args else error
+        raise ValueError(f"{path}: {said}: {_advice(path, pixels, picture)}") from error
+    if not _is_kept(temporary, pixels, picture):
+        raise ValueError(f"{path}: {_advice(path, pixels, picture)}")
+
+
+def _advice(path: Path, pixels: np.ndarray, picture: Picture) -> str:
+    advice = f"{path.suffix} may not hold {pixels.dtype} of shape {pixels.shape}"
+    if picture.alpha:
+        return advice + " with transparency; write a .png file, which holds it, or a picture without"
+    if pixels.dtype == np.uint8:
+        return advice + "; write a .png file"
+    takers = "a .png, .tif or .npy file" if pixels.dtype == np.uint16 else "a .tif or .npy file"
+    return advice + f"; make it uint8 first, or write {takers}"
+
+
+def _is_kept(path: Path, pixels: np.ndarray, picture: Picture) -> bool:
+    """Whether Pillow reads what it has written as the same picture. Its writers cut some to 8 bits, leave out
+    transparency, or change the size, without a word."""
+    pillow, _ = _pillow()
+    kind = pillow.registered_extensions().get(path.suffix.lower())
+    if pixels.dtype.name in _EXACT.get(kind, ()) or not path.is_file():  # or a pipe, which cannot be read again
+        return True
+    if pixels.dtype != np.uint8 and (kind in _LOSSY or kind not in pillow.OPEN):
+        return False
+    if kind not in pillow.OPEN or kind == "EPS":  # a page, which another program shows
+        return True
+    try:
+        found = read(path, 0)
+    except ValueError:
+        return False
+    again, alpha = found.pixels, picture.alpha
+    if alpha and not found.alpha and bool((pixels[..., -1] == 255).all()):
+        pixels, alpha = pixels[..., :-1], False  # some leave out what is opaque
+    if again.shape[:2] != pixels.shape[:2] or found.alpha != alpha:
+        return False
+    if again.ndim == 3 and pixels.ndim == 2:  # grey as colours
+        pixels = np.stack((pixels,) * 3, axis=-1)
+    elif again.shape[2:] == (4,) and pixels.shape[2:] == (2,):
+        pixels = pixels[..., [0, 0, 0, 1]]
+    return again.shape == pixels.shape and (kind in _LOSSY or np.array_equal(again, pixels))
 
 
 def read_array(path: Path) -> np.ndarray:

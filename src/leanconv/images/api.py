@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -247,7 +248,7 @@ def _across_and_within(
     # slices are rows of all their pixels
     sums = DTYPES[line.dtype.name].name
     across = requested._replace(slice_anchor=None, channels_last=False, anchor=anchor, dtype=sums)
-    y = run(across, volume.reshape(*shape[: axis + 1], -1), line[:, None], value, 0, None)
+    y = run(across, volume.reshape(*shape[: axis + 1], prod(shape[axis + 1 :])), line[:, None], value, 0, None)
     y = y.reshape(*shape[:axis], problem.out_d, *shape[axis + 1 :])
     within = requested._replace(slice_anchor=None, dtype=result)
     # what a slice outside of a constant border has become

@@ -131,7 +131,7 @@ def sobel(
 
     Args:
         image: as in `filter2d`.
-        dx, dy: the order of the derivative along each axis, below ``size``; not both 0.
+        dx, dy: the order of the derivative along each axis, below the size of the kernel there; not both 0.
         size: of the kernel: 1, 3, 5, ... 31. With 1 it is 3 along the derivative, and nothing is smoothed.
         scale: a factor of the result.
         delta, border, value, dtype, channels_last, mode, out, device: as in `filter2d`. A derivative has a sign: of
@@ -393,7 +393,8 @@ def _derivative(dx: int, dy: int, size: int) -> Products:
     column, row = ((3 if size == 1 and order else size) for order in (dy, dx))
     for name, order, taps in (("dx", dx, row), ("dy", dy, column)):
         if order >= taps > 1 or (taps == 1 and order):
-            raise ValueError(f"{name}={order} must be below size={taps}")
+            means = f", which means {taps} along a derivative" if taps != size else ""
+            raise ValueError(f"{name}={order} must be below size={size}{means}")
     return ((_binomial(column, dy), _binomial(row, dx)),)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from leanconv.call.as_before import as_before
 from leanconv.images.api import run, sums_of
 from leanconv.images.named import MOST, Array, Mode, run_products, runs_on_cpu
-from leanconv.options import Border, FilterOptions, Reduction, filter_options, integer, pair
+from leanconv.options import Border, FilterOptions, Reduction, filter_options, integer, pair, yes_or_no
 
 #: Rows and columns together of boxes that are filtered as products of a column and a row.
 FEW_TAPS = 24
@@ -68,7 +68,7 @@ def box_blur(
     """
     rows, columns = _window(size)
     requested = filter_options(border, anchor, device, dtype, channels_last, mode)
-    count = rows * columns if normalize else 0
+    count = rows * columns if yes_or_no("normalize", normalize) else 0
     few = FEW_TAPS if not channels_last else FEW_OF_CHANNELS
     if rows + columns > few or runs_on_cpu(image, device):
         return _box(image, (rows, columns), "sum", count, requested, value, out)

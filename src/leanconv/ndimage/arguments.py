@@ -132,6 +132,12 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
     return out
 
 
+def check_of_passes(x: Any, output: Any) -> None:
+    """Raise MistakeError, as SciPy's filters of several passes do, for a real dtype of a complex result."""
+    if isinstance(output, (type, np.dtype)) and is_complex(x) and np.dtype(output).kind != "c":
+        raise MistakeError(f"output={np.dtype(output)} is not complex, and the result is")
+
+
 def dtype_name(array: Any) -> str:
     """NumPy's name of an array's dtype."""
     return str(array.dtype).rpartition(".")[2]

@@ -19,6 +19,7 @@ from leanconv.ndimage.arguments import (
     axis_of,
     border_of,
     by_parts,
+    check_of_passes,
     check_real,
     is_complex,
     output_for,
@@ -216,6 +217,8 @@ def gaussian_filter(
     along = axes_of(axes, input.ndim)
     each = {name: sequence(name, value, len(along)) for name, value in
             {"order": order, "sigma": sigma, "mode": mode, "radius": radius}.items()}  # fmt: skip
+    if any(s > 1e-15 for s in each["sigma"]):
+        check_of_passes(input, output)
     out = output_for(input, output, is_complex(input))
     rows, filtered, borders = [], [], []
     for axis, s, o, m, r in zip(along, *(each[n] for n in ("sigma", "order", "mode", "radius")), strict=True):
@@ -326,7 +329,8 @@ def uniform_filter(
         The result, or ``output`` itself where it is an array.
 
     Raises:
-        ValueError: as `uniform_filter1d`, and sequences of another length than ``axes``.
+        ValueError: as `uniform_filter1d`, but along axes of a size of 1 and less nothing is done; sequences of another
+            length than ``axes``.
         TypeError: dtypes that cannot be computed.
 
     >>> uniform_filter([[9, 0, 0], [0, 0, 0], [0, 0, 9]]).tolist()

@@ -58,7 +58,8 @@ def fftconvolve(in1: Any, in2: Any, mode: Mode = "full", axes: int | Sequence[in
         axes: the axes to convolve along; all of them by default.
 
     Returns:
-        A new array: float32 or complex64 where both inputs are no wider, else float64 or complex128.
+        A new array: float32 or complex64 where both inputs are float16, float32 or complex64, else float64 or
+        complex128.
 
     Raises:
         ValueError: an unknown mode, shapes that do not fit, axes outside or named twice.
@@ -84,8 +85,8 @@ def oaconvolve(in1: Any, in2: Any, mode: Mode = "full", axes: int | Sequence[int
 def convolve(in1: Any, in2: Any, mode: Mode = "full", method: str = "auto") -> Any:
     """Convolve two arrays along all axes, as ``scipy.signal.convolve`` does; see `fftconvolve`.
 
-    Integers stay integers, and are exact. ``method`` may be ``"auto"``, ``"direct"`` or ``"fft"``; it is checked, and
-    sizes decide.
+    Integers stay integers, and are exact, or wrap around. ``method`` may be ``"auto"``, ``"direct"`` or ``"fft"``; it
+    is checked, and sizes decide.
 
     >>> convolve([1, 2, 3], [0, 1, 5], mode="same").tolist()
     [1, 7, 13]
@@ -252,7 +253,8 @@ def _on_cpu(
         if most > EXACT:
             return _of_integers(x, w, axes, first, size, dtype)
         real = _on_cpu(x.astype(np.float64), w.astype(np.float64), axes, first, size, np.dtype(np.float64))
-        return np.rint(real, out=real).astype(dtype)
+        # by integers that hold the sums, so that what leaves the type wraps around
+        return np.rint(real, out=real).astype(np.int64).astype(dtype)
     batched = any(w.shape[axis] != 1 for axis in range(w.ndim) if axis not in axes)
     shorter = all(w.shape[axis] <= x.shape[axis] for axis in axes)
     if not shorter and not batched and all(w.shape[axis] > x.shape[axis] for axis in axes):
@@ -351,12 +353,12 @@ def _on_device(
 
         result = _transformed(torch.fft, x, w, axes, first, size)
         if dtype.kind in "iub":
-            result = result.round()
+            result = result.round().to(torch.int64)
         return result.to(getattr(torch, dtype.name))
     import cupy
 
     result = _transformed(cupy.fft, x, w, axes, first, size)
-    return (cupy.rint(result) if dtype.kind in "iub" else result).astype(dtype)
+    return (cupy.rint(result).astype(np.int64) if dtype.kind in "iub" else result).astype(dtype)
 
 
 def _fits(x: Any, w: Any, axes: tuple[int, ...]) -> bool:
