@@ -455,3 +455,10 @@ def test_a_real_dtype_of_a_complex_result_is_refused_by_filters_of_several_passe
     for module in (scipy.ndimage, ndimage):
         with pytest.raises(RuntimeError, match="complex"):
             getattr(module, name)(x, *given, output=dtype)
+
+
+@pytest.mark.parametrize("cval", [None, "1", b"1", [1]], ids=str)
+def test_a_value_outside_is_a_number(cval: Any) -> None:
+    for name in ("uniform_filter1d", "uniform_filter"):
+        with pytest.raises(TypeError, match="cval=.* is not a number"):
+            getattr(ndimage, name)([1.0, 2, 3], 3, mode="constant", cval=cval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -278,3 +279,19 @@ def test_sums_that_leave_the_type_wrap_around(dtype: str) -> None:
             assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
         wanted = scipy.signal.convolve2d(x[None], y[None])
         assert np.array_equal(signal.convolve2d(x[None], y[None]), wanted)
+
+
+def test_a_short_first_array_takes_no_longer_than_a_short_second_one() -> None:
+    """The shorter one is the one whose taps are walked: 100,000 took 9 seconds."""
+    x, y = np.arange(100000) % 1000 << 30, np.array([2**40, 3, 5])
+    begin = time.process_time()
+    assert np.array_equal(signal.convolve(y, x), scipy.signal.convolve(y, x, method="direct"))
+    assert time.process_time() - begin < 3
+
+
+def test_numbers_without_axes_and_what_is_no_number() -> None:
+    torch = pytest.importorskip("torch")
+    assert signal.convolve(torch.tensor(3.0), torch.tensor(4.0)) == 12
+    assert signal.convolve(np.array(3), np.array(4)) == 12
+    with pytest.raises(TypeError, match="promote to object"):
+        signal.convolve(np.array([2**70, 1]), [1, 3])

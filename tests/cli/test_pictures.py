@@ -64,6 +64,10 @@ PICTURES = {
         np.dstack((_RNG.integers(0, 256, (20, 30, 3)), np.full((20, 30), 255))).astype(np.uint8), True, True
     ),
     "grey alpha": Picture(_RNG.integers(0, 256, (20, 30, 2), np.uint8), True, True),
+    "opaque grey": Picture(
+        np.dstack((_RNG.integers(0, 256, (20, 30)), np.full((20, 30), 255))).astype(np.uint8), True, True
+    ),
+    "dark": Picture(_RNG.integers(0, 200, (20, 30), np.uint16)),
     "16 bits": Picture(_RNG.integers(0, 65536, (20, 30), np.uint16)),
     "32 bits": Picture(_RNG.integers(-(10**9), 10**9, (20, 30), np.int32)),
     "floats": Picture(_RNG.standard_normal((20, 30), np.float32)),
@@ -73,10 +77,11 @@ PICTURES = {
 @pytest.mark.parametrize(
     ("suffix", "holds"),
     [
-        (".png", "grey, colours, alpha, opaque, grey alpha, 16 bits"), (".jpg", "grey, colours"),
-        (".webp", "grey, colours, alpha, opaque, grey alpha"), (".bmp", "grey, colours, opaque"), (".gif", "grey"),
-        (".tga", "grey, colours, alpha, opaque, grey alpha"), (".ico", ""),
-        (".pgm", "grey, colours, opaque, 16 bits, floats"), (".pdf", "grey, colours, alpha, opaque, grey alpha"),
+        (".png", "grey, colours, alpha, opaque, grey alpha, opaque grey, dark, 16 bits"), (".jpg", "grey, colours"),
+        (".webp", "grey, colours, alpha, opaque, grey alpha, opaque grey"), (".bmp", "grey, colours, opaque"),
+        (".gif", "grey, opaque grey"), (".tga", "grey, colours, alpha, opaque, grey alpha, opaque grey"), (".ico", ""),
+        (".pgm", "grey, colours, opaque, dark, 16 bits, floats"),
+        (".pdf", "grey, colours, alpha, opaque, grey alpha, opaque grey"),
         (".tif", ", ".join(PICTURES)), (".NPY", ", ".join(PICTURES)),
     ],
 )  # fmt: skip
@@ -91,7 +96,7 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, suffix: str, holds
             assert f"{suffix} may not hold {picture.pixels.dtype}" in str(error) and not path.exists()
             continue
         written.append(name)
-        if suffix in (".png", ".tif", ".NPY"):
+        if suffix in (".png", ".tif", ".NPY") or (suffix, name) == (".pgm", "16 bits"):
             found = pictures.read(path)
             assert found.pixels.dtype == picture.pixels.dtype and np.array_equal(found.pixels, picture.pixels)
     assert ", ".join(written) == holds
@@ -110,6 +115,28 @@ def test_integers_of_8_bits_with_a_sign_stay_such(
         monkeypatch.setattr(deep_pictures, "has_tifffile", lambda: False)
         with pytest.raises(ImportError, match="signed integers of 8 bits need tifffile"):
             pictures.read(tmp_path / "in.tif")
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_a_grey_that_is_transparent_stays_so(run: Any, tmp_path: Path, bits: int) -> None:
+    """Pillow makes 8 bits of fewer, but not of the number of the grey."""
+    rows, grey = (np.arange(8).reshape(1, 8) % 2**bits).astype(np.uint8), min(2, 2**bits - 1)
+    packed = np.packbits(np.unpackbits(rows[..., None], axis=2)[..., 8 - bits :].reshape(1, -1), axis=1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 8, 1, bits, 0, 0, 0, 0)
+    parts = (
+        chunk(b"IHDR", head),
+        chunk(b"tRNS", struct.pack(">H", grey)),
+        chunk(b"IDAT", zlib.compress(b"\0" + packed.tobytes())),
+    )
+    (tmp_path / "in.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts) + chunk(b"IEND", b""))
+    assert run("filter", tmp_path / "in.png", tmp_path / "out.npy", "-k", "box:1")[0] == 0
+    found = np.load(tmp_path / "out.npy")
+    assert found.shape == (1, 8, 2) and np.array_equal(found[..., 0], rows * np.uint8(255 // (2**bits - 1)))
+    assert np.array_equal(found[..., 1] == 0, rows == grey)
 
 
 def test_capitals_of_a_suffix_mean_the_same(run: Any, tmp_path: Path) -> None:

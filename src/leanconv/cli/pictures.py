@@ -118,8 +118,8 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
         raise ImportError(f"{path}: signed integers of {bits} bits need tifffile: pip install 'leanconv[pictures]'")
     _, operations = _pillow()
     image = operations.exif_transpose(image)
-    if mode.startswith("I;16") or (mode == "I" and kind == "PNG"):
-        # older releases of Pillow open PNG of 16 bits in 32
+    if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):
+        # Pillow opens PPM of 16 bits in 32, older releases PNG too
         pixels = np.asarray(image).astype(np.uint16)
         if "transparency" in image.info:  # one grey that is transparent
             visible = np.where(pixels == image.info["transparency"], 0, 65535).astype(np.uint16)
@@ -127,6 +127,9 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
         return Picture(pixels, icc_profile=icc_profile)
     if mode in ("I", "F"):
         return Picture(np.array(image), icc_profile=icc_profile)
+    if kind == "PNG" and mode == "L" and isinstance(image.info.get("transparency"), int):
+        # a grey of so many bits, of which Pillow makes 8
+        image.info["transparency"] = image.info["transparency"] * 255 // (2**bits - 1)
     transparent = mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in image.info
     grey = mode in ("1", "L", "LA", "La")
     if mode == "CMYK":
@@ -272,7 +275,12 @@ def _is_kept(path: Path, pixels: np.ndarray, picture: Picture) -> bool:
     again, alpha = found.pixels, picture.alpha
     if alpha and not found.alpha and bool((pixels[..., -1] == 255).all()):
         pixels, alpha = pixels[..., :-1], False  # some leave out what is opaque
-    if again.shape[:2] != pixels.shape[:2] or found.alpha != alpha:
+        pixels = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    if (
+        again.shape[:2] != pixels.shape[:2]
+        or found.alpha != alpha
+        or (again.dtype == np.uint8) > (pixels.dtype == np.uint8)
+    ):
         return False
     if again.ndim == 3 and pixels.ndim == 2:  # grey as colours
         pixels = np.stack((pixels,) * 3, axis=-1)

@@ -132,6 +132,12 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
     return out
 
 
+def check_number(name: str, value: Any) -> None:
+    """Raise TypeError for what is no number."""
+    if np.ndim(value) or np.asarray(value).dtype.kind not in "biufc":
+        raise TypeError(f"{name}={value!r} is not a number")
+
+
 def check_of_passes(x: Any, output: Any) -> None:
     """Raise MistakeError, as SciPy's filters of several passes do, for a real dtype of a complex result."""
     if isinstance(output, (type, np.dtype)) and is_complex(x) and np.dtype(output).kind != "c":

@@ -215,8 +215,10 @@ def _convolve(x: Any, w: Any, mode: Any, axes: Any, dtype: np.dtype) -> Any:
     _check_mode(mode)
     if x.ndim != w.ndim:
         raise ValueError(f"in1 has {x.ndim} dimensions and in2 {w.ndim}; they should have the same dimensionality")
+    if dtype.kind not in "iubfc":
+        raise TypeError(f"in1 and in2 promote to {dtype}; give numbers that NumPy computes with")
     if x.ndim == 0:
-        return x * w
+        return np.asarray(x * w) if isinstance(x, np.ndarray) else x * w
     along = axes_of(axes, x.ndim)
     if not along:
         raise ValueError("when provided, axes cannot be empty")
@@ -302,6 +304,8 @@ def _of_integers(
     x: np.ndarray, w: np.ndarray, axes: tuple[int, ...], first: dict[int, int], size: dict[int, int], dtype: np.dtype
 ) -> np.ndarray:
     """Tap by tap in the integers' own arithmetic, which wraps around."""
+    if prod(w.shape[axis] for axis in axes) > prod(x.shape[axis] for axis in axes):
+        x, w = w, x
     shape = [size.get(axis, max(n, w.shape[axis])) for axis, n in enumerate(x.shape)]
     sides = [(w.shape[axis] - 1,) * 2 if axis in axes else (0, 0) for axis in range(x.ndim)]
     extended, out = np.pad(x.astype(dtype), sides), np.zeros(shape, dtype)
