@@ -295,3 +295,11 @@ def test_numbers_without_axes_and_what_is_no_number() -> None:
     assert signal.convolve(np.array(3), np.array(4)) == 12
     with pytest.raises(TypeError, match="promote to object"):
         signal.convolve(np.array([2**70, 1]), [1, 3])
+
+
+def test_a_second_array_that_numpy_cannot_read_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    for second in (torch.ones(3, device="meta"), torch.ones(3).to_sparse()):
+        for first in (np.ones(3), torch.ones(3)):
+            with pytest.raises(TypeError, match="in2 has no elements that NumPy can read"):
+                signal.convolve(first, second)

@@ -180,7 +180,10 @@ def to_numpy(array: Any, name: str) -> np.ndarray:
     library = arrays_of(array)
     if library is not None and hasattr(array, "cpu"):
         check_numpy_has(name, array)
-        return library.to_numpy(array.cpu())
+        try:
+            return library.to_numpy(array.cpu())
+        except (NotImplementedError, TypeError) as error:  # of tensors without memory of their own, or sparse ones
+            raise TypeError(f"{name} has no elements that NumPy can read: {error}") from error
     if hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):
         return np.asarray(array.get())
     return np.asarray(array)
