@@ -13,7 +13,7 @@ _ROUNDS, _ROUND_US = 7, 15000.0
 #: faster and slower by the second, so samples are short and many, and the quickest one counts. Explored (H200,
 #: c66c81e2, 6c7a8148): of 111 single steps of EfficientNet-B0 the quickest of PyTorch's and of the same step timed once
 #: more differ by 0.5 %, the medians by 1.1 %; of 31 samples of two steps the quickest differ by 0 to 14 %.
-_EAGER_ROUNDS, _EAGER_ROUND_US, EAGER_US = (9, 111), 6000.0, 3e6
+_EAGER_ROUNDS, _EAGER_ROUND_US, _EAGER_US = (9, 111), 6000.0, 3e6
 
 
 def elapsed_us(call: Callable[[], Any], count: int) -> float:
@@ -52,7 +52,7 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 
 def eager(
-    calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any], most_us: float = EAGER_US
+    calls: Mapping[str, Callable[[], Any]], patches: Mapping[str, Any], most_us: float = _EAGER_US
 ) -> dict[str, float]:
     """Microseconds of each call, the least of rounds in which all are timed: those that ``patches`` names each with its
     patch alone, the others without leanconv. All have equally many samples, whose first call is not timed.

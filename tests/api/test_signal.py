@@ -264,7 +264,7 @@ def test_a_fill_value_may_be_a_fraction_and_of_another_type(fillvalue: Any) -> N
     same(signal.convolve2d(x, x, fillvalue=fillvalue), scipy.signal.convolve2d(x, x, fillvalue=fillvalue), x)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
 def test_sums_that_leave_the_type_wrap_around(dtype: str) -> None:
     """Sums of up to 2**44 are made in float64, which casts to no type that does not hold them."""
     random, info = np.random.default_rng(7), np.iinfo(dtype)

@@ -22,7 +22,9 @@ import numpy as np
 TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION, _ICC_PROFILE = 274, 34675
 _GREY, _RGB = 1, 2
-_SEPARATE_PLANES, _PREMULTIPLIED, _SIGNED = 2, 1, 2
+_SEPARATE_PLANES, _PREMULTIPLIED = 2, 1
+#: What TIFF calls samples with a sign.
+SIGNED = 2
 _SIGNATURE_AND_IHDR = 8 + 25
 
 
@@ -91,7 +93,7 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
             bits, width, height = page.bitspersample, page.imagewidth, page.imagelength
         except Exception:
             return None
-        if bits <= 8 and int(page.sampleformat) != _SIGNED:
+        if bits <= 8 and int(page.sampleformat) != SIGNED:
             return None
         if pages > 1:
             raise Refused(f"holds {pages} pictures, and only one can be filtered")

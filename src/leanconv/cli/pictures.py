@@ -22,7 +22,7 @@ import numpy as np
 from leanconv.cli import deep_pictures as deep
 from leanconv.runtime.files import open_regular, whole
 
-_ORIENTATION, _SAMPLE_FORMAT, _SIGNED = 0x0112, 339, 2
+_ORIENTATION, _SAMPLE_FORMAT = 0x0112, 339
 #: What Pillow calls pictures whose channels it reads with 8 bits.
 _8_BITS = ("L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 #: What keeps every pixel of some types, and what by its nature changes them a little, of 8 bits.
@@ -114,7 +114,7 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
             f"has {bits} bits in each channel, of which Pillow reads 8 ({mode}); convert it to a .png, "
             ".tif or .npy file, which keep 16"
         )
-    if kind == "TIFF" and bits < 32 and (mode == "I" or _SIGNED in image.tag_v2.get(_SAMPLE_FORMAT, ())):
+    if kind == "TIFF" and bits < 32 and (mode == "I" or deep.SIGNED in image.tag_v2.get(_SAMPLE_FORMAT, ())):
         raise ImportError(f"{path}: signed integers of {bits} bits need tifffile: pip install 'leanconv[pictures]'")
     _, operations = _pillow()
     image = operations.exif_transpose(image)

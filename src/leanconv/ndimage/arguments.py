@@ -100,8 +100,9 @@ def check_numpy_has(name: str, array: Any) -> None:
         )
 
 
-def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
-    """The array to fill: ``output``, or a new one of the dtype that it names, by default the input's."""
+def output_for(x: Any, output: Any, is_complex: bool = False, promotes: bool = True) -> Any:
+    """The array to fill: ``output``, or a new one of the dtype that it names, by default the input's. A real dtype of a
+    complex result ``promotes`` to a complex one, but in filters of several passes, as in SciPy."""
     if not isinstance(x, np.ndarray):
         return _output_on_device(x, output)
     if output is None:
@@ -112,8 +113,8 @@ def output_for(x: Any, output: Any, is_complex: bool = False) -> Any:
         if isinstance(output, str) and not issubclass(dtype.type, np.number):
             raise MistakeError(f"output={output!r} is not numeric")
         if is_complex and dtype.kind != "c":
-            if isinstance(output, str):
-                raise MistakeError(f"output={output!r} is not complex, and the result is")
+            if isinstance(output, str) or not promotes:
+                raise MistakeError(f"output={dtype} is not complex, and the result is")
             warnings.warn(f"promoting specified output dtype to complex: output={dtype}", stacklevel=4)
             dtype = np.promote_types(dtype, np.complex64)
         out = np.empty(x.shape, dtype)
@@ -136,12 +137,6 @@ def check_number(name: str, value: Any) -> None:
     """Raise TypeError for what is no number."""
     if np.ndim(value) or np.asarray(value).dtype.kind not in "biufc":
         raise TypeError(f"{name}={value!r} is not a number")
-
-
-def check_of_passes(x: Any, output: Any) -> None:
-    """Raise MistakeError, as SciPy's filters of several passes do, for a real dtype of a complex result."""
-    if isinstance(output, (type, np.dtype)) and is_complex(x) and np.dtype(output).kind != "c":
-        raise MistakeError(f"output={np.dtype(output)} is not complex, and the result is")
 
 
 def dtype_name(array: Any) -> str:

@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leanconv.ndimage.arguments import (
-    at_home,
-    axes_of,
-    axis_of,
-    check_of_passes,
-    is_complex,
-    output_for,
-    sequence,
-)
+from leanconv.ndimage.arguments import at_home, axes_of, axis_of, is_complex, output_for, sequence
 from leanconv.ndimage.smoothing import Modes, correlate1d, gaussian_filter, passes
 
 
@@ -57,8 +49,7 @@ def prewitt(input: Any, axis: int = -1, output: Any = None, mode: Modes = "refle
 
 def _difference(x: Any, axis: int, output: Any, mode: Any, cval: float, smooth: list[int]) -> Any:
     axis = axis_of(axis, x.ndim)
-    check_of_passes(x, output)
-    out, modes = output_for(x, output, is_complex(x)), sequence("mode", mode, x.ndim)
+    out, modes = output_for(x, output, is_complex(x), promotes=False), sequence("mode", mode, x.ndim)
     axes = [axis, *(other for other in range(x.ndim) if other != axis)]
     rows = [np.array([-1.0, 0, 1]), *[np.array(smooth, float)] * (x.ndim - 1)]
     return passes(x, rows, axes, [modes[each] for each in axes], cval, out)
@@ -125,9 +116,7 @@ def _sum_over_axes(
     keywords: dict[str, Any] | None, axes: Any, each: Callable[[Any], Any], at_last: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
     along = axes_of(axes, x.ndim)
-    if along:
-        check_of_passes(x, output)
-    out = output_for(x, output, is_complex(x))
+    out = output_for(x, output, is_complex(x), promotes=not along)
     if not along:
         out[...] = x
         return out

@@ -20,7 +20,6 @@ from leanconv.ndimage.arguments import (
     border_of,
     by_parts,
     check_number,
-    check_of_passes,
     check_real,
     is_complex,
     output_for,
@@ -218,9 +217,7 @@ def gaussian_filter(
     along = axes_of(axes, input.ndim)
     each = {name: sequence(name, value, len(along)) for name, value in
             {"order": order, "sigma": sigma, "mode": mode, "radius": radius}.items()}  # fmt: skip
-    if any(s > 1e-15 for s in each["sigma"]):
-        check_of_passes(input, output)
-    out = output_for(input, output, is_complex(input))
+    out = output_for(input, output, is_complex(input), promotes=not any(s > 1e-15 for s in each["sigma"]))
     rows, filtered, borders = [], [], []
     for axis, s, o, m, r in zip(along, *(each[n] for n in ("sigma", "order", "mode", "radius")), strict=True):
         if s > 1e-15:

@@ -255,8 +255,7 @@ def _on_cpu(
         if most > EXACT:
             return _of_integers(x, w, axes, first, size, dtype)
         real = _on_cpu(x.astype(np.float64), w.astype(np.float64), axes, first, size, np.dtype(np.float64))
-        # by integers that hold the sums, so that what leaves the type wraps around
-        return np.rint(real, out=real).astype(np.int64).astype(dtype)
+        return np.rint(real, out=real).astype(_wide(dtype)).astype(dtype)
     batched = any(w.shape[axis] != 1 for axis in range(w.ndim) if axis not in axes)
     shorter = all(w.shape[axis] <= x.shape[axis] for axis in axes)
     if not shorter and not batched and all(w.shape[axis] > x.shape[axis] for axis in axes):
@@ -357,12 +356,17 @@ def _on_device(
 
         result = _transformed(torch.fft, x, w, axes, first, size)
         if dtype.kind in "iub":
-            result = result.round().to(torch.int64)
+            result = result.round().to(getattr(torch, _wide(dtype).name))
         return result.to(getattr(torch, dtype.name))
     import cupy
 
     result = _transformed(cupy.fft, x, w, axes, first, size)
-    return (cupy.rint(result).astype(np.int64) if dtype.kind in "iub" else result).astype(dtype)
+    return (cupy.rint(result).astype(_wide(dtype)) if dtype.kind in "iub" else result).astype(dtype)
+
+
+def _wide(dtype: np.dtype) -> np.dtype:
+    """Integers that hold sums of such: what is cast from them wraps around, what is cast from floats need not."""
+    return dtype if dtype.itemsize == 8 else np.dtype(np.int64)
 
 
 def _fits(x: Any, w: Any, axes: tuple[int, ...]) -> bool:

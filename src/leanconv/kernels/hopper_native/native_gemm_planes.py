@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
-from leanconv.dtypes import DTYPES, item_bytes
-from leanconv.kernels.common import layers
-from leanconv.kernels.common.input_gradient import single_phases
-from leanconv.kernels.common.layers import OutputView, conv_arguments, has_wide_tensors, view_constants
+from leanconv.dtypes import DTYPES
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped, residual_cycles
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
+from leanconv.kernels.hopper_native.native_gemm_pointwise import (
+    filters_as_they_lie,
+    images_as_rows,
+    limits_of_one_tap,
+)
 from leanconv.plan import Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
@@ -91,11 +94,6 @@ def _stage_bytes(problem: ConvProblem, columns: int) -> int:
     return 2 * BLOCK * columns + ceil_div(pixels, PATTERN) * PATTERN
 
 
-def _phase(problem: ConvProblem) -> ConvProblem:
-    """The forward convolution that computes ``problem``, of images that are rows."""
-    return replace(single_phases(problem)[0].problem, h=1, w=_pixels(problem), padding=(0, 0, 0, 0))
-
-
 class NativeGemmPlanes(TimedAlgorithm):
     """1x1 convolution of images of 16 to 64 pixels and its input's gradient on tensor cores, float16 or bfloat16 summed
     in float32; NCHW."""
@@ -106,13 +104,7 @@ class NativeGemmPlanes(TimedAlgorithm):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = layers.limits(problem, "fprop", "dgrad", dtypes=layers.FLOATS_16BIT) + layers.wgmma_limits(target)
-        if problem.layout != "NCHW":
-            reasons.append(f"layout={problem.layout!r} is not NCHW")
-        if problem.n < 1:
-            reasons.append(f"n={problem.n}: there are no images")
-        if (problem.r, problem.s) != (1, 1):
-            reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
+        reasons = limits_of_one_tap(problem, target)
         if any(problem.padding) or problem.stride != (1, 1):
             both = f"padding={problem.padding} and stride={problem.stride}"
             reasons.append(f"{both}: outputs are not pixels of the input, all of them")
@@ -122,7 +114,7 @@ class NativeGemmPlanes(TimedAlgorithm):
             if count % UNIT:
                 reasons.append(f"{count} {what} of a group, no multiple of {UNIT}: copies begin at whole 16 bytes")
         if not reasons:
-            phase = _phase(problem)
+            phase = images_as_rows(problem).problem
             least = PlanesConfig(WARPGROUPS, COLUMNS[-1], MIN_STAGES, *REGISTERS)
             if _tiles(phase, least) * max(SPLITS) * max(MULTICASTS) > MAX_INDEX:
                 reasons.append(f"n={problem.n}: {_tiles(phase, least)} tiles are more than an int counts")
@@ -134,16 +126,17 @@ class NativeGemmPlanes(TimedAlgorithm):
         return "fp16"
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, PlanesConfig]]:
-        phase = _phase(problem)
+        phase = images_as_rows(problem).problem
         return by_time((_cycles(problem, phase, each, target), each) for each in _configs(problem, phase, target))
 
     def order_of_sums(self, problem: ConvProblem, config: PlanesConfig) -> Hashable:
         return config.split if config.split > 1 else ()
 
     def plan(self, problem: ConvProblem, config: PlanesConfig, target: Target) -> Plan:
-        phase = _phase(problem)
+        rows = images_as_rows(problem)
+        phase = rows.problem
         x = Pointer(problem.operands[0].role, DTYPES[problem.dtype].ctype)
-        constants = view_constants(phase, OutputView(1, _pixels(problem)), has_wide_tensors(problem))
+        constants = view_constants(phase, rows.view, has_wide_tensors(problem))
         barriers_at = config.stages * _stage_bytes(phase, config.columns)
         tuning = (*config.constants(), ("mirrored", problem.op == "dgrad"), ("barriers_at", barriers_at))
         arguments = (x, _filter_map(problem, config), *conv_arguments(problem)[2:])
@@ -184,15 +177,8 @@ def _configs(problem: ConvProblem, phase: ConvProblem, target: Target) -> Iterat
 def _filter_map(problem: ConvProblem, config: PlanesConfig) -> TensorMap:
     """How copies walk over the layer's filters as they lie: rows of 64 channels of those filters that a CTA copies, or
     of a gradient rows of 64 channels, which are its filters."""
-    row = item_bytes(problem.dtype) * problem.group_c
-    return TensorMap(
-        role="w",
-        element=problem.dtype,
-        shape=(problem.group_c, problem.group_k, problem.groups),
-        strides=(row, row * problem.group_k),
-        box=(BLOCK, BLOCK if problem.op == "dgrad" else config.columns // config.multicast, 1),
-        swizzle=item_bytes(problem.dtype) * BLOCK,
-    )
+    filters = BLOCK if problem.op == "dgrad" else config.columns // config.multicast
+    return filters_as_they_lie(problem, (BLOCK, filters))
 
 
 def _tiles(phase: ConvProblem, config: PlanesConfig) -> int:

@@ -174,11 +174,39 @@ def _step(problem: ConvProblem, columns: int) -> int:
 def _phase(problem: ConvProblem) -> PartialConvolution:
     """The forward convolution that computes ``problem``: of images that are rows, but at a stride. Where the outputs of
     a strided layer's gradient lie, the kernel knows."""
-    if _strided(problem):
-        return single_phases(problem)[0]
-    phase = single_phases(problem)[0].problem
-    row = replace(phase, h=1, w=_pixels(problem), padding=(0, 0, 0, 0))
-    return PartialConvolution(row, OutputView(1, _pixels(problem)))
+    return single_phases(problem)[0] if _strided(problem) else images_as_rows(problem)
+
+
+def images_as_rows(problem: ConvProblem) -> PartialConvolution:
+    """The forward convolution of one tap that computes ``problem``, of images that are rows."""
+    pixels = problem.p * problem.q
+    row = replace(single_phases(problem)[0].problem, h=1, w=pixels, padding=(0, 0, 0, 0))
+    return PartialConvolution(row, OutputView(1, pixels))
+
+
+def limits_of_one_tap(problem: ConvProblem, target: Target) -> list[str]:
+    """Why kernels of 1x1 layers of 16 bits in NCHW, and of their input's gradients, cannot run ``problem``."""
+    reasons = layers.limits(problem, "fprop", "dgrad", dtypes=layers.FLOATS_16BIT) + layers.wgmma_limits(target)
+    if problem.layout != "NCHW":
+        reasons.append(f"layout={problem.layout!r} is not NCHW")
+    if problem.n < 1:
+        reasons.append(f"n={problem.n}: there are no images")
+    if (problem.r, problem.s) != (1, 1):
+        reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
+    return reasons
+
+
+def filters_as_they_lie(problem: ConvProblem, box: tuple[int, int]) -> TensorMap:
+    """How copies walk over a layer's filters of one tap: a box of channels and of filters, of a group."""
+    row = item_bytes(problem.dtype) * problem.group_c
+    return TensorMap(
+        role="w",
+        element=problem.dtype,
+        shape=(problem.group_c, problem.group_k, problem.groups),
+        strides=(row, row * problem.group_k),
+        box=(*box, 1),
+        swizzle=item_bytes(problem.dtype) * box[0],
+    )
 
 
 class NativeGemmPointwise(TimedAlgorithm):
@@ -190,13 +218,7 @@ class NativeGemmPointwise(TimedAlgorithm):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = layers.limits(problem, "fprop", "dgrad", dtypes=layers.FLOATS_16BIT) + layers.wgmma_limits(target)
-        if problem.layout != "NCHW":
-            reasons.append(f"layout={problem.layout!r} is not NCHW")
-        if problem.n < 1:
-            reasons.append(f"n={problem.n}: there are no images")
-        if (problem.r, problem.s) != (1, 1):
-            reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
+        reasons = limits_of_one_tap(problem, target)
         if any(problem.padding):
             reasons.append(f"padding={problem.padding}: outputs are not pixels of the input")
         elif problem.stride != (1, 1):
@@ -289,11 +311,10 @@ def _pixel_map(problem: ConvProblem, forward: ConvProblem, config: PointwiseConf
 def _filter_map(problem: ConvProblem, config: PointwiseConfig) -> TensorMap:
     """How copies walk over the layer's filters as they lie: rows of ``channel_block`` channels of a tile's filters, or
     of a gradient rows of 64 channels, which are its filters."""
-    item = item_bytes(problem.dtype)
-    row = item * problem.group_c
     gradient = problem.op == "dgrad"
     if gradient and _odd(problem):
         # a stage has the layer's even filters first, then the odd ones (odd_pixels.cuh)
+        row = item_bytes(problem.dtype) * problem.group_c
         return TensorMap(
             role="w",
             element=problem.dtype,
@@ -302,13 +323,8 @@ def _filter_map(problem: ConvProblem, config: PointwiseConfig) -> TensorMap:
             box=(64, config.channel_block // 2, 2, 1),
             swizzle=128,
         )
-    return TensorMap(
-        role="w",
-        element=problem.dtype,
-        shape=(problem.group_c, problem.group_k, problem.groups),
-        strides=(row, row * problem.group_k),
-        box=(64, config.channel_block, 1) if gradient else (config.channel_block, config.filters, 1),
-        swizzle=item * (64 if gradient else config.channel_block),
+    return filters_as_they_lie(
+        problem, (64, config.channel_block) if gradient else (config.channel_block, config.filters)
     )
 
 
