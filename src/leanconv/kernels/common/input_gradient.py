@@ -324,3 +324,10 @@ def zero_launches(problem: ConvProblem) -> tuple[Launch, ...]:
         block=THREADS,
     )
     return (launch,)
+
+
+def images_as_rows(problem: ConvProblem) -> PartialConvolution:
+    """The forward convolution of one tap that computes ``problem``, of images that are rows."""
+    pixels = problem.p * problem.q
+    row = replace(single_phases(problem)[0].problem, h=1, w=pixels, padding=(0, 0, 0, 0))
+    return PartialConvolution(row, OutputView(1, pixels))

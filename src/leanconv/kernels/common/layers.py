@@ -11,7 +11,7 @@ from math import gcd, prod
 from leanconv.dtypes import DTYPES, accumulator, is_integer, item_bytes, none_of, result_of, weights_of
 from leanconv.kernels.contract import named
 from leanconv.options import ACTIVATION_NUMBERS, INTEGER_ACTIVATIONS, Layout, activation_parts
-from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target, in_chain
+from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target, TensorMap, in_chain
 from leanconv.problem import ConvProblem
 
 #: The element types of kernels that know no other.
@@ -93,6 +93,31 @@ def wgmma_limits(target: Target) -> list[str]:
     if target.warpgroup_products:
         return []
     return [f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has"]
+
+
+def limits_of_one_tap(problem: ConvProblem, target: Target) -> list[str]:
+    """Why kernels of 1x1 layers of 16 bits in NCHW, and of their input's gradients, cannot run ``problem``."""
+    reasons = limits(problem, "fprop", "dgrad", dtypes=FLOATS_16BIT) + wgmma_limits(target)
+    if problem.layout != "NCHW":
+        reasons.append(f"layout={problem.layout!r} is not NCHW")
+    if problem.n < 1:
+        reasons.append(f"n={problem.n}: there are no images")
+    if (problem.r, problem.s) != (1, 1):
+        reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
+    return reasons
+
+
+def filters_as_they_lie(problem: ConvProblem, box: tuple[int, int]) -> TensorMap:
+    """How copies walk over a layer's filters of one tap: a box of channels and of filters, of a group."""
+    row = item_bytes(problem.dtype) * problem.group_c
+    return TensorMap(
+        role="w",
+        element=problem.dtype,
+        shape=(problem.group_c, problem.group_k, problem.groups),
+        strides=(row, row * problem.group_k),
+        box=(*box, 1),
+        swizzle=item_bytes(problem.dtype) * box[0],
+    )
 
 
 def has_wide_tensors(problem: ConvProblem) -> bool:

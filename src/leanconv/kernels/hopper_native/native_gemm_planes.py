@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from leanconv.dtypes import DTYPES
+from leanconv.kernels.common import layers
+from leanconv.kernels.common.input_gradient import images_as_rows
 from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped, residual_cycles
 from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
-from leanconv.kernels.hopper_native.native_gemm_pointwise import (
-    filters_as_they_lie,
-    images_as_rows,
-    limits_of_one_tap,
-)
 from leanconv.plan import Plan, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
@@ -104,7 +101,7 @@ class NativeGemmPlanes(TimedAlgorithm):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits_of_one_tap(problem, target)
+        reasons = layers.limits_of_one_tap(problem, target)
         if any(problem.padding) or problem.stride != (1, 1):
             both = f"padding={problem.padding} and stride={problem.stride}"
             reasons.append(f"{both}: outputs are not pixels of the input, all of them")
@@ -178,7 +175,7 @@ def _filter_map(problem: ConvProblem, config: PlanesConfig) -> TensorMap:
     """How copies walk over the layer's filters as they lie: rows of 64 channels of those filters that a CTA copies, or
     of a gradient rows of 64 channels, which are its filters."""
     filters = BLOCK if problem.op == "dgrad" else config.columns // config.multicast
-    return filters_as_they_lie(problem, (BLOCK, filters))
+    return layers.filters_as_they_lie(problem, (BLOCK, filters))
 
 
 def _tiles(phase: ConvProblem, config: PlanesConfig) -> int:

@@ -9,8 +9,8 @@ from math import gcd
 
 from leanconv.dtypes import DTYPES, item_bytes
 from leanconv.kernels.common import layers
-from leanconv.kernels.common.input_gradient import PartialConvolution, single_phases
-from leanconv.kernels.common.layers import OutputView, conv_arguments, has_wide_tensors, view_constants
+from leanconv.kernels.common.input_gradient import PartialConvolution, images_as_rows, single_phases
+from leanconv.kernels.common.layers import conv_arguments, has_wide_tensors, view_constants
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE
 from leanconv.kernels.contract import Arithmetic, Config, TimedAlgorithm, by_time, ceil_div, variant
 from leanconv.kernels.cost import Speeds, clusters_at_once, overlapped, residual_cycles
@@ -177,38 +177,6 @@ def _phase(problem: ConvProblem) -> PartialConvolution:
     return single_phases(problem)[0] if _strided(problem) else images_as_rows(problem)
 
 
-def images_as_rows(problem: ConvProblem) -> PartialConvolution:
-    """The forward convolution of one tap that computes ``problem``, of images that are rows."""
-    pixels = problem.p * problem.q
-    row = replace(single_phases(problem)[0].problem, h=1, w=pixels, padding=(0, 0, 0, 0))
-    return PartialConvolution(row, OutputView(1, pixels))
-
-
-def limits_of_one_tap(problem: ConvProblem, target: Target) -> list[str]:
-    """Why kernels of 1x1 layers of 16 bits in NCHW, and of their input's gradients, cannot run ``problem``."""
-    reasons = layers.limits(problem, "fprop", "dgrad", dtypes=layers.FLOATS_16BIT) + layers.wgmma_limits(target)
-    if problem.layout != "NCHW":
-        reasons.append(f"layout={problem.layout!r} is not NCHW")
-    if problem.n < 1:
-        reasons.append(f"n={problem.n}: there are no images")
-    if (problem.r, problem.s) != (1, 1):
-        reasons.append(f"filters of {problem.r}x{problem.s} taps are not 1x1")
-    return reasons
-
-
-def filters_as_they_lie(problem: ConvProblem, box: tuple[int, int]) -> TensorMap:
-    """How copies walk over a layer's filters of one tap: a box of channels and of filters, of a group."""
-    row = item_bytes(problem.dtype) * problem.group_c
-    return TensorMap(
-        role="w",
-        element=problem.dtype,
-        shape=(problem.group_c, problem.group_k, problem.groups),
-        strides=(row, row * problem.group_k),
-        box=(*box, 1),
-        swizzle=item_bytes(problem.dtype) * box[0],
-    )
-
-
 class NativeGemmPointwise(TimedAlgorithm):
     """1x1 convolution and its input's gradient on tensor cores, float16 or bfloat16 summed in float32; NCHW."""
 
@@ -218,7 +186,7 @@ class NativeGemmPointwise(TimedAlgorithm):
     precision = "fp32"
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        reasons = limits_of_one_tap(problem, target)
+        reasons = layers.limits_of_one_tap(problem, target)
         if any(problem.padding):
             reasons.append(f"padding={problem.padding}: outputs are not pixels of the input")
         elif problem.stride != (1, 1):
@@ -323,7 +291,7 @@ def _filter_map(problem: ConvProblem, config: PointwiseConfig) -> TensorMap:
             box=(64, config.channel_block // 2, 2, 1),
             swizzle=128,
         )
-    return filters_as_they_lie(
+    return layers.filters_as_they_lie(
         problem, (64, config.channel_block) if gradient else (config.channel_block, config.filters)
     )
 
