@@ -71,7 +71,7 @@ PASSES = {"forward": "forward pass", "training": "training step"}
 #: pause, eagerly, under torch.compile; there also with leanconv's backend, beside PyTorch with its own.
 WAYS = ("graph", "tuned", "fused", "sustained", "eager", "compile", "backend")
 #: Those that can be measured without the others.
-ALONE = ("eager", "tuned", "fused", "sustained", "compile", "backend")
+ALONE = ("graph", "eager", "tuned", "fused", "sustained", "compile", "backend")
 #: Sustained replays: seconds of rest before those of each side, of replays before the meter is read, and while it is.
 _REST_S, _WARM_S, _RUN_S = 0.4, 0.4, 0.7
 #: Endings of what the meter tells.
@@ -315,12 +315,33 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str, ours: st
             _enabled(enabled, nets, (f"torch_{ours.lower()}",), mode, calls)
             graphs["leanconv"], result = captured(partial(net, given))
             return _sustained(graphs) | {"leanconv_sustained_error": _most((error(result), error(fused)))}
+        if way == "graph":
+            graphs = {who: captured(calls[who])[0] for who in dict.fromkeys(layouts)}
+            patches, _ = _enabled(enabled, nets, layouts, mode, calls)
+            return _graph(graphs, patches, calls, error)
         patches, _ = _enabled(enabled, nets, layouts, mode, calls)
         us, errors = _fields("eager", eager(calls, patches)), list[float]()
         for ours, taken in patches.items():
             only(taken)
             errors.append(error(calls[ours]()))
         return us | {"leanconv_eager_error": _most(errors)}
+
+
+def _graph(
+    graphs: dict[str, Any], patches: Mapping[str, Any], calls: Mapping[str, Any], error: Callable[[Any], float]
+) -> dict[str, Any]:
+    """Times of PyTorch's ``graphs`` and of leanconv's, whose quicker one's error and numbers of layers are told."""
+    results, lines = dict[str, Any](), dict[str, list[Any]]()
+    for ours, patch in patches.items():
+        only(patch)
+        lines[ours] = []
+        graphs[ours], results[ours] = captured(partial(_counted, calls[ours], patch, lines[ours]))
+    us = _replays("graph", graphs)
+    best = _quicker(us, "leanconv", "graph")
+    graphs[best].replay()
+    left = [line.runs for line in lines[best]].count("PyTorch")
+    taken = {"taken": len(lines[best]) - left, "left": left}
+    return us | taken | {"ours": best[9:].upper(), "leanconv_error": error(results[best])}
 
 
 def _sustained(

@@ -132,7 +132,7 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
         old | new | {f"{way}_revision": about["git_revision"], f"{way}_date": about["date"]}, unseen
     ]  # fmt: skip
     page = network_tables.section(records.read(path))
-    assert "| resnet18 | 2.00 | 3.00 |" in page
+    assert f"| resnet18 |{'' if way == 'graph' else ' 2.00 |'} 3.00 |" in page
     assert "2026-01-02, revision aaaaaaaaaaaa; 2026-02-03, revision bbbbbbbbbbbb." in page
     # a row of this revision without this way's times gets them
     bare = {name: each for name, each in old.items() if way not in name} | {"revision": about["git_revision"]}
@@ -219,11 +219,14 @@ def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypat
     monkeypatch.setattr(modes, "eager", lambda calls, patches: {who: float(len(call())) for who, call in calls.items()})
     monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
     monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: net)
-    net = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3)).eval()
+    net, x = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3)).eval(), torch.randn(2, 4, 9, 8)
     with patched_cpu(monkeypatch):
         for graph, taken in ((True, 0), (False, 2)):
-            row = modes.measure_forward(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=graph)
+            row = modes.measure_forward(net, x, modes.MODES["fp32"], graph=graph)
             assert (row["taken"], row["left"]) == (taken, 2 - taken) and modes.is_right(row)
+            if graph:
+                alone = modes.measure_way(net, x, modes.MODES["fp32"], "graph", row["quicker"], row["ours"])
+                assert alone.items() <= row.items() and {"leanconv_graph_us", "taken", "leanconv_error"} <= {*alone}
     assert torch_on_device.launches
 
 

@@ -33,11 +33,12 @@ SUITES = (
     "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
     "opencnn-float16", "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16",
     "opencnn-nhwc-float16-dgrad", "opencnn-nhwc-tf32-dgrad", "opencnn-nhwc-float16-wgrad", "resnet-50-float16",
-    "resnet-50-float16-dgrad", "resnet-50-nhwc-float16", "resnet-50-nhwc-float16-dgrad",
-    "resnet-50-nhwc-tf32-dgrad", "depthwise", "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad",
-    "depthwise-nchw-wgrad", "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc",
-    "first-layers-nhwc-dgrad", "first-layers-float16", "first-layers-nhwc-float16", "winograd1d", "wide-filters",
-    "general-direct", "conv3d", "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
+    "resnet-50-float16-dgrad", "resnet-50-nhwc-float16", "resnet-50-nhwc-float16-dgrad", "resnet-50-nhwc-tf32",
+    "resnet-50-nhwc-tf32-dgrad", "opencnn-nchw-tf32", "opencnn-nhwc-tf32", "batch-1-tf32", "depthwise",
+    "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad", "depthwise-wide",
+    "grouped-float16", "first-layers", "first-layers-nhwc", "first-layers-nhwc-dgrad", "first-layers-float16",
+    "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d", "conv3d-dgrad",
+    "conv3d-wgrad", "conv3d-bfloat16",
 )  # fmt: skip
 
 
@@ -169,7 +170,7 @@ def test_filters_that_stay_packed_cost_nothing() -> None:
     """Of a fused model: rounding them takes the place of what a pass over the result would save."""
     problem = parse_problem("conv:n32,c128,h14,w14,k192,r1,s7,pad0x3,NHWC,tf32")
     loaded, expected = as_loaded(problem), pytorch_cycles(problem, H200, True)
-    each, kept = (compared(loaded, problem, True, expected, 4.5 * CYCLES_PER_US, packed) for packed in (False, True))
+    each, kept = (compared(loaded, problem, True, expected, 0.5 * CYCLES_PER_US, packed) for packed in (False, True))
     assert not each.name and kept.name == "native_gemm"
     assert each.ours - kept.ours == kept_cycles(loaded.choice.algorithm, problem, loaded.choice.config, H200)
     assert kept.why < each.why
@@ -185,11 +186,10 @@ def as_loaded(problem: ConvProblem) -> Any:
     ("layer", "taken"),
     [
         ("c672,h14,k128,r1,NHWC,float16", True),
-        ("c80,h14,k480,r1,NHWC,tf32", True),
+        ("c512,h7,k2048,r1,NHWC,tf32", True),
         ("c144,h1,k6,r1,NHWC,bias", True),
-        ("c192,h7,k1152,r1,NHWC,tf32", True),
         ("c512,h7,k512,r3,pad1,NHWC,tf32", False),
-        ("c24,h56,k144,r1,NHWC,tf32", False),
+        ("c1024,h14,k2048,r1,stride2,NHWC,tf32", False),
         ("c512,h7,k2048,r1,NHWC,float16,dgrad", False),
         ("c672,h14,k128,r1,NHWC,float16,wgrad", False),
     ],
