@@ -34,11 +34,11 @@ SUITES = (
     "opencnn-float16", "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16",
     "opencnn-nhwc-float16-dgrad", "opencnn-nhwc-tf32-dgrad", "opencnn-nhwc-float16-wgrad", "resnet-50-float16",
     "resnet-50-float16-dgrad", "resnet-50-nhwc-float16", "resnet-50-nhwc-float16-dgrad", "resnet-50-nhwc-tf32",
-    "resnet-50-nhwc-tf32-dgrad", "opencnn-nchw-tf32", "opencnn-nhwc-tf32", "batch-1-tf32", "depthwise",
-    "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad", "depthwise-wide",
-    "grouped-float16", "first-layers", "first-layers-nhwc", "first-layers-nhwc-dgrad", "first-layers-float16",
-    "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d", "conv3d-dgrad",
-    "conv3d-wgrad", "conv3d-bfloat16",
+    "resnet-50-nhwc-tf32-dgrad", "opencnn-nchw-tf32", "opencnn-nhwc-tf32", "batch-1-tf32", "batch-1-float16",
+    "batch-1", "depthwise", "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad",
+    "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc", "first-layers-nhwc-dgrad",
+    "first-layers-float16", "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d",
+    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
 )  # fmt: skip
 
 
@@ -106,8 +106,9 @@ def test_what_is_taken_does_not_lose() -> None:
         # of the few volumes in 16 bits one, which took 0.95 of PyTorch's time when it was measured before (13330f93)
         assert sum(ratio > 1.05 for ratio in ratios) <= max(1, 0.02 * len(ratios)), mode
     # of what wins by more than 5 %
-    assert all(won[mode] >= 0.65 * winning[mode] for mode in taken), (won, winning)
-    assert sum(won.values()) >= 0.9 * sum(winning.values())
+    least = {mode: 0.65 if mode.startswith("volumes") else 0.84 for mode in taken}
+    assert all(won[mode] >= least[mode] * winning[mode] for mode in taken), (won, winning)
+    assert sum(won.values()) >= 0.91 * sum(winning.values())
     assert set(taken) == {"torch-fp32", "torch-tf32", "16 bits", "volumes, torch-fp32", "volumes, torch-tf32",
                           "volumes, 16 bits"}  # fmt: skip
 
@@ -200,6 +201,18 @@ def test_short_layers_are_taken_where_the_gpu_waits_for_the_host(layer: str, tak
     decision = compared(as_loaded(problem), problem, tf32, pytorch_cycles(problem, H200, tf32))
     assert bool(decision.eager) == taken, decision
     assert problem.op == "wgrad" or not decision.name
+
+
+@pytest.mark.parametrize(("suite", "taken"), [("batch-1", 55), ("batch-1-tf32", 51), ("batch-1-float16", 40)])
+def test_layers_of_single_images_are_taken(suite: str, taken: int) -> None:
+    """Of 55 of many channels and one group. cuDNN takes them longer than products and memory say."""
+    found = []
+    for problem in (parse_problem(each["words"]) for each in Results.read(RESULTS / f"{suite}.json").problems.values()):
+        if problem.groups == 1 and min(problem.c, problem.k) > 8:
+            tf32, choice = problem.precision == "tf32", chosen(problem)
+            expected = pytorch_cycles(problem, H200, tf32)
+            found.append(choice.cost / expected < most_share(problem, choice.algorithm.stem, tf32, expected))
+    assert (sum(found), len(found)) == (taken, 55)
 
 
 @pytest.mark.parametrize(

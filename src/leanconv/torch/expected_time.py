@@ -14,6 +14,10 @@ from leanconv.problem import ConvProblem, Problem
 
 #: Share of the FP32 cores' peak that cuDNN reaches on layers of many channels.
 _FP32 = 0.58
+#: Of images forward on them: clock cycles for each product of an output's sum, which a block computes one after the
+#: other. Of one image of few pixels that is most of the time: of 70 layers of ResNet-50, EfficientNet-B0 and U-Net cuDNN
+#: took 33 two to nine times as long as products and memory say.
+_SERIAL_FP32 = 45
 #: Share of the tensor cores' peak, at 10 bits and at 16, on layers of infinitely many channels; how many channels halve
 #: it; and what part of that remains in the gradient of the filters.
 _TF32 = (0.46, 60, 0.64), (0.63, 37, 0.55)
@@ -24,13 +28,16 @@ _16BIT = (0.62, 50, 1.0)
 #: speed; what part of the shorter of products and memory the longer does not hide; and clock cycles beside both. Fitted
 #: to 58 and 136 measured layers of more than 8 channels and up to 25 taps: half are within 6 % and 9 %.
 _IMAGES_TF32 = (0.78, 18, 3.7, 6.9, 0.28, 0.76, 24200), (0.9, 56, 11.5, 3.4, 0.95, 0.4, 8530)
-_SERIAL, _IMAGES_TF32_TAPS = 512, 25
+_SERIAL, _USUAL_TAPS = 512, 25
 #: Of images in 16 bits without groups. By operation the share of the tensor cores' peak on layers of infinitely many
 #: channels, channels first and last; how many channels halve it; what part of the shorter of products and memory the
 #: longer does not hide; clock cycles beside both, and those of the gradient of filters. Fitted to the 317 measured
 #: layers of suites and of torchvision's networks: half are within a tenth, of a network left out within a sixth.
 _IMAGES_16BIT = {"fprop": (0.5, 0.65), "dgrad": (0.64, 0.75), "wgrad": (0.69, 0.77)}
 _IMAGES_HALF, _IMAGES_LESSER, _IMAGES_BESIDE, _IMAGES_WEIGHT_BESIDE = 21, 0.48, 8200, (19200, 14800)
+#: Forward, channels last, of the sizes that `_USUAL_TAPS` and `_FEW` say, as many clock cycles at least, and more for each
+#: product of an output's sum above `_SERIAL`. Of 55 layers of single images half are within a tenth of that.
+_IMAGES_LEAST, _IMAGES_SERIAL = 11900, 3.2
 #: channels first they are rearranged at this share of the memory's speed, in so many clock cycles beside that
 _IMAGES_REARRANGED = 0.68, 9150
 #: Channels last and with several taps, channels that are no multiple of 8 are padded before, and results cut after: so
@@ -81,7 +88,7 @@ _MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": (1.2, 1.75), "other": (1.1,
 _MOST_TF32_LARGE = 0.4, 1.0
 #: Of filters of more than 225 taps with fewer than 96 channels: cuDNN's FFT takes less than expected.
 _FFT_TAPS, _FFT_CHANNELS, _MOST_FFT = 225, 96, 0.51
-_MOST_16 = {"1x1": 0.72, "up to 9 taps": 1.0, "other": 0.74}
+_MOST_16 = {"1x1": 0.9, "up to 9 taps": 1.0, "other": 0.74}
 #: The same channels first, of layers that native_gemm_pointwise and native_gemm_planes compute: ResNet-50's 15 are
 #: taken, and none loses.
 _MOST_16_NCHW = 0.95
@@ -215,6 +222,8 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
             if problem.group_c == 3:  # as many as 4 take
                 products *= 4 / 3
             work = products / (lanes * _FP32 * _transformed(problem, channels))
+            if problem.op == "fprop" and not problem.is_volume and problem.taps <= _USUAL_TAPS:
+                work += _SERIAL_FP32 * problem.group_c * problem.taps
     cycles = max(work, moved / (share * target.bytes_per_cycle)) + LAUNCH
     if problem.is_volume and last and problem.groups > 1 and problem.group_c == 1:
         cycles *= _DEPTHWISE_VOLUMES
@@ -232,6 +241,9 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     memory = moved / ((_MEMORY_FEW[op] if channels <= _FEW else 1.0) * target.bytes_per_cycle)
     cycles = overlapped(work, memory, _IMAGES_LESSER)
     cycles += _IMAGES_WEIGHT_BESIDE[last] if op == "wgrad" else _IMAGES_BESIDE
+    if last and _is_usual_image(problem):
+        serial = problem.c * problem.r * problem.s
+        cycles = max(cycles, _IMAGES_LEAST + _IMAGES_SERIAL * max(serial - _SERIAL, 0))
     if _is_rearranged(problem):
         share, beside = _IMAGES_REARRANGED
         cycles += 2 * problem.bytes / (share * target.bytes_per_cycle) + beside
@@ -244,11 +256,15 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     return cycles
 
 
+def _is_usual_image(problem: ConvProblem) -> bool:
+    """Whether it is a forward layer of many channels and few taps."""
+    image = problem.op == "fprop" and problem.groups == 1 and not problem.is_volume and problem.dilation == (1, 1)
+    return image and problem.r * problem.s <= _USUAL_TAPS and min(problem.c, problem.k) > _FEW
+
+
 def _is_image_in_tf32(problem: ConvProblem) -> bool:
     """Whether `_images_tf32` is fitted to layers of this kind."""
-    least = 2 if problem.layout == "NCHW" else 1
-    usual = problem.op == "fprop" and problem.groups == 1 and not problem.is_volume and problem.dilation == (1, 1)
-    return usual and least <= problem.r * problem.s <= _IMAGES_TF32_TAPS and min(problem.c, problem.k) > _FEW
+    return _is_usual_image(problem) and (problem.layout == "NHWC" or problem.r * problem.s > 1)
 
 
 def _images_tf32(problem: ConvProblem, target: Target, last: bool) -> float:
