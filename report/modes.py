@@ -340,7 +340,7 @@ def _graph(
     best = _quicker(us, "leanconv", "graph")
     graphs[best].replay()
     left = [line.runs for line in lines[best]].count("PyTorch")
-    taken = {"taken": len(lines[best]) - left, "left": left, "packed_bytes": patches[best].report().packed_bytes}
+    taken = {"taken": len(lines[best]) - left, "left": left}
     return us | taken | {"ours": best[9:].upper(), "leanconv_error": error(results[best])}
 
 

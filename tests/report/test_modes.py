@@ -226,7 +226,7 @@ def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypat
             assert (row["taken"], row["left"]) == (taken, 2 - taken) and modes.is_right(row)
             if graph:
                 alone = modes.measure_way(net, x, modes.MODES["fp32"], "graph", row["quicker"], row["ours"])
-                assert alone.items() <= row.items() and {"leanconv_graph_us", "taken", "packed_bytes"} <= {*alone}
+                assert alone.items() <= row.items() and {"leanconv_graph_us", "taken", "leanconv_error"} <= {*alone}
     assert torch_on_device.launches
 
 

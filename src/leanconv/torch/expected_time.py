@@ -15,8 +15,8 @@ from leanconv.problem import ConvProblem, Problem
 #: Share of the FP32 cores' peak that cuDNN reaches on layers of many channels.
 _FP32 = 0.58
 #: Of images forward on them: clock cycles for each product of an output's sum, which a block computes one after the
-#: other. Of one image of few pixels that is most of the time: of 70 layers of ResNet-50, EfficientNet-B0 and U-Net cuDNN
-#: took 33 two to nine times as long as products and memory say.
+#: other. For one image of few pixels that is most of the time: layers of ResNet-50 and EfficientNet-B0 with 7x7 and
+#: 14x14 pixels take cuDNN much longer than products and memory would.
 _SERIAL_FP32 = 45
 #: Share of the tensor cores' peak, at 10 bits and at 16, on layers of infinitely many channels; how many channels halve
 #: it; and what part of that remains in the gradient of the filters.
@@ -35,8 +35,8 @@ _SERIAL, _USUAL_TAPS = 512, 25
 #: layers of suites and of torchvision's networks: half are within a tenth, of a network left out within a sixth.
 _IMAGES_16BIT = {"fprop": (0.5, 0.65), "dgrad": (0.64, 0.75), "wgrad": (0.69, 0.77)}
 _IMAGES_HALF, _IMAGES_LESSER, _IMAGES_BESIDE, _IMAGES_WEIGHT_BESIDE = 21, 0.48, 8200, (19200, 14800)
-#: Forward, channels last, of the sizes that `_USUAL_TAPS` and `_FEW` say, as many clock cycles at least, and more for each
-#: product of an output's sum above `_SERIAL`. Of 55 layers of single images half are within a tenth of that.
+#: Forward, channels last, of the sizes that `_USUAL_TAPS` and `_FEW` say, as many clock cycles at least, and more for
+#: each product of an output's sum above `_SERIAL`.
 _IMAGES_LEAST, _IMAGES_SERIAL = 11900, 3.2
 #: channels first they are rearranged at this share of the memory's speed, in so many clock cycles beside that
 _IMAGES_REARRANGED = 0.68, 9150
@@ -75,7 +75,7 @@ _MOST_FP32 = {"fprop": 1.5, "dgrad": 1.3, "wgrad": 1.5}
 _MOST_FP32_WEIGHT_NCHW = 0.74
 _MOST_TF32, _MOST_TF32_IMAGES = {"1x1": 0.7, "other": 0.83, "gradient": 0.3}, 0.92
 #: Forward where leanconv computes in TF32 too, channels last, of layers that `_IMAGES_TF32` is for: of 93 layers of
-#: opencnn, of ResNet-50, and of networks at one image 79 are taken, of which one loses more than 5 %, and 55 of the 58
+#: opencnn, of ResNet-50, and of networks at one image 79 are taken, of which one loses, and 55 of the 58
 #: that would win.
 _MOST_BOTH_TF32 = {"1x1": 1.0, "other": 0.95}
 #: Of gradients of the input where leanconv computes in TF32 too, channels last, where PyTorch is expected to take as

@@ -1,8 +1,9 @@
 // Packed filters by speculation: prepare, validate, fall back.
 //
 //   prepare    a launch packs the filters as if no channel needed a factor (split.cuh). It marks what contradicts that.
-//   validate   a second launch, or the consumers of the main kernel, read the marks. If there are none, only scales are
-//   missing. fall back  otherwise all CTAs pack the filters once more, with factors (tensor_filters.cuh).
+//   validate   a second launch, or the consumers of the main kernel, read the marks. If there are none, only
+//              scales are missing.
+//   fall back  otherwise all CTAs pack the filters once more, with factors (tensor_filters.cuh).
 //
 // A CTA of the first launch has `speculative_block` filters, so many that few of their channels are small by chance. The
 // speculation fails where one of these channels is more than 2^12 smaller than their greatest element. If it fails in no CTA,

@@ -12,7 +12,7 @@
 //            Split-K by cluster (`split`), or through a workspace (`split_k`), in fixed order, no atomics.
 // Roles      warpgroups 0..n-1  consumers: load x, split it into operand A, wgmma, scale and add, store
 //            warpgroup n        converters: dy into operand B, two float16, in shared memory
-//            warpgroup n+1      producers: x and dy (TMA boxes, or cp.async of single elements); codes of the pixels' factors
+//            warpgroup n+1      producers: x and dy (TMA boxes, or cp.async of elements); codes of the pixels' factors
 // Pipelines  x       x_stages      full: producers -> consumers, empty: consumers -> producers
 //            dy      dy_stages     full: producers -> converters (and scanners), empty: back
 //            split   split_stages  full: converters -> consumers, empty: consumers -> converters

@@ -20,9 +20,10 @@
 //                                    four side by side
 //            filters  filter_stages  every other stage belongs to a warpgroup; multicast_empty: both CTAs -> the copying one
 // One stage  wait full(pixels); load; compute two states; split the first; per MMA tile: wait full(filters), 4 k16 steps x 3
-//            wgmma, commit; split the second state under the first products; promote; release. A column that segments of three
+//            wgmma, commit; in NHWC split the second state under the first products; promote; release. A column that segments of three
 //            leave has stages of its own, behind all others, with one state a warpgroup.
-// Tile end   the warpgroups exchange half of their sums; then the first has the even outputs, the second the odd ones.
+// Tile end   the warpgroups exchange half of their sums; then, NHWC, the first has the even outputs, the second the odd ones;
+//            NCHW: each has both outputs of half of the filters.
 // Registers  128 acc + 64 operand of 240.
 // Work       2 * 3 / 1.5 flops a product: peak 989 / 2 = 495 TFLOP/s of direct convolution at 1.83 GHz. Per stage and 128
 //            filters the tensor core works 3072 cycles; conversion is 420 of the loop's 800 instructions. 163 KB

@@ -3,7 +3,7 @@
 //   dw[k, tap, c] = sum over output pixels of dy[pixel, k] * x[pixel + tap, c]
 //
 // Requires   sm_90a; NHWC; rows of channels and filters of whole 16 bytes, with groups in each group; a filter's reach of at most
-//            255 pixels, of 31 in volumes.
+//            255 pixels, of 31 in volumes, and of 128 (16) beyond the padding, which is as long at most; strides up to 8.
 // Volumes    slices of outputs are rows of dy, which lie behind each other; maps of x have five axes; the rows of all slices of
 //            a filter are its rows.
 // Numerics   products are exact; a block sums up to 2^17 pixels in the tensor core, which rounds toward zero: less than 2^-10 of

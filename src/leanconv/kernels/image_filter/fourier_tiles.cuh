@@ -2,7 +2,8 @@
 //
 //   y[f, i, j] = delta + sum over u, v of w[f, u, v] * x[i + u - anchor_y, j + v - anchor_x]
 //
-// Requires   sums in float32 or float64; any filter smaller than the largest tile, any image and border.
+// Requires   sums in float32 or float64; filters of at most 8128 rows and columns (float64 4032), 64 less than
+//            the largest tile; any image and border.
 // Numerics   as fourier_lines, by the pixels of a tile. An Inf or a NaN reaches all results of its tile and of the tile
 //            that is transformed with it.
 // Method     overlap-save: n x n pixels give (n - r + 1) x (n - s + 1) outputs. Two tiles are the real and the imaginary

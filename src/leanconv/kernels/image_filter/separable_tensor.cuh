@@ -5,8 +5,8 @@
 //
 // Requires   tensor cores of sm_80 or newer; one product of a column and a row; sums in float32.
 // Numerics   a number times a power of two = hi + lo, two float16, which keep 22 bits down to 2^-17 of the largest; one product
-//            = 3 mma (hi hi + hi lo + lo hi), small ones first. Pixels of 8 bits, float16 and bfloat16 are one float16. A
-//            warp's rows of a step have a scale of their own, the 16 filtered rows have one: errors are those of float32
+//            = 3 mma (hi hi + hi lo + lo hi), small ones first. Pixels of 8 bits, float16 and bfloat16 are one float16,
+//            but with a constant border. A warp's rows of a step have a scale of their own, the 16 filtered rows have one: errors are those of float32
 //            relative to the largest pixels there. The tensor core rounds toward zero: of the column pass it adds up 16 rows,
 //            and float32 additions these. Where an Inf or a NaN is in reach, outputs are summed by FMAs.
 // Products   both passes multiply with Toeplitz matrices, whose entry (k, m) is the weight k - m:

@@ -14,9 +14,9 @@
 // CTA tile   rows x columns outputs of an image x `filters`: some groups, or a part of one. The pixels that they read lie in
 //            shared memory, each once (group_pixels.cuh).
 // Product    16 pixels x 8 filters x 16 reduction elements. The reduction of eight filters is a list of units of 8 channels,
-//            all of the first tap, then of the next; two units, of one tap or of two, are one mma. So groups of 8 and more
-//            multiply no zero but the last half mma of an odd list; groups of 4 are eight filters x 8 channels, half of them
-//            zeros. Of TF32 a unit has 4 channels, and two units are an mma of 8 elements.
+//            all of the first tap, then of the next; two units, of one tap or of two, are one mma. So groups of
+//            multiples of 8 multiply no zero but the last half mma of an odd list; those of 4 are eight filters x 8 channels, half
+//            of them zeros, and those of 12, 20 and 28 multiply some of their neighbours' channels by zeros. Of TF32 a unit has 4 channels, and two units are an mma of 8 elements.
 // Roles      all threads copy. A warp has `blocks` times eight filters, and every `warps_m`-th 16 outputs; its fragments of
 //            filters are in registers as long as the CTA lives.
 // Pipelines  two tiles of pixels: the next is copied (cp.async) while this one is computed; two __syncthreads a tile; several

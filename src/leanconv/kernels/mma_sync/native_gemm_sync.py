@@ -73,7 +73,7 @@ TILES: tuple[Tile, ...] = (
     (4, 1, 2, 3, 3, 2),
     (4, 1, 2, 2, 3, 3),
 )
-#: Stages of both operands: cp.async brings those after the next, registers hold the next.
+#: Stages of both operands: cp.async brings those after the next, registers hold the one after the next.
 COPIED_STAGES, HELD_STAGES = 3, 2
 
 

@@ -18,7 +18,7 @@
 // Roles      all threads copy (and convert) the rows of dy that the tile reads, 64 channels at a time; a warp multiplies
 //            16 * m_tiles pixels with all columns. Filters come by cp.async in stages of one filter row and 64 channels.
 // Pipelines  two stages of filters, one __syncthreads each; other CTAs of the multiprocessor multiply while one copies dy.
-// Epilogue   sums pass shared memory, a phase at a time; a thread gathers those of an element of dx.
+// Epilogue   sums pass shared memory, as many phases at a time as fit; a thread gathers those of an element of dx.
 // Bytes      dy (tile_rows + taps_h - 1) / tile_rows times from L2, dx once.
 // Explored (H200, 2e3d685f): a product of 16 x 8 x 16 takes 2.4 cycles of a multiprocessor, copying eight channels 1.5 (float32) or
 //            0.2 (16 bits, NHWC), a sum of the epilogue 0.3: 7x7 at stride 2 in float32 is products for half of its time.

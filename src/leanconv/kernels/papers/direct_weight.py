@@ -1,4 +1,4 @@
-"""Gradient of the filters by its definition, one warp a weight: for every layer, and to compare other kernels with."""
+"""Gradient of the filters by its definition, one warp a weight: for every layer of images, to compare others with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DirectWeightConfig(Config):
 
 
 class DirectWeight(GpuAlgorithm):
-    """One warp, one weight, everything from global memory: every shape, layout and element type, no workspace. Slow."""
+    """One warp, one weight, everything from global memory: images of every shape, layout and element type. Slow."""
 
     name = "direct_weight"
     paper = "the definition of the gradient"

@@ -4,7 +4,8 @@
 //
 // and bias[c], where it is a transposed layer. A row of the product is a tap of a channel, in the order of a filter in memory.
 //
-// Requires   volumes; one group; NCHW or NHWC; at most one tap for each pixel; float32, float16 or bfloat16.
+// Requires   volumes; one group; NCHW or NHWC; at most one tap for each pixel, and no slices, rows or columns behind
+//            the last filter and its stride; float32, float16 or bfloat16.
 // Numerics   one chain of float32 FMAs for each pixel.
 // CTA tile   tile_k taps of channels x tile_pixels outputs of the layer, as implicit_gemm has them; dy and w are read in place.
 // Stores     four taps beside each other are four pixels of a row (NCHW), or values of neighbouring pixels (NHWC): one store

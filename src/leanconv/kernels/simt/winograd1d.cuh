@@ -1,12 +1,12 @@
 // winograd1d: Im2col-Winograd, gamma_alpha(n, r): one-dimensional Winograd along the rows, fused into one kernel (Zhang et
 // al. 2024). Any filter height, and any width from 2 on: wide rows are cut into column blocks of r columns, each one more
-// filter row whose pixels begin further right. No workspace; packed weights, alpha / S times the filters' size, are the only
-// extra memory.
+// filter row whose pixels begin further right. No workspace; packed weights, alpha / S times the filters' size for each kernel
+// that a row is cut for (alpha * ceil(S / r) / S with column blocks), are the only extra memory.
 //
 //   y = A^T * sum over c, r of (G w[c, r]) o (B^T x[c, row + r])      for each tile of n outputs of a row
 //
 // Requires   float32; unit stride, along the depth any in the forward pass; unit dilation along the row; of volumes at most 12
-//            filter rows; of narrow filters enough products.
+//            filter rows; at precision fp32, of filters of 4 columns and more, 128 products an output in the mean.
 // Volumes    each slice of a filter is a row block, one after the other; r above is (t, r).
 // Numerics   float32; alpha = 16 keeps sums of one step apart (Tuning::promoted).
 // CTA tile   tile_k filters x `tiles` tiles of outputs (`rows` rows of them) x all alpha states x `channels` a step
