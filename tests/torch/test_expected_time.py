@@ -38,7 +38,7 @@ SUITES = (
     "batch-1", "depthwise", "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad",
     "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc", "first-layers-nhwc-dgrad",
     "first-layers-float16", "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d",
-    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16",
+    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16", "conv3d-nchw", "conv3d-tf32",
 )  # fmt: skip
 
 
