@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,18 +29,8 @@ from leanconv.torch.expected_time import CYCLES_PER_US, LAUNCH, engine, most_sha
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvidia-h200"
 H200 = NOMINAL
-SUITES = (
-    "im2win", "im2win-nhwc", "im2win-nhwc-wgrad", "im2win-bfloat16", "im2win-float16", "im2win-nhwc-bfloat16",
-    "im2win-nhwc-float16", "opencnn", "opencnn-nchw-wgrad", "opencnn-nhwc-wgrad", "opencnn-bfloat16",
-    "opencnn-float16", "opencnn-nhwc", "opencnn-nhwc-dgrad", "opencnn-nhwc-bfloat16", "opencnn-nhwc-float16",
-    "opencnn-nhwc-float16-dgrad", "opencnn-nhwc-tf32-dgrad", "opencnn-nhwc-float16-wgrad", "resnet-50-float16",
-    "resnet-50-float16-dgrad", "resnet-50-nhwc-float16", "resnet-50-nhwc-float16-dgrad", "resnet-50-nhwc-tf32",
-    "resnet-50-nhwc-tf32-dgrad", "opencnn-nchw-tf32", "opencnn-nhwc-tf32", "batch-1-tf32", "batch-1-float16",
-    "batch-1", "depthwise", "depthwise-nchw", "depthwise-dgrad", "depthwise-wgrad", "depthwise-nchw-wgrad",
-    "depthwise-wide", "grouped-float16", "first-layers", "first-layers-nhwc", "first-layers-nhwc-dgrad",
-    "first-layers-float16", "first-layers-nhwc-float16", "winograd1d", "wide-filters", "general-direct", "conv3d",
-    "conv3d-dgrad", "conv3d-wgrad", "conv3d-bfloat16", "conv3d-nchw", "conv3d-tf32",
-)  # fmt: skip
+#: all files of suites: what is measured counts
+SUITES = tuple(path.stem for path in sorted(RESULTS.glob("*.json")) if "suite" in json.loads(path.read_text()))
 
 
 @cache
@@ -58,7 +49,10 @@ def of_suites() -> Iterator[tuple[ConvProblem, int | None, str, float, float]]:
         for row in results.rows:
             (theirs if row.engine.startswith("torch-") else ours)[row.problem][row.engine, row.algorithm] = row.us
         for name, times in theirs.items():
-            problem = replace(parse_problem(results.problems[name]["words"]), op=op)
+            problem = parse_problem(results.problems[name]["words"])
+            if not isinstance(problem, ConvProblem):
+                continue
+            problem = replace(problem, op=op)
             stem = chosen(problem).algorithm.stem
             # rows of an algorithm by name, or of what a call picked, where that alone was measured
             rows = ("leanconv", stem), ("leanconv:auto", stem)

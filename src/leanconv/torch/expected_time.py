@@ -113,6 +113,9 @@ _MOST_16_WEIGHT_OTHER = {"few": 0.5, "1x1": 0.5, "other": 1.0}
 #: network alone one did (benchmarks/results/nvidia-h200/group-layers.json).
 _MOST_GROUPS_FP32 = {"fprop": 1.6, "dgrad": 3.0, "wgrad": 1.6}
 _MOST_GROUPS_TF32 = {"fprop": 1.36, "dgrad": 1.36, "wgrad": 1.8}
+#: The same channels last, forward, where a group has so many channels or a power of two: of seven layers of suite
+#: grouped with 64 and 120 three lost.
+_GROUPS_MANY, _MOST_GROUPS_MANY = 64, 0.7
 #: The same where leanconv computes in TF32 too, channels first and last. Explored (H200, 13330f93, suite grouped): of
 #: 87 measured layers and gradients 78 are taken. None of them takes more than 4 % longer than PyTorch's, and none is
 #: left that would win more than 5 %. Of gradients of the input five were measured, channels first; what is predicted of
@@ -313,6 +316,8 @@ def most_share(problem: ConvProblem, algorithm: str, tf32: bool, pytorch: float)
     if problem.groups > 1 and (is_16bit or (tf32 and problem.precision == "tf32")):
         return (_MOST_GROUPS_16 if is_16bit else _MOST_GROUPS_BOTH_TF32)[op][last]
     if problem.groups > 1:
+        if tf32 and last and op == "fprop" and (problem.group_c >= _GROUPS_MANY or _is_power_of_two(problem.group_c)):
+            return _MOST_GROUPS_MANY
         return (_MOST_GROUPS_TF32 if tf32 else _MOST_GROUPS_FP32)[op]
     kind = "other" if several else "1x1"
     if is_16bit and op == "wgrad":
