@@ -3,6 +3,7 @@ against OpenCV and SciPy, on the CPU and by way of the GPU's calls."""
 
 from __future__ import annotations
 
+import warnings
 from itertools import product
 from typing import Any
 
@@ -421,6 +422,24 @@ def test_separable_volumes_take_two_passes(border: str, rng: np.random.Generator
         filter3d(volume, [[[1, 0], [0, 0]], [[0, 0], [0, 1]]], separable=True)
 
 
+@pytest.mark.parametrize("weight", [2**20 + 1, 2**29 + 1, -(2**31), 2**40 + 3, 2**62 + 1])
+def test_separable_filters_of_int32_wrap_around(weight: int, rng: np.random.Generator) -> None:
+    """The outside of a constant border too, and weights beyond int32 that they are given in."""
+    volume, kernel = picture(rng, "int32", 12, 13, 14), np.full((9, 9, 9), weight)
+    for value in (2**31 - 1, -(2**31), 12345):
+        options: Any = {"border": "constant", "value": value, "delta": 7}
+        sums = np.pad(volume.astype(np.int64), 4, constant_values=value)
+        for axis in range(3):
+            sums = np.lib.stride_tricks.sliding_window_view(sums, 9, axis).sum(-1)
+        expected = (sums * weight + 7).astype(np.int32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for separable in (None, True, False):
+                assert np.array_equal(filter3d(volume, kernel, separable=separable, **options), expected)
+                y = filter2d(volume[0], kernel[0], separable=separable, **options)
+                assert np.array_equal(y, filter3d(volume[:1], kernel[:1], separable=False, **options)[0])
+
+
 def test_volumes_are_refused_as_images_are(fake_cupy: Any) -> None:
     volume, kernel = np.ones((4, 5, 6), np.float32), np.ones((3, 3, 3))
     for arguments, kind, words in (
@@ -434,6 +453,13 @@ def test_volumes_are_refused_as_images_are(fake_cupy: Any) -> None:
         ({"anchor": (3, 0, 0)}, ValueError, "anchor=.3, 0, 0. lies outside the 3x3x3 kernel"),
         ({"anchor": (0, 3, 0)}, ValueError, "lies outside the 3x3 kernel"),
         ({"kernel": np.ones((5, 3, 3)), "mode": "valid"}, ValueError, "5x3x3 kernel does not fit"),
+        ({"out": [1]}, TypeError, "out is a list; it must be an array of the inputs' library"),
+        ({"out": [1], "separable": True}, TypeError, "out is a list; it must be an array of the inputs' library"),
+        (
+            {"out": torch.ones(4, 5, 6), "separable": True},
+            ValueError,
+            "volume is an array of NumPy on the CPU, out one",
+        ),
     ):
         with pytest.raises(kind, match=words):
             filter3d(**{"volume": volume, "kernel": kernel, **arguments})

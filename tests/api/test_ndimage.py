@@ -211,7 +211,7 @@ def test_special_values_spread_as_in_scipy() -> None:
         (TypeError, "float16", (np.ones((4, 4), np.float16), np.ones((3, 3))), {}),
         (RuntimeError, "longdouble|float128", (np.ones((4, 4)), np.ones((3, 3)), np.longdouble), {}),
         (RuntimeError, "not complex", (np.ones((4, 4), complex), np.ones((3, 3)), "float64"), {}),
-        (ValueError, "cval is complex", (np.ones((4, 4)), np.ones((3, 3)) * 1j), {"cval": 1j}),
+        (TypeError, "cval=1j is not a number .* input is real", (np.ones((4, 4)), np.ones((3, 3)) * 1j), {"cval": 1j}),
         (RuntimeError, "one mode for all axes", (np.ones((4, 4)), np.ones((3, 3))), {"mode": ["wrap", "wrap"]}),
         (TypeError, "output is a list", (np.ones((4, 4)), np.ones((3, 3)), [[1]]), {}),
     ],
@@ -455,10 +455,3 @@ def test_a_real_dtype_of_a_complex_result_is_refused_by_filters_of_several_passe
     for module in (scipy.ndimage, ndimage):
         with pytest.raises(RuntimeError, match="complex"):
             getattr(module, name)(x, *given, output=dtype)
-
-
-@pytest.mark.parametrize("cval", [None, "1", b"1", [1]], ids=str)
-def test_a_value_outside_is_a_number(cval: Any) -> None:
-    for name in ("uniform_filter1d", "uniform_filter"):
-        with pytest.raises(TypeError, match="cval=.* is not a number"):
-            getattr(ndimage, name)([1.0, 2, 3], 3, mode="constant", cval=cval)

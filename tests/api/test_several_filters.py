@@ -157,6 +157,30 @@ def test_separable_kernels_take_a_pass_each(fake_cupy: Any, host_device: HostDev
         filter2d(x, kernels, **options, out=out[..., 0] if not last else out[..., 0, 0])
 
 
+@pytest.mark.parametrize("separable", [None, False])
+def test_all_of_out_is_checked_as_each_result_is(rng: Any, separable: bool | None) -> None:
+    x, kernels = drawn(rng, 30, 50), bank(rng, 2, 15, 20)
+    room = np.zeros(5000, np.float32)
+    apart, same, overlapping = (
+        np.lib.stride_tricks.as_strided(room, (2, 30, 50), (step, 200, 4)) for step in (30 * 200, 0, 400)
+    )
+    assert filter2d(x, kernels, separable=separable, out=apart) is apart
+    np.testing.assert_allclose(apart, filter2d(x, kernels, separable=False), rtol=1e-4, atol=1e-4)
+    tensor = torch.zeros(30, 50).expand(2, 30, 50)
+    for image, out in ((x, same), (x, overlapping), (torch.from_numpy(x), tensor)):
+        with pytest.raises(ValueError, match="several of its elements share memory"):
+            filter2d(image, kernels, separable=separable, out=out)
+    for out in ([1], "x", 3):
+        with pytest.raises(
+            TypeError, match=f"out is a {type(out).__name__}; it must be an array of the inputs' library"
+        ):
+            filter2d(x, kernels, separable=separable, out=out)
+    with pytest.raises(ValueError, match="image is an array of NumPy on the CPU, out one of PyTorch"):
+        filter2d(x, kernels, separable=separable, out=torch.zeros(2, 30, 50))
+    with pytest.raises(ValueError, match="out has dtype float64; the result has float32"):
+        filter2d(x, kernels, separable=separable, dtype="float32", out=np.zeros((2, 30, 50)))
+
+
 def test_all_kernels_are_separable_or_none(rng: np.random.Generator) -> None:
     kernels = bank(rng, 2, 15, 15)
     kernels[1] += np.eye(15, dtype=np.float32)

@@ -250,6 +250,9 @@ def test_a_fill_value_has_the_results_type(function: str, kind: Any) -> None:
         ([1, 2], "uint8", r"fillvalue=\[1, 2\]; give one number"),
         ([], "float64", r"fillvalue=\[\]; give one number"),
         ("a", "float64", "fillvalue='a'; give one number"),
+        pytest.param(10**400, "float32", "fillvalue=10{400} is beyond float32", id="beyond float32"),
+        pytest.param(-(10**400), "float64", "fillvalue=-10{400} is beyond float64", id="beyond float64"),
+        pytest.param(10**400, "complex128", "fillvalue=10{400} is beyond complex128", id="beyond complex128"),
     ],
 )
 def test_a_fill_value_is_a_number_of_the_results_type(function: str, fillvalue: Any, dtype: str, words: str) -> None:

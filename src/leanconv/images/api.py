@@ -8,15 +8,17 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from leanconv.arrays import arrays_of
+from leanconv.arrays import Shape, arrays_of
+from leanconv.arrays.operands import Operands, filter_operands
 from leanconv.call import lookup
 from leanconv.call.as_before import as_before
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel, kernel_beside
-from leanconv.dtypes import DTYPES, FILTERS, check_weights, filter_sum, one_of
+from leanconv.dtypes import DTYPES, check_weights, filter_sum
 from leanconv.images import separable as products
 from leanconv.options import Border, FilterOptions, filter_numbers, filter_options, integer, yes_or_no
+from leanconv.problem import FilterProblem
 
 Array = TypeVar("Array")
 
@@ -235,26 +237,24 @@ def _across_and_within(
 ) -> Any:
     """`filter3d` in two passes."""
     line, plane = factors
+    line = line[:, None]
+    operands, problem, _ = _resolved(requested, volume, line, (len(line), *plane.shape), out)
+    pixel, _ = filter_numbers(value, delta, operands.dtype, line.dtype.name, operands.result)
     last, shape = bool(requested.channels_last), tuple(volume.shape)
-    arrays = arrays_of(volume)
-    assert arrays is not None
-    dtype = one_of("volume", arrays.dtype(volume), FILTERS)
-    kernel = (len(line), *plane.shape)
-    problem, _ = filter_problem(requested, shape, kernel, dtype)
-    result = requested.dtype or (dtype if out is None else one_of("out", arrays.dtype(out), FILTERS))
-    filter_numbers(value, delta, dtype, line.dtype.name, result)
     axis = len(shape) - 3 - last
     anchor = None if requested.valid else (problem.anchor_z, 0)
     # slices are rows of all their pixels
     sums = DTYPES[line.dtype.name].name
     across = requested._replace(slice_anchor=None, channels_last=False, anchor=anchor, dtype=sums)
-    y = run(across, volume.reshape(*shape[: axis + 1], prod(shape[axis + 1 :])), line[:, None], value, 0, None)
+    y = run(across, volume.reshape(*shape[: axis + 1], prod(shape[axis + 1 :])), line, value, 0, None)
     y = y.reshape(*shape[:axis], problem.out_d, *shape[axis + 1 :])
-    within = requested._replace(slice_anchor=None, dtype=result)
-    # what a slice outside of a constant border has become
-    beyond = float(value) * float(line.sum(dtype=np.float64)) if requested.border == "constant" else 0
-    if line.dtype.kind == "i":
-        beyond = int(np.array(beyond).astype(np.int64).astype(np.int32))
+    within = requested._replace(slice_anchor=None, dtype=operands.result)
+    # what a slice outside of a constant border has become; int32 wraps around, as the sums do
+    beyond: float = 0
+    if requested.border == "constant" and line.dtype.kind == "i":
+        beyond = int(np.multiply(line.sum(dtype=line.dtype), line.dtype.type(pixel), dtype=line.dtype))
+    elif requested.border == "constant":
+        beyond = pixel * float(line.sum(dtype=np.float64))
     options, kernel = _split(within, y, plane, None, out)
     return run(options, y, kernel, beyond, delta, out)
 
@@ -309,21 +309,26 @@ def _one_by_one(
     requested: FilterOptions, image: Any, kernel: Any, each: list[Part], value: Any, delta: Any, out: Any
 ) -> Any:
     """The results of several kernels, each of which takes a pass."""
-    arrays = arrays_of(image)
-    assert arrays is not None
-    dtype = one_of("image", arrays.dtype(image), FILTERS)
-    problem, shape = filter_problem(requested, tuple(image.shape), tuple(kernel.shape), dtype)
-    if out is None:
-        y = arrays.empty(shape, requested.dtype or dtype, arrays.device(image))
-    elif tuple(out.shape) == shape:
-        y = out
-    else:
-        raise ValueError(f"out has shape {tuple(out.shape)}; the result has {shape}")
+    operands, problem, shape = _resolved(requested, image, each[0][1], tuple(kernel.shape), out)
+    y = operands.arrays.empty(shape, operands.result, operands.device) if out is None else out
     inside = (slice(None),) * (2 + (problem.channels != 1 or bool(requested.channels_last)))
     for number, (options, factors) in enumerate(each):
         place = (..., number, *inside)
         run(options, image, factors, value, delta, y[place])
     return y
+
+
+def _resolved(
+    requested: FilterOptions, image: Any, weights: np.ndarray, kernel: Shape, out: Any
+) -> tuple[Operands, FilterProblem, Shape]:
+    """The operands, the problem and the result's shape of a call of several passes, the first with ``weights``; of its
+    whole kernel, which has shape ``kernel``, and with all of ``out``."""
+    name, last = "image" if requested.slice_anchor is None else "volume", bool(requested.channels_last)
+    weights = kernel_beside(image, weights, requested.dtype)
+    operands, *_ = filter_operands(image, weights, out, requested.dtype, last, name)
+    problem, shape = filter_problem(requested, tuple(image.shape), kernel, operands.dtype)
+    operands.check_out(shape)
+    return operands, problem, shape
 
 
 def _split(

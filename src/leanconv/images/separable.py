@@ -44,14 +44,15 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
     True
     """
     kh, kw = kernel.shape
-    given = np.asarray(kernel, np.float64)
+    # int32 wraps around: here in weights, below in factors, of which one may be 2**31
+    given = np.asarray(kernel.astype(np.int32) if dtype == "int32" else kernel, np.float64)
     if not np.isfinite(given).all():
         return None
     if not given.any():
         return np.zeros((1, kh + kw), dtype)
     exact = _exact_product(given)
     if dtype == "int32":
-        return None if exact is None else np.concatenate(exact)[None].astype(dtype)
+        return None if exact is None else np.concatenate(exact)[None].astype(np.int64).astype(dtype)
     if exact is not None:
         with np.errstate(over="ignore"):  # as of the kernel itself
             return balanced(np.concatenate(exact)[None], kh).astype(dtype)

@@ -12,9 +12,9 @@ Arrays on a GPU (CuPy, PyTorch, DLPack) stay there: `leanconv.filter2d` computes
 bfloat16 with float32 sums, int32 with integer weights exactly, all else in float64. Two passes of a filter along axes
 of one border are one launch, unless integers are truncated in between.
 
-Every function raises, as SciPy does, ValueError for axes and origins that do not fit, `MistakeError` (a RuntimeError
-that is a ValueError too) for modes, shapes and sequences that do not, and `DtypeError` (a RuntimeError and a TypeError)
-for dtypes that cannot be computed.
+Every function raises, as SciPy does, ValueError for axes and origins that do not fit, TypeError for a cval that is no
+number, or complex where the input is real, `MistakeError` (a RuntimeError that is a ValueError too) for modes, shapes
+and sequences that do not fit, and `DtypeError` (a RuntimeError and a TypeError) for dtypes that cannot be computed.
 """
 
 from leanconv.ndimage.arguments import DtypeError, MistakeError

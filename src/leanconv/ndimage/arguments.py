@@ -117,6 +117,8 @@ def output_for(x: Any, output: Any, is_complex: bool = False, promotes: bool = T
                 raise MistakeError(f"output={dtype} is not complex, and the result is")
             warnings.warn(f"promoting specified output dtype to complex: output={dtype}", stacklevel=4)
             dtype = np.promote_types(dtype, np.complex64)
+            if dtype.kind != "c":  # text and objects
+                check_real("output", dtype)
         out = np.empty(x.shape, dtype)
     else:
         out = output
@@ -128,15 +130,21 @@ def output_for(x: Any, output: Any, is_complex: bool = False, promotes: bool = T
             raise ValueError("output is read-only")
         if is_complex and out.dtype.kind != "c":
             raise MistakeError(f"output has dtype {out.dtype}, and the result is complex")
-    if out.dtype.kind != "c":
-        check_real("output", out.dtype)
     return out
 
 
-def check_number(name: str, value: Any) -> None:
-    """Raise TypeError for what is no number."""
-    if np.ndim(value) or np.asarray(value).dtype.kind not in "biufc":
-        raise TypeError(f"{name}={value!r} is not a number")
+def cval_of(value: Any, x: Any) -> float | complex:
+    """``cval`` as a number of Python; complex ones are taken with complex input."""
+    if type(value) is float:
+        return value
+    imaginary = is_complex(value) if hasattr(value, "dtype") else isinstance(value, complex)
+    try:
+        if np.ndim(value) or isinstance(value, (str, bytes, bytearray)) or (imaginary and not is_complex(x)):
+            raise TypeError
+        return complex(value) if imaginary else float(value)
+    except (TypeError, ValueError, OverflowError):
+        kind = "complex" if is_complex(x) else "real"
+        raise TypeError(f"cval={value!r} is not a number that float64 holds; the input is {kind}") from None
 
 
 def dtype_name(array: Any) -> str:
@@ -164,8 +172,6 @@ def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.n
     real: Any = compute(x.real, weights.real, None, np.real(cval))
     imag: Any = None
     if is_complex(weights):
-        if not is_complex(x) and np.iscomplexobj(cval):
-            raise ValueError("cval is complex, and the input is real")
         imag = compute(x.real, weights.imag, None, np.real(cval))
     if is_complex(x):
         rest = compute(x.imag, weights.real, None, np.imag(cval))
@@ -179,13 +185,25 @@ def by_parts(compute: Callable[..., Any], x: np.ndarray, weights: Any, out: np.n
 
 
 def at_home(function: F) -> F:
-    """Let ``function``, which computes NumPy arrays and arrays on a GPU, take any array, in its first argument.
+    """Let ``function``, which computes NumPy arrays and arrays on a GPU, take any array, in its first argument, and
+    get ``cval`` as a number of Python.
 
     What other libraries keep on the CPU is seen as an array of NumPy that shares its memory, an ``output`` as well, and
     the result becomes an array of that library.
     """
     names = list(inspect.signature(function).parameters)
-    place = names.index("output") if "output" in names else len(names) + 1
+    places: dict[str, int] = {name: names.index(name) - 1 for name in ("output", "cval") if name in names}
+
+    def changed(
+        name: str, change: Callable[[Any], Any], args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[Any, ...]:
+        """The arguments after the first, with ``change`` of the one of this name where it is given."""
+        at = places.get(name, len(args))
+        if at < len(args):
+            return (*args[:at], change(args[at]), *args[at + 1 :])
+        if name in places and name in keywords:
+            keywords[name] = change(keywords[name])
+        return args
 
     @functools.wraps(function)
     def call(*given_args: Any, **keywords: Any) -> Any:
@@ -193,12 +211,15 @@ def at_home(function: F) -> F:
             return function(**keywords)  # which says what is missing
         input, args = (given_args[0], given_args[1:]) if given_args else (keywords.pop(names[0]), ())
         library = arrays_of(input)
-        if library is NUMPY or (library is None and not hasattr(input, "__dlpack__")):
-            return function(np.asarray(input), *args, **keywords)
-        x = carried(input, names[0])
+        numpys = library is NUMPY or (library is None and not hasattr(input, "__dlpack__"))
+        x = np.asarray(input) if numpys else carried(input, names[0])
+        args = changed("cval", lambda value: cval_of(value, x), args, keywords)
+        if numpys:
+            return function(x, *args, **keywords)
         library = arrays_of(x)
         assert library is not None
-        given = keywords.get("output", args[place - 1] if len(args) >= place else None)
+        at = places.get("output", len(args))
+        given = args[at] if at < len(args) else keywords.get("output")
         back = way_back(input) if x is not input else lambda result: result
         library.refuse_gradient(x)
         if library is NUMPY or library.device(x) is not None:
@@ -208,10 +229,7 @@ def at_home(function: F) -> F:
         if arrays_of(given) is library:
             check_numpy_has("output", given)
         output = library.to_numpy(given) if arrays_of(given) is library else _dtype_of(given)
-        if len(args) >= place:
-            args = (*args[: place - 1], output, *args[place:])
-        elif "output" in keywords:
-            keywords["output"] = output
+        args = changed("output", lambda _: output, args, keywords)
         result = function(library.to_numpy(x), *args, **keywords)
         if arrays_of(given) is library:
             if not np.may_share_memory(output, library.to_numpy(given)):

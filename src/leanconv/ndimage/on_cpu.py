@@ -14,7 +14,7 @@ from leanconv.cpu.planes import correlate_plane
 from leanconv.cpu.separable import Pass1d, are_precise, box_line, filter_passes
 from leanconv.images.borders import BORDERS
 from leanconv.kernels.contract import ceil_div
-from leanconv.ndimage.arguments import DtypeError
+from leanconv.ndimage.arguments import DtypeError, check_real
 from leanconv.runtime.threads import over_blocks
 
 #: SciPy leaves out taps of `correlate` that are not larger than this, so an Inf under such a tap does no harm.
@@ -24,9 +24,10 @@ LEAST_WEIGHT = float(np.finfo(np.float64).eps)
 SMALL, MANY = 1 << 13, 9
 
 
-def _check_real(out: np.ndarray) -> None:
+def _check_output(out: np.ndarray) -> None:
     if out.dtype.kind == "c":
         raise DtypeError(f"output has dtype {out.dtype}, and the result is real")
+    check_real("output", out.dtype)
 
 
 @cache
@@ -49,7 +50,7 @@ def cast(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def line(x: np.ndarray, taps: np.ndarray, axis: int, out: np.ndarray, edge: Edge) -> None:
     """Correlation along one axis; ``out`` may be ``x``."""
-    _check_real(out)
+    _check_output(out)
     theirs, whole = scipys_filters(), out.dtype.kind != "f"
     if x.size == 0:
         return
@@ -148,6 +149,7 @@ def passes(
     x: np.ndarray, rows: Sequence[np.ndarray], axes: Sequence[int], borders: Sequence[str], cval: float, out: np.ndarray
 ) -> None:
     """One correlation after the other, each with its middle tap on the output pixel."""
+    _check_output(out)
     if out.dtype.kind == "f" and 0 < x.size <= SMALL and scipys_filters() is not None:
         for taps, axis, border in zip(rows[:-1], axes, borders, strict=False):
             x = scipys_filters().correlate1d(x, taps, axis, np.float64, BORDERS[border].scipy[0], cval)
@@ -167,7 +169,7 @@ def passes(
 
 def uniform_line(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge: Edge) -> None:
     """Means along one axis."""
-    _check_real(out)
+    _check_output(out)
     if out.dtype.kind == "f":
         if out.dtype != np.float32 or not _by_running_sums(x, size, axis, out, edge):
             box_line(x, size, axis, edge.before, edge.border, edge.value, divisor=size, out=out, sums="float64")
@@ -214,7 +216,7 @@ def _by_running_sums(x: np.ndarray, size: int, axis: int, out: np.ndarray, edge:
 
 def window(x: np.ndarray, taps: np.ndarray, anchor: tuple[int, ...], border: str, cval: float, out: np.ndarray) -> None:
     """Correlation along all axes; ``taps`` has as many as ``x``."""
-    _check_real(out)
+    _check_output(out)
     if x.size == 0:
         return
     x = x.copy() if np.may_share_memory(x, out) else x

@@ -19,7 +19,6 @@ from leanconv.ndimage.arguments import (
     axis_of,
     border_of,
     by_parts,
-    check_number,
     check_real,
     is_complex,
     output_for,
@@ -282,7 +281,6 @@ def uniform_filter1d(
     [4, 3, 4, 1, 4, 6, 6, 3]
     """
     axis = axis_of(axis, input.ndim)
-    check_number("cval", cval)
     if size < 1:
         raise MistakeError(f"size={size} is not positive")
     if isinstance(input, np.ndarray) and is_complex(input):
@@ -335,7 +333,6 @@ def uniform_filter(
     >>> uniform_filter([[9, 0, 0], [0, 0, 0], [0, 0, 9]]).tolist()
     [[4, 2, 0], [2, 2, 2], [0, 2, 4]]
     """
-    check_number("cval", cval)
     out = output_for(input, output, is_complex(input))
     along = axes_of(axes, input.ndim)
     sizes, origins, modes = (

@@ -446,4 +446,9 @@ def _number(value: Any, dtype: np.dtype) -> Any:
         if not least - 1 < number < most + 1:
             rule = f"a result of {dtype} holds {least} to {most}; give a number of these, or arrays of a wider dtype"
             raise ValueError(f"{cast}fillvalue={value!r}, and {rule}")
+    elif dtype.kind in "fc":
+        try:
+            complex(number)
+        except OverflowError:
+            raise ValueError(f"{cast}fillvalue={value!r} is beyond {dtype}; give a number that it holds") from None
     return number
