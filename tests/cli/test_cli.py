@@ -341,6 +341,8 @@ def test_bench_refuses_before_it_measures(run: Any, tmp_path: Path, monkeypatch:
         patch.setattr("leanconv.bench.run._measure", lambda *arguments: pytest.fail("it measured"))
         for extra, message in (
             (("--plot", "o.xyz"), "o.xyz: the suffix '.xyz' names no format that can be drawn; choose one of "),
+            (("--out", "."), ".: Is a directory"),
+            (("--out", f"{__file__}/o.json"), "test_cli.py/o.json: Not a directory"),
             (("--engines", "nothing"), "engines='nothing' matches none of leanconv, "),
             (("--engines", "leanconv,typo*"), "engines='typo*' matches none of leanconv, "),
         ):

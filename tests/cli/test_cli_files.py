@@ -104,6 +104,18 @@ def test_pictures_of_8_bits_and_grey_ones_of_16_are_taken(run: Any, tmp_path: Pa
         assert got.shape[:2] == SHAPE and got.dtype == (np.uint16 if name == "grey.png" else np.uint8)
 
 
+@pytest.mark.parametrize("most, dtype", [(255, np.uint8), (65535, np.uint16)])
+def test_a_long_comment_before_the_size(run: Any, tmp_path: Path, most: int, dtype: type) -> None:
+    pixels = np.arange(35, dtype=dtype).reshape(SHAPE)
+    comment = b"# 1 2 3\n#" + b"x" * 5000
+    content = b"P5\n%s\n7 5 # size\n%d\n" % (comment, most) + pixels.astype(pixels.dtype.newbyteorder(">")).tobytes()
+    (tmp_path / "in.pgm").write_bytes(content)
+    code, _, err = run("filter", tmp_path / "in.pgm", tmp_path / "out.npy", "-k", "box:1")
+    assert (code, err) == (0, "")
+    got = np.load(tmp_path / "out.npy")
+    assert got.dtype == dtype and np.array_equal(got, pixels)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "uint16"])
 def test_channels_last(run: Any, tmp_path: Path, rng: np.random.Generator, dtype: str) -> None:
     picture = (rng.random((48, 64, 4)) * 200).astype(dtype)
@@ -319,6 +331,45 @@ def test_the_result_keeps_mode_and_symlink(run: Any, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new.npy").stat().st_mode) == 0o640
     code, _, err = run("filter", tmp_path / "in.npy", tmp_path / "absent" / "out.npy", "-k", "box:3")
     assert code == MISTAKE and line_of(err) == f"error: {tmp_path}/absent/out.npy: No such file or directory"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".npy", ".tif"])
+def test_a_named_pipe_gets_the_whole_file(run: Any, tmp_path: Path, rng: np.random.Generator, suffix: str) -> None:
+    Image.fromarray(rng.integers(0, 256, (9, 11, 3), np.uint8)).save(tmp_path / "in.png")
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        code, _, err = run("filter", tmp_path / "in.png", pipe, "-k", "box:3")
+        assert (code, err) == (0, "") and stat.S_ISFIFO(pipe.stat().st_mode)
+        sent = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert run("filter", tmp_path / "in.png", tmp_path / f"out{suffix}", "-k", "box:3")[0] == 0
+    assert sent == (tmp_path / f"out{suffix}").read_bytes()
+
+
+def test_a_named_pipe_gets_nothing_of_what_is_refused(run: Any, tmp_path: Path) -> None:
+    Image.new("RGBA", (7, 5), (1, 2, 3, 4)).save(tmp_path / "in.png")
+    os.mkfifo(tmp_path / "pipe.bmp")
+    reader = os.open(tmp_path / "pipe.bmp", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        code, _, err = run("filter", tmp_path / "in.png", tmp_path / "pipe.bmp", "-k", "box:3")
+        assert code == MISTAKE and "pipe.bmp: .bmp may not hold uint8" in line_of(err)
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="it stands for a file whose reading fails")
+def test_an_error_of_reading_names_the_file(run: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((4, 4), np.float32))
+    for name in ("bad.png", "bad.npy"):
+        (tmp_path / name).symlink_to("/proc/self/mem")
+    for source, kernel in (("bad.png", "box:3"), ("bad.npy", "box:3"), ("in.npy", tmp_path / "bad.npy")):
+        code, _, err = run("filter", tmp_path / source, tmp_path / "out.npy", "-k", kernel)
+        named = kernel if source == "in.npy" else tmp_path / source
+        assert code == MISTAKE and line_of(err) == f"error: {named}: Input/output error"
 
 
 @pytest.mark.parametrize(

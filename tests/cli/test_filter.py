@@ -101,7 +101,11 @@ def test_mistakes_are_found_before_anything_is_written(run: Any, folder: Path, t
     for arguments, message in (
         ((folder, out, "-k", "gauss:3"), "kernel='gauss:3' is not known"),
         ((folder, out, "-k", "box:3", "--border", "round"), "border='round' is not known"),
+        ((folder, out, "-k", "box:3", "--border", "9" * 5000), "9' is not known; choose one of 'constant'"),
         ((folder, out, "-k", "box:3", "--device", "gpu"), "device='gpu' is not known"),
+        (("", out, "-k", "box:3"), "Invalid value for 'IN': it is empty"),
+        ((folder, "", out, "-k", "box:3"), "Invalid value for 'IN': it is empty"),
+        ((folder, "", "-k", "box:3"), "Invalid value for 'OUT': it is empty"),
         ((folder, folder, "-k", "box:3"), "a.png would be replaced by its result"),
         ((folder / "a.png", folder, "-k", "box:3"), "a.png would be replaced by its result"),
         ((folder, tmp_path / "file", "-k", "box:3"), "file is no folder"),

@@ -80,7 +80,8 @@ PICTURES = {
         (".png", "grey, colours, alpha, opaque, grey alpha, opaque grey, dark, 16 bits"), (".jpg", "grey, colours"),
         (".webp", "grey, colours, alpha, opaque, grey alpha, opaque grey"), (".bmp", "grey, colours, opaque"),
         (".gif", "grey, opaque grey"), (".tga", "grey, colours, alpha, opaque, grey alpha, opaque grey"), (".ico", ""),
-        (".pgm", "grey, colours, opaque, dark, 16 bits, floats"),
+        (".pgm", "grey, dark, 16 bits"), (".ppm", "grey, colours, opaque, dark, 16 bits"), (".pbm", ""),
+        (".pfm", "floats"), (".pnm", "grey, colours, opaque, dark, 16 bits, floats"),
         (".pdf", "grey, colours, alpha, opaque, grey alpha, opaque grey"),
         (".tif", ", ".join(PICTURES)), (".NPY", ", ".join(PICTURES)),
     ],
@@ -100,6 +101,18 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path, suffix: str, holds
             found = pictures.read(path)
             assert found.pixels.dtype == picture.pixels.dtype and np.array_equal(found.pixels, picture.pixels)
     assert ", ".join(written) == holds
+
+
+@pytest.mark.parametrize(
+    ("suffix", "name", "right"),
+    [(".pgm", "colours", ".ppm"), (".ppm", "floats", ".pfm"), (".pfm", "colours", ".ppm"), (".pbm", "grey", ".pgm")],
+)
+def test_the_suffix_that_holds_a_picture_is_named(tmp_path: Path, suffix: str, name: str, right: str) -> None:
+    with pytest.raises(ValueError, match=f"write a {right} file"):
+        pictures.write(tmp_path / f"a{suffix}", PICTURES[name])
+    assert names(tmp_path) == []
+    pictures.write(tmp_path / f"a{right}", PICTURES[name])
+    assert np.array_equal(pictures.read(tmp_path / f"a{right}").pixels, PICTURES[name].pixels)
 
 
 @pytest.mark.parametrize("channels", [(), (3,)], ids=["grey", "colours"])
@@ -253,6 +266,39 @@ def test_tiff_that_is_refused(run: Any, tmp_path: Path) -> None:
     code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:3")
     assert code == MISTAKE and "in.tif" in line_of(err)
     assert names(tmp_path) == ["in.tif"]
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["with tifffile", "Pillow alone"])
+def test_tiff_of_8_bits_of_which_pillow_reads_a_part(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
+) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="it writes what is refused")
+    if alone:
+        monkeypatch.setattr(deep_pictures, "has_tifffile", lambda: False)
+    rgb: dict[str, Any] = {"photometric": "rgb", "planarconfig": "contig"}
+    slices: dict[str, Any] = {"volumetric": True, "tile": (1, 16, 16)}
+    cases: tuple[tuple[tuple[int, ...], dict[str, Any], str], ...] = (
+        ((3, 4, 5), {**rgb, "extrasamples": [0, 0]}, "has 5 channels, of which Pillow reads 3;"),
+        ((3, 4, 5), {**rgb, "extrasamples": [2, 0]}, "has 5 channels, of which Pillow reads 4;"),
+        ((3, 4, 4), {**rgb, "extrasamples": [0]}, "has 4 channels, of which Pillow reads 3;"),
+        ((3, 4, 2), {**rgb, "photometric": "minisblack", "extrasamples": [0]}, "has 2 channels, of which Pillow"),
+        ((2, 16, 16), {**slices, "photometric": "minisblack"}, "holds 2 slices, and only one can be filtered"),
+        ((2, 16, 16, 3), {**slices, "photometric": "rgb"}, "holds 2 slices"),
+    )
+    for shape, options, message in cases:
+        tifffile.imwrite(tmp_path / "in.tif", np.zeros(shape, np.uint8), metadata=None, **options)
+        code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:1")
+        assert code == MISTAKE and f"in.tif {message}" in line_of(err), err
+    if not alone:
+        tifffile.imwrite(tmp_path / "in.tif", np.zeros((2, 16, 16), np.uint16), photometric="minisblack", **slices)
+        code, _, err = run("filter", tmp_path / "in.tif", tmp_path / "out.tif", "-k", "box:1")
+        assert code == MISTAKE and "in.tif holds 2 slices" in line_of(err)
+    assert names(tmp_path) == ["in.tif"]
+    for channels, extra in ((3, {}), (4, {"extrasamples": [2]})):
+        pixels = _RNG.integers(0, 256, (3, 4, channels), np.uint8)
+        tifffile.imwrite(tmp_path / "in.tif", pixels, metadata=None, **rgb, **extra)
+        assert run("filter", tmp_path / "in.tif", tmp_path / "out.npy", "-k", "box:1")[0] == 0
+        assert np.array_equal(np.load(tmp_path / "out.npy"), pixels)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])

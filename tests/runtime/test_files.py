@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from leanconv.runtime import cache
-from leanconv.runtime.files import read_bytes, whole, write_text
+from leanconv.runtime.files import check_writable, read_bytes, whole, write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,9 +66,17 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        with whole(pipe) as file:
-            file.write_bytes(b"through")
+        with whole(pipe) as file, file.open("wb") as opened:
+            opened.write(b"Through")
+            opened.seek(0)
+            opened.write(b"t")
         assert os.read(reader, 100) == b"through" and stat.S_ISFIFO(pipe.stat().st_mode)
+        with pytest.raises(ValueError), whole(pipe) as file:
+            file.write_bytes(b"half")
+            raise ValueError
+        with pytest.raises(OSError) as raised, whole(pipe):
+            raise OSError(errno.ENOSPC, "disk full")
+        assert raised.value.filename == str(pipe) and os.read(reader, 100) == b"" and not file.exists()
     finally:
         os.close(reader)
 
@@ -143,6 +151,27 @@ def test_errors_name_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(FileNotFoundError) as raised, whole(path):
         (tmp_path / "another file").read_text()
     assert raised.value.filename == str(tmp_path / "another file"), "an error about another file stays as it is"
+
+
+def test_where_nothing_can_be_written_is_known_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file" / "below")
+    for path in (tmp_path, tmp_path / "file" / "new.json", tmp_path / "file" / "deep" / "new.json", tmp_path / "link"):
+        with pytest.raises(OSError) as raised:
+            check_writable(path)
+        assert raised.value.filename == str(path) and raised.value.errno in (errno.EISDIR, errno.ENOTDIR)
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.rglob("*"))
+    for name in ("file", "new.json", "deep/er/new.json", "pipe"):
+        check_writable(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    check_writable("new.json")
+    assert sorted(tmp_path.rglob("*")) == before and (tmp_path / "file").read_text() == "old"
+    if os.geteuid():  # root may write there
+        tmp_path.chmod(0o500)
+        with pytest.raises(PermissionError, match="deep/new.json"):
+            check_writable(tmp_path / "deep" / "new.json")
+        tmp_path.chmod(0o700)
 
 
 def test_the_new_file_has_the_suffix_and_a_name_that_fits(tmp_path: Path) -> None:

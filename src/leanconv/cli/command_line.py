@@ -162,5 +162,13 @@ Revision = Annotated[
 ]
 
 
+def some_path(text: str) -> Path:
+    """A path of the command line. Raises what typer does for a bad value where it is empty, as an unset variable of a
+    shell makes it: Path("") is the current folder."""
+    if not text:
+        raise typer.BadParameter("it is empty")
+    return Path(text)
+
+
 def patterns(text: str) -> tuple[str, ...]:
     return tuple(filter(None, text.split(",")))

@@ -111,10 +111,12 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
 
 def _check_page(page: Any) -> bool:
     """Whether the picture has transparency. Raises Refused unless it is grey or RGB of whole bytes."""
+    if page.imagedepth > 1:
+        raise Refused(f"holds {page.imagedepth} slices, and only one can be filtered")
     extra = tuple(map(int, page.extrasamples))
     channels, bits = page.samplesperpixel, page.bitspersample
     known = (int(page.photometric), channels - len(extra)) in ((_GREY, 1), (_RGB, 3))
-    if not known or len(extra) > 1 or page.imagedepth > 1:
+    if not known or len(extra) > 1:
         raise Refused(
             f"has {bits} bits in {channels} channels of kind {getattr(page.photometric, 'name', page.photometric)}; "
             "above 8 bits only grey and RGB are taken, with one channel of transparency"

@@ -56,7 +56,8 @@ def settings(
         device = None
     if device is not None:
         device_index(device)
-    name = border_name(int(border) if border.isdecimal() else border)
+    # NOTE: Python makes no integer of thousands of digits, which are a wrong word
+    name = border_name(int(border) if border.isdecimal() and len(border) < 9 else border)
     # of integers too, so that sums of int32 saturate
     return Settings(weights.astype(np.float64), name, value, delta, absolute, device, max_pixels)
 

@@ -133,11 +133,15 @@ def bench(
     conv:n8,c64,h56,k64,r3,pad1 or filter:2048x2048,7x7. A results file (.json) is printed, and nothing measured.
     """
     from leanconv.bench import Results, default_path, plots, run_suite, show
+    from leanconv.runtime.files import check_writable
 
     if plot:
         plots.refuse_format(plot)
     if what.endswith(".json"):
         return show(Results.read(Path(what)), full or None)
+    for path in (out or Path("benchmarks/results/results.json"), plot):
+        if path:
+            check_writable(path)
     results = run_suite(
         what, layout=layout, precision=precision, dtype=dtype, op=op, engines=command_line.patterns(engines),
         only=only, batch=batch, quick=quick, sustained=sustained, device=device, revision=revision,
@@ -163,6 +167,7 @@ def filter_files(
         list[Path],
         typer.Argument(
             metavar="IN",
+            parser=command_line.some_path,
             help="A picture (PNG, JPEG, TIFF, …), a .npy file of shape (…, height, width) or (height, width, 3 or 4), "
             "several of them, or a folder of them.",
         ),
@@ -171,6 +176,7 @@ def filter_files(
         Path,
         typer.Argument(
             metavar="OUT",
+            parser=command_line.some_path,
             help="A file, whose suffix names the format (.npy for numbers); or a folder, which is made if need be.",
         ),
     ],

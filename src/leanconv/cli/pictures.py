@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,11 +25,15 @@ from leanconv.cli import deep_pictures as deep
 from leanconv.runtime.files import open_regular, whole
 
 _ORIENTATION, _SAMPLE_FORMAT = 0x0112, 339
+_SAMPLES_PER_PIXEL, _IMAGE_DEPTH = 277, 32997
 #: What Pillow calls pictures whose channels it reads with 8 bits.
 _8_BITS = ("L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 #: What keeps every pixel of some types, and what by its nature changes them a little, of 8 bits.
 _EXACT = {"PNG": ("uint8", "uint16"), "TIFF": ("uint8", "uint16", "int32", "float32")}
 _LOSSY = ("JPEG", "MPO", "WEBP", "AVIF")
+#: How the files begin that a suffix stands for; readers of PPM take PGM. A .pnm may be any of them.
+_MAGIC = {".pbm": (b"P4",), ".pgm": (b"P5",), ".ppm": (b"P5", b"P6"), ".pfm": (b"Pf",)}
+_SUFFIX_OF = {b"P5": ".pgm", b"P6": ".ppm", b"Pf": ".pfm"}
 #: Of these Pillow knows the suffix, and reads and writes nothing by itself.
 _STUBS = ("BUFR", "GRIB", "HDF5")
 
@@ -91,6 +97,7 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
     except Exception as error:
         # NOTE: damaged files make Pillow raise almost anything: SyntaxError, struct.error, EOFError, IndexError, ...
         if isinstance(error, OSError) and error.errno is not None:
+            _name(error, path)
             raise
         raise ValueError(f"{path} cannot be read as a picture: {' '.join(str(error).split())}") from error
 
@@ -116,6 +123,8 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
         )
     if kind == "TIFF" and bits < 32 and (mode == "I" or deep.SIGNED in image.tag_v2.get(_SAMPLE_FORMAT, ())):
         raise ImportError(f"{path}: signed integers of {bits} bits need tifffile: pip install 'leanconv[pictures]'")
+    if kind == "TIFF":
+        _check_tiff(image)
     _, operations = _pillow()
     image = operations.exif_transpose(image)
     if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):
@@ -136,6 +145,25 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
         icc_profile = None  # it describes inks
     pixels = np.asarray(image.convert(("LA" if grey else "RGBA") if transparent else ("L" if grey else "RGB")))
     return Picture(pixels, pixels.ndim == 3, transparent, icc_profile)
+
+
+def _check_tiff(image: Any) -> None:
+    """Raise Refused for slices and channels that Pillow leaves out without a word."""
+    slices, channels = image.tag_v2.get(_IMAGE_DEPTH, 1), image.tag_v2.get(_SAMPLES_PER_PIXEL, 1)
+    if slices > 1:
+        raise deep.Refused(f"holds {slices} slices, and only one can be filtered")
+    read = len(image.getbands()) - (image.mode == "RGBX")
+    if channels > read:
+        raise deep.Refused(
+            f"has {channels} channels, of which Pillow reads {read}; leave the others out, or mark the "
+            "last one as transparency, if it is"
+        )
+
+
+def _name(error: OSError, path: Path) -> None:
+    """Have an error of reading name the file: one of a read alone does not."""
+    if error.filename is None:
+        error.filename = str(path)
 
 
 @contextmanager
@@ -163,8 +191,9 @@ def _bits(file: BinaryIO, image: Any) -> int:
     if image.format == "SGI":
         return 8 * head[3]
     if image.format == "PPM" and head[:2] in (b"P2", b"P3", b"P5", b"P6"):
-        lines = (line.partition(b"#")[0] for line in head[: 1 << 12].splitlines())
-        return int(b" ".join(lines).split()[3]).bit_length()  # the magic number, width, height, the largest value
+        words = (each[0] for each in re.finditer(rb"#[^\r\n]*|[^\s#]+", head))
+        # the magic number, width, height, the largest value
+        return int(next(islice((word for word in words if word[:1] != b"#"), 3, None))).bit_length()
     if image.format == "JPEG2000":
         size = head.index(b"\xff\x4f\xff\x51")  # start of the codestream, then its sizes
         (channels,) = struct.unpack_from(">H", head, size + 40)
@@ -245,6 +274,13 @@ def _save(temporary: Path, pixels: np.ndarray, picture: Picture, path: Path) -> 
         raise ValueError(f"{path}: {said}: {_advice(path, pixels, picture)}") from error
     if not _is_kept(temporary, pixels, picture):
         raise ValueError(f"{path}: {_advice(path, pixels, picture)}")
+    suffix = path.suffix.lower()
+    if suffix in _MAGIC:
+        with temporary.open("rb") as file:
+            magic = file.read(2)
+        if magic not in _MAGIC[suffix]:
+            refused = f"{suffix} may not hold {pixels.dtype} of shape {pixels.shape}"
+            raise ValueError(f"{path}: {refused}; write a {_SUFFIX_OF.get(magic, '.png')} file")
 
 
 def _advice(path: Path, pixels: np.ndarray, picture: Picture) -> str:
@@ -262,7 +298,7 @@ def _is_kept(path: Path, pixels: np.ndarray, picture: Picture) -> bool:
     transparency, or change the size, without a word."""
     pillow, _ = _pillow()
     kind = pillow.registered_extensions().get(path.suffix.lower())
-    if pixels.dtype.name in _EXACT.get(kind, ()) or not path.is_file():  # or a pipe, which cannot be read again
+    if pixels.dtype.name in _EXACT.get(kind, ()):
         return True
     if pixels.dtype != np.uint8 and (kind in _LOSSY or kind not in pillow.OPEN):
         return False
@@ -309,7 +345,10 @@ def read_array(path: Path) -> np.ndarray:
             deep.check_memory(path, needed)
             file.seek(0)
             array: np.ndarray = np.load(file, allow_pickle=False)
-    except (OSError, MemoryError):
+    except OSError as error:
+        _name(error, path)
+        raise
+    except MemoryError:
         raise
     except Exception as error:
         # NOTE: damaged headers make NumPy raise almost anything, some of it on several lines

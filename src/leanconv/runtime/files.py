@@ -11,7 +11,9 @@ import errno
 import json
 import os
 import random
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -77,9 +79,9 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
 
     Where ``path`` is a symlink, the file that it points to is replaced. A replaced file keeps its mode; a new one gets
     the mode that the umask leaves. The name of the new file is ``.<stem>.<random><suffix>``: libraries read the format
-    of a picture from the suffix. What is no regular file, such as ``/dev/stdout``, cannot be replaced and is written to
-    directly. Without ``follow`` whatever has the name, a symlink or a pipe too, makes way for the new file: for folders
-    where others may plant them.
+    of a picture from the suffix. What is no regular file, such as ``/dev/stdout`` or a named pipe, cannot be replaced:
+    the new file is a temporary one then, whose bytes are written there. Without ``follow`` whatever has the name, a
+    symlink or a pipe too, makes way for the new file: for folders where others may plant them.
 
     If the block raises, the new file is removed and ``path`` stays as it was. An OSError about the new file names
     ``path``.
@@ -95,7 +97,8 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
         mode = None  # there is no such file, or opening one beside it says what is wrong
     if mode is not None and not stat.S_ISREG(mode):
         if follow:
-            yield Path(path)
+            with _passed_on(Path(path)) as file:
+                yield file
             return
         mode = None
     # A long stem is cut: the whole name may have 255 bytes.
@@ -123,6 +126,44 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
         if error.errno is not None and error.filename in (None, str(beside), beside):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def _passed_on(path: Path) -> Iterator[Path]:
+    """A new file whose bytes ``path`` gets when the block ends without error: libraries seek in what they write."""
+    _refuse_folder(path)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"file{path.suffix}")
+        try:
+            file.touch()
+            yield file
+            with open(file, "rb") as source, open(path, "wb") as target:
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            if error.errno is not None and error.filename in (None, str(file), file):
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            raise
+
+
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise OSError where `write_text` would, to be asked before hours of work. Nothing is left there."""
+    path = Path(path)
+    _refuse_folder(path)
+    if path.exists() and not path.is_file():  # opening a pipe would wait for its reader
+        return
+    folder = Path(os.path.realpath(path)).parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write_text(path: Path | str, text: str) -> None:
