@@ -73,7 +73,7 @@ def modes(
     way: Annotated[
         str | None,
         typer.Option(
-            help="Of rows that are there the times alone of: eager, tuned, fused, sustained, compile or backend; "
+            help="Of rows that are there the times alone of: graph, eager, tuned, fused, sustained, compile or backend; "
             "of steps eager alone."
         ),
     ] = None,

@@ -56,11 +56,14 @@ def ablation(
 ) -> None:
     """Measure kernels without one technique at a time, without peers: im2win, winograd1d, opencnn, or any layers."""
     from leanconv.bench import Results, default_path, plots
+    from leanconv.runtime.files import check_writable
     from research.ablation import run_ablation, show
     from research.ablation_pages import draw
 
     if plot:
         plots.refuse_format(plot)
+    for given in filter(None, (out, plot)):
+        check_writable(given)
     measured = run_ablation(
         what, layout=layout, precision=precision, only=only, batch=batch, quick=quick,
         revision=revision, algorithms=command_line.patterns(algorithms), seconds=seconds,

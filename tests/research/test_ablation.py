@@ -280,6 +280,9 @@ def test_the_command_writes_file_and_figure(tmp_path: Path, monkeypatch: pytest.
     assert Path("bars.png").read_bytes()[:4] == b"\x89PNG" and "no micro-kernel" in capsys.readouterr().out
     variants_measured.failed.append({"problem": "a", "engine": "leanconv im2win", "reason": "it fell over"})
     assert research("ablation", "im2win", "--out", "r.json") == 1 and Path("r.json").exists()
+    asked.clear()
+    for given in (["--out", "."], ["--plot", "r.json/bars.png"]):
+        assert research("ablation", "im2win", *given) == 2 and not asked, "refused before it measures"
 
 
 def test_ablation_table() -> None:
