@@ -73,8 +73,8 @@ def modes(
     way: Annotated[
         str | None,
         typer.Option(
-            help="Of rows that are there the times alone of: graph, eager, tuned, fused, sustained, compile or backend; "
-            "of steps eager alone."
+            help="Of rows that are there the times alone of: graph, eager, tuned, fused, sustained, compile or "
+            "backend; of steps eager alone."
         ),
     ] = None,
     seconds: command_line.Seconds = None,

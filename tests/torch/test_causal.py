@@ -214,3 +214,18 @@ def test_the_example_decodes_parts_as_the_whole(
     whole, parts, difference = capsys.readouterr().out.splitlines()
     assert "(1, 3, 10, 16, 16)" in whole and f"parts of {part}: (1, 3, 10, 16, 16)" in parts
     assert float(difference.split()[-1]) < 1e-5
+
+
+@pytest.mark.parametrize("time_padding", ["zeros", "replicate"])
+def test_what_is_no_video_is_refused_by_name(time_padding: Any) -> None:
+    layer = CausalConv3d(1, 1, 3, time_padding=time_padding)
+    for given in whole_numbers(1, 1, 3, 5, 5).numpy(), [1.0]:
+        with says(TypeError, f"input is of type {type(given).__name__}", "tensors of PyTorch"):
+            layer(given)
+    with says(ValueError, "input has 3 dimensions"):
+        layer(torch.ones(3, 5, 5))
+    for shape in (1, 1, 0, 5, 5), (1, 0, 5, 5):
+        with says(ValueError, "input has 1 volumes of 1 channels, 0 slices", "only its batch may be empty"):
+            layer(torch.ones(shape))
+    layer.streaming = True
+    assert layer(torch.ones(1, 1, 0, 3, 4)).shape == (1, 1, 0, 1, 2)

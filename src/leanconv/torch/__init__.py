@@ -11,7 +11,7 @@
 #   says what ran.
 # - Before the first call, to compile or tune: `recording`.
 # - `fuse` and the backend of torch.compile: `fusing`, `fused_backend`, `compile_report`, with `patterns`,
-#   `fused_layer`, `squeeze` and `squeeze_graph`.
+#   `fused_layer`, `fused_part`, `squeeze` and `squeeze_graph`.
 
 from leanconv.torch.causal import CausalConv3d
 from leanconv.torch.compile_report import CompileReport, fused_report

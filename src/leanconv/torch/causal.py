@@ -8,8 +8,7 @@ import torch
 from torch import fx
 
 from leanconv import options as rules
-from leanconv.call.resolve import check_axes
-from leanconv.torch import operators
+from leanconv.torch import functional, operators
 from leanconv.torch.modules import Conv3d
 from leanconv.volumes.api import conv3d
 
@@ -103,9 +102,9 @@ class CausalConv3d(Conv3d):
         is too short for a further output, or empty, it has no frames."""
         if isinstance(input, fx.Proxy):
             return self._recorded(input)
+        functional.check_input(3, input)
         if input.dim() == 4:
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        check_axes("input", input.shape, 5)
         if self.streaming and not input.shape[2]:
             return self._without_frames(input)
         back, step = self._back, self.stride[0]
@@ -137,8 +136,9 @@ class CausalConv3d(Conv3d):
         """The frames before those of a call; None where they are zeros."""
         frames = self._frames if self.streaming else None
         if frames is None:
-            first = input[:, :, :1].expand(-1, -1, self._back, -1, -1)
-            return first if self.time_padding == "replicate" else None
+            if self.time_padding == "zeros" or not input.shape[2]:  # which the convolution refuses
+                return None
+            return input[:, :, :1].expand(-1, -1, self._back, -1, -1)
         kept, given = ((each.shape[:2], each.shape[3:], each.dtype, each.device) for each in (frames, input))
         if kept != given:
             raise ValueError(

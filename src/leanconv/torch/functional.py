@@ -182,6 +182,7 @@ def conv_transpose2d(
         handed = input, weight, bias, stride, padding, output_padding, groups, dilation
         return _handed_on(conv_transpose2d, *handed, precision=precision, batch_invariant=batch_invariant)
     _check_arrays(2, input, weight, bias)
+    _check_filled(2, input, weight)
     stride, dilation = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     padding, output_padding = _pair("padding", padding, 0), _pair("output_padding", output_padding, 0)
     given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
@@ -213,6 +214,7 @@ def conv_transpose1d(
         handed = input, weight, bias, stride, padding, output_padding, groups, dilation
         return _handed_on(conv_transpose1d, *handed, precision=precision, batch_invariant=batch_invariant)
     _check_arrays(1, input, weight, bias)
+    _check_filled(1, input, weight)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     given = (
         _single("stride", stride, 1, 1), _single("padding", padding, 0, 0),
@@ -300,6 +302,7 @@ def conv_transpose3d(
         handed = input, weight, bias, stride, padding, output_padding, groups, dilation
         return _handed_on(conv_transpose3d, *handed, precision=precision, batch_invariant=batch_invariant)
     _check_arrays(3, input, weight, bias)
+    _check_filled(3, input, weight)
     stride, dilation = _three("stride", stride, 1), _three("dilation", dilation, 1)
     padding, output_padding = _three("padding", padding, 0), _three("output_padding", output_padding, 0)
     given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
@@ -314,19 +317,34 @@ def _handed_on(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 def _check_arrays(axes: int, input: Any, weight: Any, bias: Any, kinds: Any = torch.Tensor) -> None:
     """Raise TypeError or ValueError unless these are images, or signals, filters for them, and a bias or None."""
+    check_input(axes, input)
+    if not isinstance(weight, kinds):
+        raise TypeError(f"weight is of type {type(weight).__qualname__}; it must be a tensor of PyTorch, as input is")
+    if bias is not None and not isinstance(bias, torch.Tensor):
+        raise TypeError(f"bias is of type {type(bias).__qualname__}; it must be a tensor of PyTorch, or None")
+    if len(weight.shape) != axes + 2:
+        check_axes("weight", weight.shape, axes + 2, batch=False)
+
+
+def check_input(axes: int, input: Any) -> None:
+    """Raise TypeError or ValueError unless these are images, or signals or volumes, of so many axes."""
     if not isinstance(input, torch.Tensor):
         raise TypeError(
             f"input is of type {type(input).__qualname__}; leanconv.torch takes tensors of PyTorch, leanconv.conv2d "
             "and its like those of NumPy and CuPy too"
         )
-    if not isinstance(weight, kinds):
-        raise TypeError(f"weight is of type {type(weight).__qualname__}; it must be a tensor of PyTorch, as input is")
-    if bias is not None and not isinstance(bias, torch.Tensor):
-        raise TypeError(f"bias is of type {type(bias).__qualname__}; it must be a tensor of PyTorch, or None")
     if input.dim() - axes not in (1, 2):
         check_axes("input", input.shape, axes + 2)
-    if len(weight.shape) != axes + 2:
-        check_axes("weight", weight.shape, axes + 2, batch=False)
+
+
+def _check_filled(axes: int, input: Any, weight: Any) -> None:
+    """Raise ValueError where a transposed layer is given nothing but a batch that may be empty."""
+    if _tracing() is not None:  # sizes are tensors then
+        return
+    if min(input.shape[-axes - 1 :]) < 1:
+        raise ValueError(f"input has shape {tuple(input.shape)}; only its batch may be empty")
+    if min(weight.shape) < 1:
+        raise ValueError(f"weight has shape {tuple(weight.shape)}; it must not be empty")
 
 
 def _word_sides(word: str, window: Any, stride: tuple[int, ...], dilation: tuple[int, ...]) -> tuple[int, ...]:

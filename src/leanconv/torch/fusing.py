@@ -18,12 +18,16 @@ from leanconv.call.precompile import precompile
 from leanconv.options import PRECISIONS, Precision, one_of
 from leanconv.torch import patterns, squeeze, squeeze_graph
 from leanconv.torch.fused_layer import FusedConv
+from leanconv.torch.fused_part import Fold, Part, folded
 from leanconv.torch.modules import _Module as OurModule
 from leanconv.torch.patterns import Chain
 from leanconv.torch.squeeze import SqueezeExcite
 
 _CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _OURS = OurModule, FusedConv, SqueezeExcite
+_WRAPPERS = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel, torch.jit.ScriptModule
+#: of defaults that the code of a graph can say
+_WRITTEN = type(None), bool, int, float, str
 #: left, and said so
 _OTHERS = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 
@@ -109,14 +113,17 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     Returns:
         A ``torch.fx.GraphModule`` of `leanconv.torch` modules, with a `FuseReport` in its ``report``. Parameters are
         called ``weight`` and ``bias`` as in the model's convolutions; copies, pickles and ``.to()`` work as of any.
+        A model that cannot be followed as a whole is its ``model``.
 
     Raises:
         ValueError: the model, or a normalisation in it, is in training mode. TypeError: it is no torch.nn.Module.
 
     The model is traced by torch.fx. Modules whose code it cannot follow stay as they are, and their parts are fused by
-    themselves. Left are transposed convolutions, borders other than zeros, modules with hooks, results that somebody
-    else reads before what follows; the report names them. A residual whose shape or type is not that of the result is
-    added by PyTorch.
+    themselves: a call of a part is fused, and code that indexes it or asks for its attributes finds what it was. Folded
+    filters of parts are kept beside the parameters, and follow their changes. Left are transposed convolutions, borders
+    other than zeros, modules with hooks or a replaced call, what wraps a model (DataParallel, torch.compile,
+    TorchScript), results that somebody else reads before what follows; the report names them. A residual whose shape or
+    type is not that of the result is added by PyTorch.
 
     On a GPU each layer asks, as `enable` does, whether leanconv is expected to be quicker than PyTorch's convolution
     and what follows it; if not, PyTorch convolves with the folded filters, and what follows is one pass over its
@@ -155,7 +162,15 @@ def _layers_of(made: nn.Module) -> list[FusedConv | SqueezeExcite]:
     """The layers of a fused model; those of a block count as the block."""
     if isinstance(made, (FusedConv, SqueezeExcite)):
         return [made]
-    return list(dict.fromkeys(each for child in made.children() for each in _layers_of(child)))
+    part = _part_of(made)
+    inside = made.children() if part is None else [part.made]
+    return list(dict.fromkeys(each for child in inside for each in _layers_of(child)))
+
+
+def _part_of(module: nn.Module) -> Part | None:
+    """What computes a module that is kept where it is called; None for others."""
+    forward = vars(module).get("forward")
+    return forward if isinstance(forward, Part) else None
 
 
 def _compile(made: Fused, given: tuple[Any, ...]) -> None:
@@ -176,9 +191,8 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
         elif way.requested is not None:
             found.setdefault(way.device, {})[way.kernel] = None
 
-    hooks = [
-        each.register_forward_pre_hook(look) for each in made.modules() if isinstance(each, (FusedConv, SqueezeExcite))
-    ]
+    layers = [each for layer in _layers_of(made) for each in layer.modules()]
+    hooks = [each.register_forward_pre_hook(look) for each in layers if isinstance(each, (FusedConv, SqueezeExcite))]
     try:
         # what cannot run so is compiled by the first call
         with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
@@ -205,16 +219,31 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]
         self.whole, self.failed = whole, ""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, _OURS) or _is_conv(m):
+        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, _OURS) or _is_conv(m) or _wraps(m):
             return True
         return bool(super().is_leaf_module(m, module_qualified_name)) or patterns.has_hooks(m)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        name = self.path_of_module(m)
+        if _has_own_call(m) and not _wraps(m) and self.is_leaf_module(m, name):
+            # the call that is traced is within its own, which would run again in the graph
+            raise TypeError(f"{name} has a __call__ of its own")
         try:
             return super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.failed = self.failed or self.path_of_module(m)
+            self.failed = self.failed or name
             raise
+
+
+class _Whole(nn.Module):
+    """A model that is called with any arguments, of which torch.fx knows two."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, args: Any, kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
 
 
 class _Work:
@@ -226,64 +255,83 @@ class _Work:
 
     def whole(self, model: nn.Module) -> Fused:
         """The model, if need be as one call of itself with fused parts."""
-        made = self.part(model, "")
-        if isinstance(made, Fused):
-            made._left = tuple(self.left)
-            return made
-        graph = fx.Graph()
-        args, kwargs = [], {}
-        for each in inspect.signature(made.forward).parameters.values():
-            if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
-                continue
+        found = self.fused(model, "")
+        if found is not None:
+            found[0]._left = tuple(self.left)
+            return found[0]
+        graph, root, parameters = fx.Graph(), nn.Module(), _parameters_of(model)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for each in parameters or ():
             node = graph.placeholder(each.name, default_value=each.default)
             if each.kind == each.KEYWORD_ONLY:
                 kwargs[each.name] = node
             else:
                 args.append(node)
+        if parameters is None:
+            args = [graph.placeholder("*args"), graph.placeholder("**kwargs")]
+        root.add_module("model", _Whole(model) if parameters is None else model)
         graph.output(graph.call_module("model", tuple(args), kwargs))
-        root = nn.Module()
-        root.add_module("model", made)
         return _fused(root.eval(), graph, self.left)
 
-    def part(self, model: nn.Module, prefix: str) -> nn.Module:
-        """The model fused, or the same with fused children where it cannot be traced."""
+    def fused(self, model: nn.Module, prefix: str) -> tuple[Fused, list[Fold]] | None:
+        """The model fused, and what its layers are made of; None for one that stays as it is, with fused parts."""
         whole: set[str] = set()
         while True:
             tracer = _Tracer(whole)
             try:
+                why = _why_not_followed(model)
+                if why:
+                    raise TypeError(why)
                 graph = tracer.trace(model)
                 break
             except Exception as error:
-                why = f"torch.fx cannot trace it: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-                self.left.append(((prefix + tracer.failed).strip(".") or type(model).__name__, why))
+                said = str(error).splitlines()[0] if str(error) else type(error).__name__
+                said = why or f"torch.fx cannot trace it: {said}"
+                self.left.append(((prefix + tracer.failed).strip(".") or type(model).__name__, said))
                 if not tracer.failed:
                     self._parts_of(model, prefix)
-                    return model
+                    return None
                 whole.add(tracer.failed)
         for name in whole:
             self._parts_of(model.get_submodule(name), f"{prefix}{name}.")
-        return self._rewritten(model, graph, prefix)
+        for node in graph.nodes:
+            if isinstance(node.type, str):  # an annotation that is not evaluated, which pickles cannot import
+                node.type = None
+        return self._rewritten(fx.GraphModule(model, graph), graph, prefix)
 
     def _parts_of(self, model: nn.Module, prefix: str) -> None:
+        """Fuse what is called in a module that stays as it is. What is in the parts stays for those who look into
+        them."""
+        if _wraps(model):
+            return
         for name, child in model.named_children():
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 self._parts_of(child, f"{prefix}{name}.")
-            elif any(isinstance(each, (*_CONVS, *_OTHERS)) for each in child.modules()):
-                setattr(model, name, self.part(child, f"{prefix}{name}."))
+            elif isinstance(child, (*_CONVS, *_OTHERS)):
+                self.left.append((prefix + name, "what calls it is left"))
+            elif _part_of(child) is None and any(isinstance(each, (*_CONVS, *_OTHERS)) for each in child.modules()):
+                found = self.fused(child.eval(), f"{prefix}{name}.")
+                if found is not None and found[1]:
+                    child.forward = Part(child, *found)
 
-    def _rewritten(self, model: nn.Module, graph: fx.Graph, prefix: str) -> nn.Module:
+    def _rewritten(self, model: nn.Module, graph: fx.Graph, prefix: str) -> tuple[Fused, list[Fold]]:
+        """``model`` has nothing but what the graph calls and reads."""
         modules = dict(model.named_modules())
+        # those that compute what their classes do
+        plain = {name: each for name, each in modules.items() if "forward" not in vars(each) or _part_of(each)}
 
         def is_norm(node: fx.Node) -> bool:
-            module = patterns.module_of(node, modules)
+            module = patterns.module_of(node, plain)
             return module is not None and _folds(module)
 
         nodes = list(graph.nodes)
-        convs = [node for node in nodes if node.op == "call_module" and self._is_taken(node, modules, prefix)]
+        used = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
+        convs = [node for node in nodes if node.op == "call_module" and self._is_taken(node, modules, used, prefix)]
         taken: set[fx.Node] = set()
         chains: list[Chain] = []
         for node in reversed(convs):
-            chain = patterns.chain_of(node, modules, is_norm, taken, plain=True)
+            chain = patterns.chain_of(node, plain, is_norm, taken, plain=True)
             why = patterns.movable(chain, nodes, modules)
             if why:
                 self.left.append((prefix + str(node.target), why))
@@ -291,23 +339,22 @@ class _Work:
             taken.update(chain.nodes)
             chains.append(chain)
         made: dict[tuple[Any, ...], str] = {}
+        folds: list[Fold] = []
         calls: dict[fx.Node | None, fx.Node] = {}
         for chain in reversed(chains):
-            name = self._layer(model, modules, chain, made, prefix)
+            name = self._layer(model, modules, chain, made, folds, prefix)
             # a residual may be the result of another chain, which has been replaced
             beside = () if chain.add is None else (calls.get(chain.add, chain.add),)
             with graph.inserting_after(chain.last):
                 calls[chain.last] = graph.call_module(name, (*chain.conv.args, *beside))
             patterns.replace(graph, chain.nodes, calls[chain.last])
-        for node in graph.nodes:
-            if isinstance(node.type, str):  # an annotation that is not evaluated, which pickles cannot import
-                node.type = None
-        squeeze_graph.rewrite(graph, model, prefix)
+        if used & modules.keys() <= plain.keys():
+            squeeze_graph.rewrite(graph, model, prefix)
         self._say_left(graph, modules, prefix)
         graph.lint()
-        return _fused(model, graph, ())
+        return _fused(model, graph, ()), folds
 
-    def _is_taken(self, node: fx.Node, modules: dict[str, nn.Module], prefix: str) -> bool:
+    def _is_taken(self, node: fx.Node, modules: dict[str, nn.Module], used: set[str], prefix: str) -> bool:
         module = modules[str(node.target)]
         if not isinstance(module, _CONVS) or isinstance(module, OurModule):
             return False
@@ -320,13 +367,15 @@ class _Work:
             why = "it has hooks"
         elif len(node.args) != 1 or node.kwargs:
             why = "it is called with other arguments than images"
+        elif any(_within(each, str(node.target)) or _within(str(node.target), each) for each in used):
+            why = "others read its parameters"
         if why:
             self.left.append((prefix + str(node.target), why))
         return not why
 
     def _layer(
         self, model: nn.Module, modules: dict[str, nn.Module], chain: Chain, made: dict[tuple[Any, ...], str],
-        prefix: str,
+        folds: list[Fold], prefix: str,
     ) -> str:  # fmt: skip
         """The name of the layer that computes a chain; one convolution that is called in two ways becomes two."""
         name = str(chain.conv.target)
@@ -342,6 +391,7 @@ class _Work:
                 at = f"{name}_{count}"
             parent, _, last = at.rpartition(".")
             setattr(model.get_submodule(parent), last, layer)
+            folds.append((layer, conv, norm))
             made[key] = at
         return made[key]
 
@@ -353,8 +403,52 @@ class _Work:
                 self.left.append((name, "transposed convolutions are left"))
             elif isinstance(module, OurModule):
                 self.left.append((name, "it is a module of leanconv"))
+            elif module is not None and _wraps(module):
+                self.left.append((name, _why_not_followed(module)))
+            elif module is not None and patterns.has_hooks(module) and not isinstance(module, _CONVS):
+                self.left.append((name, "it has hooks"))
             elif module is not None and _folds(module):
                 self.left.append((name, "no convolution stands before it, or others read that one's result"))
+
+
+def _within(name: str, other: str) -> bool:
+    """Whether one name is of something within what has the other name."""
+    return name.startswith(f"{other}.")
+
+
+def _why_not_followed(module: nn.Module) -> str:
+    """Why a trace of a module, which is one of its class's forward, is not what a call of it computes; empty if it
+    is."""
+    if _wraps(module):
+        return f"it is a {type(module).__name__}; fuse the model that is in it"
+    if patterns.has_hooks(module):
+        return "it has hooks"
+    if "forward" in vars(module):
+        return "its forward is not that of its class"
+    return "it has a __call__ of its own" if _has_own_call(module) else ""
+
+
+def _wraps(module: nn.Module) -> bool:
+    """Whether it calls a model in another way: copies of it, or code that was compiled from it."""
+    return isinstance(module, _WRAPPERS) or type(module).__name__ == "OptimizedModule"
+
+
+def _has_own_call(module: nn.Module) -> bool:
+    """Whether a call does something else than hooks and forward."""
+    mine = next(each for each in type(module).__mro__ if "__call__" in vars(each))
+    return not mine.__module__.startswith(("torch.nn.", "torch.fx."))
+
+
+def _parameters_of(model: nn.Module) -> list[inspect.Parameter] | None:
+    """Those of a call; None where they are not known one by one."""
+    try:
+        found = list(inspect.signature(model.forward).parameters.values())
+    except (ValueError, TypeError):  # a compiled function has no signature
+        return None
+    if _has_own_call(model) or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
+        return None
+    # a default is written into the graph's code
+    return found if all(type(each.default) in _WRITTEN or each.default is each.empty for each in found) else None
 
 
 def _is_conv(module: nn.Module) -> bool:
@@ -377,23 +471,3 @@ def _folds(module: nn.Module) -> bool:
     if _is_frozen(module):
         return all(hasattr(module, name) for name in ("weight", "bias", "running_mean", "running_var", "eps"))
     return type(module) in patterns.NORMS and getattr(module, "running_mean", None) is not None
-
-
-def folded(conv: Any, norm: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Filters and bias of a convolution with a batch normalisation behind it, or None, rounded once."""
-    w = conv.weight.detach()
-    if norm is None:
-        return w.clone(memory_format=torch.preserve_format), None if conv.bias is None else conv.bias.detach().clone()
-    # the CPU and CUDA have float64, not every device has
-    wide = torch.float64 if w.device.type in ("cpu", "cuda") else torch.float32
-
-    def of(tensor: Any, otherwise: float) -> torch.Tensor:
-        if tensor is None:
-            return torch.full((w.shape[0],), otherwise, dtype=wide, device=w.device)
-        return tensor.detach().to(wide)
-
-    scale = of(norm.weight, 1.0) * (of(norm.running_var, 1.0) + norm.eps).rsqrt()
-    shift = of(norm.bias, 0.0) + (of(conv.bias, 0.0) - of(norm.running_mean, 0.0)) * scale
-    made = torch.empty_like(w, memory_format=torch.preserve_format)
-    made.copy_(w.to(wide) * scale.view(-1, *(1,) * (w.dim() - 1)))
-    return made, shift.to(w.dtype)
