@@ -88,6 +88,6 @@ def test_the_example_in_the_registry(algorithm: Any, monkeypatch: pytest.MonkeyP
 
 def test_the_commands_name_tests_that_exist() -> None:
     named = re.findall(r"TESTS=\"?(\S+?)[ \"`]", PAGE)
-    assert len(named) == 4
+    assert len(named) == 3
     for name in named:
         assert (ROOT / name).exists(), name
