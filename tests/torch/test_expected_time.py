@@ -258,6 +258,25 @@ def test_a_recorded_step_takes_the_depthwise_layers_of_convnext_that_pay(dtype: 
     assert found == taken, found
 
 
+@pytest.mark.parametrize(
+    ("layer", "tf32", "taken"),
+    [
+        ("c1152,h7,k1152,r3,pad1,groups1152,NHWC,wgrad", True, True),
+        ("c240,h28,k240,r3,stride2,pad1,groups240,NHWC,wgrad", False, True),
+        ("c192,h28,k192,r3,pad1,groups192,NHWC,wgrad", False, False),
+        ("c1024,h14,k1024,r3,pad1,groups16,NHWC", True, False),
+        ("c888,h7,k888,r3,pad1,groups37,NHWC", True, True),
+        ("c128,d16,h28,k128,t3,r3,pad1,NCHW", True, False),
+        ("c3,d16,h112,k45,r7,stride2,pad3,NCHW", True, True),
+    ],
+)
+def test_kinds_of_layers_that_are_taken_or_left_as_measured(layer: str, tf32: bool, taken: bool) -> None:
+    """Gradients of depthwise filters of few pixels; wide groups and volumes where PyTorch rounds to TF32."""
+    problem = parse_problem(f"conv:n8,{layer}" if ",d16" in layer else f"conv:n32,{layer}")
+    choice, expected = chosen(problem), pytorch_cycles(problem, H200, tf32)
+    assert (choice.cost / expected < most_share(problem, choice.algorithm.stem, tf32, expected)) == taken
+
+
 @pytest.mark.parametrize(("op", "count"), [("fprop", 15), ("dgrad", 10)])
 def test_resnets_pointwise_layers_are_taken_channels_first_in_16_bits(op: str, count: int) -> None:
     """By the decision itself, of 15 layers: all, and ten of the gradients."""
