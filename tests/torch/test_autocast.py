@@ -184,6 +184,23 @@ class TestKept:
                     equal(layer(x), expected)
             assert enabled.report().packed_bytes > 0
 
+    @pytest.mark.parametrize("trained", ["weight", "bias"])
+    def test_steps_that_pytorch_does_not_count_are_followed(self, layer: Any, x: Any, trained: str) -> None:
+        """Those of fused optimisers."""
+        parameter = getattr(layer, trained)
+        with torch.no_grad(), leanconv.torch.enable() as enabled:
+            for _ in range(3):
+                with cast():
+                    layer(x)
+            assert enabled.report().packed_bytes > 0
+            parameter.grad, before = torch.ones_like(parameter), parameter.detach().clone()
+            torch.optim.SGD([parameter], lr=1.0, fused=True).step()
+            assert not torch.equal(parameter, before)
+            expected = by_the_dispatcher(layer, x)
+            for _ in range(4):
+                with cast():
+                    equal(layer(x), expected)
+
     def test_training_drops_them(self, layer: Any, x: Any) -> None:
         """Whether autocast is on then or not: some optimisers change parameters unseen."""
         with leanconv.torch.enable():

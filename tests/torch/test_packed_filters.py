@@ -113,6 +113,27 @@ class TestPacked:
             # other memory is decided anew by PyTorch's dispatcher first
             assert device.prepared == count + (3 if change == "data" else 2) and enabled.report().packed_bytes == kept
 
+    def test_steps_that_pytorch_does_not_count_are_followed(self, device: HostDevice, layer: Any, x: Any) -> None:
+        """Those of fused optimisers. What is kept of other layers stays."""
+        other, steps = nn.Conv2d(*PACKED).eval(), torch.optim.Adam(layer.parameters(), lr=0.1, fused=True)
+        layer(x).square().mean().backward()
+        with torch.no_grad(), leanconv.torch.enable() as enabled:
+            for _ in range(3):
+                layer(x), other(x)
+            before, kept = layer.weight.detach().clone(), enabled.report().packed_bytes
+            version, count = layer.weight._version, device.prepared
+            steps.step()
+            if layer.weight._version != version:
+                pytest.skip("this PyTorch counts them")
+            assert not torch.equal(before, layer.weight)
+            assert 0 < enabled.report().packed_bytes < kept
+            for _ in range(3):
+                other(x)
+            assert device.prepared == count
+            for _ in range(4):
+                close(layer(x), pytorch(x, layer.weight, layer.bias))
+            assert enabled.report().packed_bytes == kept
+
     def test_training_drops_them(self, device: HostDevice, layer: Any, x: Any) -> None:
         """Some optimisers change parameters through ``.data``, which PyTorch does not count."""
         with leanconv.torch.enable():

@@ -217,8 +217,14 @@ def test_which_layers(device: HostDevice) -> None:
         leanconv.torch.enable(model, exclude=torch.nn.ReLU())
     with says(TypeError, "model is a str; it must be a torch.nn.Module"):
         leanconv.torch.enable("resnet18")  # type: ignore[arg-type]
+    with says(TypeError, "model is a type; it must be a torch.nn.Module"):
+        recording.problems_of(torch.nn.Conv2d, x)  # type: ignore[arg-type]
     with says(ValueError, "precision='fp16'"):
         leanconv.torch.enable(precision="fp16")  # type: ignore[arg-type]
+    for train in (False, True):
+        with leanconv.torch.enable(exclude=lambda problem: int("a")), torch.set_grad_enabled(train):
+            with says(RuntimeError, "exclude raised ValueError: invalid literal"):
+                model(x)
     assert deciding.current() is None, "a mistake switches nothing on"
 
 

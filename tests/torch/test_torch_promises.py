@@ -92,6 +92,24 @@ def test_packed_weights_that_require_a_gradient_are_refused(torch_on_device: Hos
             assert torch.equal(leanconv.conv2d(x, packed), expected)
 
 
+@pytest.mark.parametrize("contiguous", [True, False], ids=["read in place", "copied"])
+def test_packed_weights_follow_the_steps_of_optimisers(torch_on_device: HostDevice, contiguous: bool) -> None:
+    """PyTorch counts no change of a fused one."""
+    x, w = torch.randn(2, 16, 9, 9), torch.randn(32, 16, 3, 6)[..., ::2]
+    w = torch.nn.Parameter(w.contiguous() if contiguous else w)
+    packed, other = leanconv.prepare_weights(w.detach()), leanconv.prepare_weights(torch.randn(32, 16, 3, 3))
+    for fused in (True, False):
+        for _ in range(2):
+            leanconv.conv2d(x, packed, algorithm="winograd1d"), leanconv.conv2d(x, other, algorithm="winograd1d")
+        assert packed.nbytes and other.nbytes
+        kept, w.grad = other.nbytes, torch.ones_like(w)
+        torch.optim.SGD([w], lr=1.0, fused=fused).step()
+        for _ in range(2):
+            result = leanconv.conv2d(x, packed, algorithm="winograd1d")
+            torch.testing.assert_close(result, torch.nn.functional.conv2d(x, w.detach()), rtol=1e-4, atol=1e-4)
+        assert other.nbytes == kept
+
+
 def test_ready_calls_are_dropped_and_follow_the_limit(
     torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,16 @@ class Arrays(ABC):
         """
         return 0
 
+    def follow(self, kept: Any) -> None:  # noqa: B027 - libraries that need none have none
+        """From now on call ``kept.refresh()`` after steps of an optimiser on memory at one of ``kept.reads()``.
+
+        Fused optimisers of PyTorch change parameters without counting it (PyTorch 2.13).
+        """
+
+    def memory(self, array: Any) -> int:
+        """The address where the memory begins that an array shares with its views."""
+        return self.pointer(array)
+
     @abstractmethod
     def empty(self, shape: Shape, dtype: str, device: int | None, order: MemoryOrder = None) -> Any:
         """A new array with undefined contents."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import threading
+import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -163,6 +165,15 @@ class TorchArrays(Arrays):
     def version(self, array: Any) -> int:
         return 0 if array.is_inference() else int(array._version)
 
+    def follow(self, kept: Any) -> None:
+        with _lock:
+            if not _followers:
+                _watch_optimisers()
+            _followers.add(kept)
+
+    def memory(self, array: Any) -> int:
+        return int(array.untyped_storage().data_ptr())
+
     def negated(self, array: Any) -> bool:
         return bool(array.is_neg())
 
@@ -204,3 +215,38 @@ def _has_memory(array: Any) -> bool:
         return bool(array.data_ptr()) or not array.numel()
     except RuntimeError:
         return False
+
+
+#: what is refreshed after an optimiser's step
+_followers: weakref.WeakSet[Any] = weakref.WeakSet()
+_lock = threading.Lock()
+_watching = False
+
+
+def _watch_optimisers() -> None:
+    global _watching
+    if not _watching:
+        _watching = True
+        importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: Any, args: Any, options: Any) -> None:
+    if importlib.import_module("torch").compiler.is_dynamo_compiling():  # of what is compiled PyTorch counts changes
+        return
+    with _lock:
+        reading = [(each, {*each.reads()}) for each in _followers]
+    reading = [(each, addresses) for each, addresses in reading if addresses]
+    if not reading:
+        return
+    changed = [_memory(each) for group in optimizer.param_groups for each in group["params"]]
+    for each, addresses in reading:
+        if None in changed or not addresses.isdisjoint(changed):
+            each.refresh()
+
+
+def _memory(parameter: Any) -> int | None:
+    """Where a parameter's memory begins; None for one that has another's, as a shard has."""
+    try:
+        return int(parameter.untyped_storage().data_ptr()) or None
+    except (RuntimeError, NotImplementedError):
+        return None

@@ -32,6 +32,7 @@ class PreparedWeights:
         self._prepared: dict[FilterPreparation, PreparedFilters] = {}
         self._copies: dict[MemoryOrder, Any] = {}
         self._version = _library(array).version(array)
+        _library(array).follow(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "array":
@@ -56,12 +57,16 @@ class PreparedWeights:
         with self._lock:
             return len(self._copies) * copy + sum(each.plan.prepared_bytes for each in self._prepared)
 
+    def reads(self) -> tuple[int, ...]:
+        """Addresses where the memory begins of which something is kept."""
+        return (_library(self.array).memory(self.array),) if self._prepared or self._copies else ()
+
     def refresh(self) -> None:
         """Drop what is kept, after the values of ``array`` have changed; the next calls prepare the new values.
 
-        Changes that PyTorch counts (``tensor._version``), such as those of an optimiser, need no `refresh`. It counts
-        none that are made through ``tensor.data`` or by the replay of a CUDA graph. A CUDA graph that reads what was
-        kept would then read freed memory: capture it again.
+        Changes that PyTorch counts (``tensor._version``), and steps of its optimisers, need no `refresh`. It counts
+        none that are made through ``tensor.data``, by collectives of torch.distributed or by the replay of a CUDA
+        graph. A CUDA graph that reads what was kept would then read freed memory: capture it again.
         """
         with self._lock:
             self._prepared, self._copies = {}, {}

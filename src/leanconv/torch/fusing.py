@@ -19,6 +19,7 @@ from leanconv.options import PRECISIONS, Precision, one_of
 from leanconv.torch import patterns, squeeze, squeeze_graph
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.fused_part import Fold, Part, folded
+from leanconv.torch.layers import check_model
 from leanconv.torch.modules import _Module as OurModule
 from leanconv.torch.patterns import Chain
 from leanconv.torch.squeeze import SqueezeExcite
@@ -141,8 +142,7 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     >>> bool((fused(x) - model(x)).abs().max() < 1e-5)
     True
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+    check_model(model)
     one_of("precision", precision, PRECISIONS)
     training = [name for name, each in model.named_modules() if each.training and (not name or _has_modes(each))]
     if training:

@@ -173,10 +173,15 @@ _CONVOLUTIONS = (
 )  # fmt: skip
 
 
-def weights_of(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-    """Name and filters of each convolution module; the name of the model itself is that of its class."""
+def check_model(model: Any) -> None:
+    """Raise TypeError unless it is a module."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+
+
+def weights_of(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
+    """Name and filters of each convolution module; the name of the model itself is that of its class."""
+    check_model(model)
     for name, module in model.named_modules():
         if isinstance(module, _CONVOLUTIONS):
             yield name or type(module).__name__, module.weight
@@ -200,7 +205,14 @@ def selected(
         return None
     if not isinstance(selection, (str, torch.nn.Module)) and callable(selection):
         belongs = selection
-        return lambda identity, problem: bool(belongs(problem))
+
+        def ask(identity: int | None, problem: ConvProblem) -> bool:
+            try:
+                return bool(belongs(problem))
+            except (ValueError, TypeError) as error:  # with which a layer that cannot run is left
+                raise RuntimeError(f"{argument} raised {type(error).__name__}: {error}") from error
+
+        return ask
     single = isinstance(selection, (str, torch.nn.Module))
     if not single and not isinstance(selection, Iterable):
         raise TypeError(f"{argument} is of type {type(selection).__name__}; {_SELECTIONS}")

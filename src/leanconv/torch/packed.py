@@ -97,6 +97,8 @@ class _Cast:
     #: addresses of both
     w_at: int
     bias_at: int
+    #: where the memory of the parameters begins
+    reads: tuple[int, ...]
 
 
 class CastFilters(PackedFilters):
@@ -117,6 +119,7 @@ class CastFilters(PackedFilters):
         arrays = arrays_of(weight)
         assert arrays is not None
         self._arrays, self._index = arrays, arrays.device(weight) or 0
+        arrays.follow(self)
         self._stream = arrays.fast_stream(self._index)
 
     @property
@@ -127,6 +130,11 @@ class CastFilters(PackedFilters):
     @property
     def needed(self) -> int:
         return self._bytes if self._cast is None else 0
+
+    def reads(self) -> tuple[int, ...]:
+        """Addresses where the memory of the parameters begins whose casts are kept."""
+        cast = self._cast
+        return () if cast is None else cast.reads
 
     def current(self, weight: Any, bias: Any, version: Any) -> tuple[PreparedWeights, Any] | None:
         stream = self._stream()
@@ -153,7 +161,8 @@ class CastFilters(PackedFilters):
         own = [made for made, of in zip(tensors, (w, added), strict=True) if made is not of]
         weights = _prepared(tensors[0], self._axes)
         w_at, bias_at = (0 if each is None else each.data_ptr() for each in tensors)
-        return _Cast(weights, tensors[1], version, self._of(bias), own, stream, {stream}, w_at, bias_at)
+        reads = tuple(self._arrays.memory(each) for each in (w, added) if each is not None)
+        return _Cast(weights, tensors[1], version, self._of(bias), own, stream, {stream}, w_at, bias_at, reads)
 
     def _of(self, bias: Any) -> Callable[[], Any]:
         """A weak reference to the bias, with which its cast is freed."""

@@ -119,7 +119,8 @@ class Patch:
         self.layers.decide_anew()
 
     def refresh(self) -> None:
-        """Drop packed filters, after parameters have changed unseen: through ``.data``, or by a CUDA graph's replay."""
+        """Drop packed filters, after parameters have changed unseen: through ``.data``, by a collective of
+        torch.distributed, or by a CUDA graph's replay."""
         self.layers.refresh()
 
     def report(self) -> Report:

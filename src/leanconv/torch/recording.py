@@ -197,6 +197,7 @@ class _Every(_Recorder):
 
 def _record(found: _Recorder, model: torch.nn.Module, example: Any, backward: bool | None) -> _Recorder:
     """Run a model on tensors without values under ``found``."""
+    layers.check_model(model)
     given = example if isinstance(example, tuple) else (example,)
     found.backward = model.training if backward is None else backward
     with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:

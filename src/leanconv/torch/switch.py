@@ -56,11 +56,13 @@ def enable(
 
     Without gradients, filters that have not changed since the call before are packed once, and kept: at most 512 MiB in
     all, and not more than LEANCONV_WORKSPACE_LIMIT. A change of a parameter in place is followed, and so is new memory.
-    What PyTorch does not count is not: after changes through ``parameter.data`` call ``refresh()``, unless the layer
-    has had a backward pass since. A CUDA graph packs at each replay. Of filters whose training a graph has captured
-    while this was on nothing is kept, since replays change them uncounted. Under autocast the same holds for filters
-    and biases in its 16-bit type: they are kept, within the same bound, beyond the context in which autocast would keep
-    them, and a change inside the context is followed too.
+    What PyTorch does not count is not, but for steps of its optimisers: after changes through ``parameter.data``, or by
+    a collective of torch.distributed, call ``refresh()``, unless the layer has had a backward pass since. A CUDA graph
+    packs at each replay. Of filters whose training a graph has captured while this was on nothing is kept, since
+    replays change them uncounted. Under autocast the same holds for filters and biases in its 16-bit type: they are
+    kept, within the same bound, beyond the context in which autocast would keep them, and a change inside the context
+    is followed too. While it lasts, parameters cannot be exchanged by `torch.utils.swap_tensors`, nor modules be
+    converted so (``torch.__future__.set_swap_module_params_on_conversion``).
 
     Results are deterministic: equal calls give equal bits, whatever PyTorch's switches say. Those of a layer may be
     others in a CUDA graph than outside, and others where its gradient is recorded: it may be taken in one case alone.
