@@ -90,8 +90,8 @@ FUNCTIONS = {
 _BY_OP = {(function.op, function.axes): name for name, function in FUNCTIONS.items()}
 #: What they call the first array that an operation reads.
 FIRST: dict[Op, str] = {function.op: function.names[0] for function in FUNCTIONS.values()}
-
-
+#: The usual mode. It is looked for by identity, which is quick: an array is compared element by element.
+_SAME = "same"
 #: Quicker than a NamedTuple's own constructor.
 _new_tuple = tuple.__new__
 
@@ -230,7 +230,7 @@ def filter_options(
         channels_last = yes_or_no("channels_last", channels_last)
     if type(per_image) is not bool:
         per_image = yes_or_no("per_image", per_image)
-    if mode != "same" and (not isinstance(mode, str) or mode != "valid"):
+    if mode is not _SAME and (not isinstance(mode, str) or (mode != "valid" and mode != "same")):
         raise ValueError(f"mode={mode!r} is not known; choose 'same' or 'valid'")
     raw = raw_workspace_limit()
     limit = None if raw is None else _parsed_limit(raw)
@@ -442,11 +442,11 @@ def border_name(border: Any) -> BorderName:
     """Our name of a border, given ours, SciPy's or OpenCV's, or OpenCV's number."""
     if isinstance(border, str):
         word = border.removeprefix("cv2.")
-        word = ALIASES.get(word, word)
-        if word in BORDERS:
+        if (word := ALIASES.get(word, word)) in BORDERS:
             return BORDERS[word].name
-    elif not isinstance(border, bool) and hasattr(border, "__index__") and operator.index(border) in OPENCV_NUMBERS:
-        return OPENCV_NUMBERS[operator.index(border)]
+    elif not isinstance(border, bool):
+        with suppress(TypeError, KeyError):  # what is no integer, as most arrays; or none of these
+            return OPENCV_NUMBERS[operator.index(border)]
     known = ", ".join(map(repr, (*BORDERS, *ALIASES)))
     numbers = ", ".join(map(str, sorted(OPENCV_NUMBERS)))
     raise ValueError(f"border={border!r} is not known; choose one of {known}, or of OpenCV's numbers {numbers}")

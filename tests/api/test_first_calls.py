@@ -282,6 +282,7 @@ def test_compile_makes_prepared_calls_warm_too(
         ([None], r"problems\[0\] is of type NoneType"),
         (LAYERS[0], r"problems is of type ConvProblem; give a list: leanconv.precompile\(\[problem\]\)"),
         ("resnet-50", "Suites are for the command line: leanconv precompile resnet-50"),
+        (np.array(1), r"problems is of type ndarray; give a list: leanconv.precompile\(\[problem\]\)"),
     ],
 )
 def test_what_is_no_problem_is_refused(given: Any, message: str, host_device: Any) -> None:
@@ -289,6 +290,22 @@ def test_what_is_no_problem_is_refused(given: Any, message: str, host_device: An
         leanconv.precompile(given)
     with pytest.raises(ValueError, match="device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'"):
         leanconv.precompile(LAYERS, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        (True, TypeError, "bundle=True is no path; give a str or a pathlib.Path"),
+        (b"x", TypeError, "bundle=b'x' is no path"),
+        ("\0", ValueError, r"bundle='\\x00' has a null character"),
+    ],
+)
+def test_what_is_no_path_of_a_bundle_is_refused_before_anything_is_compiled(
+    given: Any, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "compiled", None)
+    with pytest.raises(kind, match=message):
+        leanconv.precompile(LAYERS, bundle=given, progress=False)
 
 
 def test_an_empty_batch_needs_no_kernel(host_device: Any) -> None:

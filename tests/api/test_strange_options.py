@@ -5,13 +5,26 @@ from __future__ import annotations
 from decimal import Decimal
 from enum import IntEnum
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from leanconv import conv1d, conv2d, conv2d_input, filter2d
+from leanconv import (
+    ConvProblem,
+    box_blur,
+    conv1d,
+    conv2d,
+    conv2d_input,
+    explain,
+    filter2d,
+    gaussian_blur,
+    laplacian,
+)
 from leanconv.call import lookup, resolve
+from leanconv.call.choose import choose
+from leanconv.call.explain import NOMINAL
 from leanconv.runtime.bounded_cache import BoundedCache
 from tests.messages import says
 from tests.stand_ins import HostDevice
@@ -51,9 +64,33 @@ def test_what_equals_one_is_refused_after_one(one: Any, device: Any, host_device
         assert filter2d(X[0, 0], W[0, 0], border=1, anchor=(1, 1), device=device).shape == (6, 6)
         with says(TypeError, f"anchor={one!r} is not an integer"):
             filter2d(X[0, 0], W[0, 0], border=1, anchor=(1, one), device=device)
-        if not isinstance(one, np.ndarray):
-            with says(ValueError, f"border={one!r} is not known"):
-                filter2d(X[0, 0], W[0, 0], border=one, anchor=(1, 1), device=device)
+        with says(ValueError, f"border={one!r} is not known"):
+            filter2d(X[0, 0], W[0, 0], border=one, anchor=(1, 1), device=device)
+
+
+@pytest.mark.parametrize("array", [np.arange(2), np.array(["same", "NCHW"]), np.ones(1), torch.ones(2)], ids=repr)
+def test_an_array_is_no_word(array: Any) -> None:
+    for name in ("layout", "algorithm"):
+        for call in (conv2d, partial(explain, conv2d), partial(explain, conv2d, device="cuda")):
+            with says(ValueError, f"{name}={array!r} is not known"):
+                call(X, W, **{name: array})
+    filters = (
+        partial(filter2d, X[0, 0], W[0, 0]), partial(gaussian_blur, X[0, 0], 1.0), partial(laplacian, X[0, 0]),
+        partial(box_blur, X[0, 0], 3),
+    )  # fmt: skip
+    for name in ("border", "mode", "device"):
+        for each in filters:
+            with says(ValueError, f"{name}={array!r} is not known"):
+                each(**{name: array})
+    with says(ValueError, f"algorithm={array!r} is not known"):
+        choose(ConvProblem(1, 3, 9, 11, 4, 3, 3), NOMINAL, array)
+
+
+def test_words_of_other_kinds_of_text() -> None:
+    for mode in ("".join(["sa", "me"]), np.str_("same"), np.str_("valid")):
+        side = 6 if mode == "same" else 4
+        assert filter2d(X[0, 0], W[0, 0], mode=mode, border=np.str_("cv2.BORDER_REFLECT")).shape == (side, side)
+    assert conv2d(X, W, layout=np.str_("NCHW"), algorithm=np.str_("auto")).shape == (2, 8, 4, 4)
 
 
 def test_zeros_and_shapes() -> None:

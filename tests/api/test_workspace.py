@@ -104,6 +104,16 @@ def test_bytes_that_are_none(text: str, given: Any, monkeypatch: pytest.MonkeyPa
     assert conv2d(*given, workspace_limit=0).shape == (2, 6, 7, 6), "a limit that is given asks no environment"
 
 
+def test_a_number_that_python_does_not_read(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = (NAME, "LEANCONV_CACHE_LIMIT", "LEANCONV_THREADS")
+    for name in names:
+        monkeypatch.setenv(name, "9" * 5000)
+    said = [f"{name} has 5000 digits, which are too many" for name in names]
+    with pytest.raises(ValueError, match=said[0]):
+        conv2d(*given)
+    assert sorted(env.mistakes()) == sorted(said)
+
+
 def test_an_empty_setting_is_none(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, "")
     assert env.workspace_limit() is None

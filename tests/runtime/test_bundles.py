@@ -196,6 +196,10 @@ def test_what_a_program_has_compiled_is_bundled(
     assert not compiles and not (tmp_path / "other").exists()
 
 
+#: in the entry of a zip file's directory: the place of a byte, and one that zipfile refuses or leanconv does not write
+DAMAGE = {"version needed": (6, 0xFF), "encrypted": (8, 1), "patched": (8, 32), "method": (10, 99), "lzma": (10, 14)}
+
+
 @pytest.mark.filterwarnings("ignore:the bundle of kernels .*good.zip")
 @pytest.mark.parametrize(
     "what, arch, driver_version, why",
@@ -207,6 +211,12 @@ def test_what_a_program_has_compiled_is_bundled(
         ("no zip", "sm_90a", None, "is no bundle of kernels, or a damaged one: "),
         ("cut", "sm_90a", None, "is no bundle of kernels, or a damaged one: "),
         ("absent", "sm_90a", None, "No such file"),
+        ("version needed", "sm_90a", None, "damaged one: zip file version"),
+        ("encrypted", "sm_90a", None, "damaged one: .*is encrypted"),
+        ("patched", "sm_90a", None, r"damaged one: .*patched data \(flag bit 5\)"),
+        ("method", "sm_90a", None, "damaged one: manifest.json is compressed in another way"),
+        ("lzma", "sm_90a", None, "damaged one: manifest.json is compressed in another way"),
+        ("infinite", "sm_90a", None, "damaged one: cannot convert float infinity"),
     ],
 )
 def test_what_does_not_fit_is_named_once_and_the_rest_runs(
@@ -215,10 +225,11 @@ def test_what_does_not_fit_is_named_once_and_the_rest_runs(
 ) -> None:  # fmt: skip
     path, good = made(tmp_path / "kernels.zip", LAYER), made(tmp_path / "good.zip", FILTER)
     content = path.read_bytes()
-    if what in ("leanconv", "format"):
+    other_entry = {"leanconv": {"leanconv": "0.0.9"}, "format": {"format": 2}, "infinite": {"cuda": float("inf")}}
+    if what in other_entry:
         with zipfile.ZipFile(path) as archive:
             about = json.loads(archive.read("manifest.json"))
-        about |= {"leanconv": "0.0.9"} if what == "leanconv" else {"format": 2}
+        about |= other_entry[what]
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("manifest.json", json.dumps(about))
     elif what == "no zip":
@@ -227,6 +238,11 @@ def test_what_does_not_fit_is_named_once_and_the_rest_runs(
         path.write_bytes(content[: len(content) // 2])
     elif what == "absent":
         path.unlink()
+    elif what in DAMAGE:
+        entry = bytearray(content)  # the manifest comes first in the directory, too
+        offset, entry_byte = DAMAGE[what]
+        entry[content.index(b"PK\1\2") + offset] = entry_byte
+        path.write_bytes(entry)
     monkeypatch.setenv("LEANCONV_BUNDLE", f"{path}{os.pathsep}{good}")
     on_driver(monkeypatch, driver_version)
     (kernel, *_), (other, *_) = launches(LAYER), launches(FILTER)
@@ -263,6 +279,74 @@ def test_a_damaged_kernel_is_a_miss_and_named_once(
         warnings.simplefilter("error")
         assert cache.compiled(other, "sm_90a") == code_of(other, "sm_90a")
     assert len(compiles) == 2
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A bundle of one kernel and one table."""
+    kernel = compile.Compiled(b"code" * 8, "direct", "sm_90a", 40, 0, 0)
+    gpu, table = ("NVIDIA H200", "sm_90a"), '{"format": 1, "gpu": {"name": "NVIDIA H200"}, "problems": {}}'
+    bundle.write(tmp_path / "k.zip", "nvrtc 13.0", 13050, {"0": kernel}, [gpu], (), {"nvidia-h200.json": table})
+    return tmp_path / "k.zip"
+
+
+def test_whatever_byte_is_damaged_nothing_else_is_read(small: Path) -> None:
+    content, whole = small.read_bytes(), bundle.Bundle.read(small)
+    held = {name: whole.content(name) for name in whole.members}
+    for place in range(len(content)):
+        for flipped in (1, 32, 255):
+            damaged = bytearray(content)
+            damaged[place] ^= flipped
+            small.write_bytes(damaged)
+            try:
+                found = bundle.Bundle.read(small)
+            except (ValueError, OSError):
+                continue
+            for name in found.members:
+                try:
+                    read = found.content(name)
+                except (OSError, *bundle._DAMAGED):
+                    continue
+                assert name not in held or read == held[name], (place, flipped, name)
+
+
+def test_a_damaged_table_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEANCONV_BUNDLE", str(small))
+    monkeypatch.setattr(errors, "_warned", set())
+    monkeypatch.setattr(tables, "_tables", {})
+    with zipfile.ZipFile(small) as archive:
+        members = {each.filename: archive.read(each) for each in archive.infolist()}
+    with zipfile.ZipFile(small, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    path = small / "nvidia-h200.json"
+    assert bundle.table(path) == members["tables/nvidia-h200.json"]
+    small.write_bytes(small.read_bytes().replace(b'"format": 1, "gpu"', b'"format": 3, "gpu"'))
+    with pytest.raises(ValueError, match=f"{path} cannot be read: its checksum differs"):
+        bundle.table(path)
+    with pytest.warns(RuntimeWarning, match=f"a table of tuned problems is not used: {path} cannot be read"):
+        assert tables.table_of(small, TARGET) is None
+    wrong = rf"tables/nvidia-h200.json in {small} is damaged: its checksum differs; remove {small}, or name another"
+    with pytest.raises(ValueError, match=wrong):
+        bundle.write(small, "nvrtc 13.0", 13050, {}, [])
+
+
+def test_a_bundle_in_a_home_that_cannot_be_found(
+    compiles: list[str], run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    good = made(tmp_path / "good.zip", LAYER)
+    named, said = "~no-such-user/kernels.zip", "is in a home folder that cannot be found"
+    monkeypatch.chdir(tmp_path)
+    Path(named).parent.mkdir()
+    Path(named).write_bytes(good.read_bytes())  # a folder of that name is not what was meant
+    monkeypatch.setenv("LEANCONV_BUNDLE", f"{named}{os.pathsep}{good}")
+    with pytest.warns(RuntimeWarning, match=f"the bundle of kernels {named} is not used: {named} {said}"):
+        assert [each.path for each in bundle.in_use("sm_90a")] == [good]
+    first, second = doctor._bundles()
+    assert (first.state, second.state) == ("broken", "ok") and said in first.text
+    code, out, _ = run("explain", format_problem(LAYER), "--device", "cuda")
+    assert code == 0 and out
+    assert run("tune", "--show")[0] == 0
 
 
 def test_a_bundle_of_others_is_not_added_to(

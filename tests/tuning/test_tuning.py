@@ -263,6 +263,8 @@ def test_mistakes(stage: Stage) -> None:
         leanconv.tune([LAYER], seconds=-1)
     with says(TypeError, "problems[0]", "must be a ConvProblem"):
         leanconv.tune([3])  # type: ignore[list-item]
+    with says(TypeError, "problems is of type ndarray; give a list: leanconv.tune([problem])"):
+        leanconv.tune(np.array(1))  # type: ignore[arg-type]
     stage.device.target = replace(stage.target, model="")
     with says(ValueError, "has no name"):
         leanconv.tune([LAYER])

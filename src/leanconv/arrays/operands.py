@@ -11,7 +11,7 @@ from leanconv.arrays import Arrays, MemoryOrder, Shape, arrays_of, carried
 from leanconv.arrays.memory import lies_channels_last, overlaps_itself, row_pitched
 from leanconv.arrays.numpy import NUMPY, learn_bfloat16
 from leanconv.dtypes import DtypeName
-from leanconv.options import device_index
+from leanconv.options import device_index, one_of
 from leanconv.plan import ALIGNMENT
 
 
@@ -164,8 +164,8 @@ def layer_operands(
         if keeps_shape and len(channels_first) - len(x.shape) in (0, 1):
             last = lies_channels_last(tuple(x.shape), arrays.strides(x), batch=len(x.shape) == len(channels_first))
             layout = channels_last if last else channels_first
-    elif layout not in layouts:
-        raise ValueError(f"layout={layout!r} is not known; choose one of {', '.join(map(repr, layouts))}")
+    else:
+        layout = one_of("layout", layout, layouts)
     axes = AxisOrder(layout, channels_first, keeps_shape)
     order = axes.memory_order(len(x.shape))
     w, bias = given[names[1]], given.get("bias")

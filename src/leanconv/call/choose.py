@@ -130,10 +130,11 @@ def _relevant(problem: Problem, target: Target | None, name: str) -> list[Algori
         return list(dict.fromkeys(word for words in known for word in words))
 
     relevant = [algorithm for algorithm in algorithms_of(target) if algorithm.solves == problem.kind]
-    if name != "auto" and not any(algorithm.is_called(name) for algorithm in relevant):
+    is_word = isinstance(name, str)  # an array is compared element by element
+    if not is_word or (name != "auto" and not any(algorithm.is_called(name) for algorithm in relevant)):
         names = called(relevant)
         here, there = ("the CPU", "GPUs") if target is None else ("a GPU", "the CPU")
-        if name in called(ALGORITHMS if target is None else CPU_ALGORITHMS):
+        if is_word and name in called(ALGORITHMS if target is None else CPU_ALGORITHMS):
             wrong = f"runs on {there}, and this call on {here}"
         else:
             from difflib import get_close_matches  # for a message alone
@@ -224,7 +225,7 @@ def _why_none_fits(
 
 def tuned(problem: Problem, target: Target | None, name: str = "auto", limit: int | None = None) -> Candidate | None:
     """What the tables of tuned problems have for this choice, as long as it runs the kernels that were timed."""
-    if target is not None and target.model:
+    if target is not None and target.model and isinstance(name, str):
         called = None if name == "auto" else {a.stem for a in ALGORITHMS if a.is_called(name)}
         for source, entry in tables.known(problem, target):
             timed = entry.winner(limit, called)

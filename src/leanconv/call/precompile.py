@@ -91,10 +91,11 @@ def precompile(
         raise ValueError("device='cpu': kernels are compiled for GPUs only; give 'cuda' or 'cuda:N'")
     index, limit = options.device_index(device, gpu_only=True), options.limit_of(workspace_limit)
     different = list(dict.fromkeys(map(computed, checked_problems(problems))))
+    path = None if bundle is None else _path(bundle)
     # where filters stay packed something else may run
     ways: tuple[Kept, ...] = ("", "same bits", "quickest")
     each_way = [(each, kept) for each in different for kept in (ways if _may_stay_packed(each) else ways[:1])]
-    if bundle is None:
+    if path is None:
         on = _device(index)
         target, plans = on.target, [bind.load(each, index, algorithm, limit, kept).plan for each, kept in each_way]
     else:
@@ -105,7 +106,7 @@ def precompile(
     codes: dict[str, Compiled] = {}
 
     def make(name: str, each: Launch) -> None:
-        if bundle is None:
+        if path is None:
             on.load(each)
         else:  # what a bundle in use has may be of another compiler
             codes[name] = cache.compiled(each, target.arch, bundled=False)
@@ -116,9 +117,19 @@ def precompile(
         side_by_side(work, lambda: begin(f"compiling {len(kernels)} kernels"))
     compiled = sum(name in kernels for name in cache.made[before:])
     kept = ""
-    if bundle is not None:
-        kept = _bundled(Path(bundle), target, {kernels[name]: code for name, code in codes.items()}, different)
+    if path is not None:
+        kept = _bundled(path, target, {kernels[name]: code for name, code in codes.items()}, different)
     return PrecompileResult(len(different), len(kernels), compiled, perf_counter() - begun, kept)
+
+
+def _path(bundle: Any) -> Path:
+    try:
+        path = Path(bundle)
+    except TypeError:
+        raise TypeError(f"bundle={bundle!r} is no path; give a str or a pathlib.Path") from None
+    if "\0" in str(path):
+        raise ValueError(f"bundle={bundle!r} has a null character, which no path may have")
+    return path
 
 
 def _device(index: int) -> launch.Device:
@@ -164,12 +175,16 @@ def checked_problems(problems: Any, function: str = "precompile") -> Iterator[Pr
 
     Raises TypeError for something else, ValueError for one that breaks a rule.
     """
-    if isinstance(problems, str) or isinstance(problems, Problem) or not isinstance(problems, Iterable):
+    try:
+        listed = None if isinstance(problems, (str, Problem)) else iter(problems)
+    except TypeError:  # as of an array without axes, which is an Iterable by its type
+        listed = None
+    if listed is None:
         raise TypeError(
             f"problems is of type {type(problems).__name__}; give a list: leanconv.{function}([problem]). Suites are "
             f"for the command line: leanconv {function} resnet-50"
         )
-    for i, problem in enumerate(problems):
+    for i, problem in enumerate(listed):
         if not isinstance(problem, Problem):
             kind = type(problem).__name__
             raise TypeError(f"problems[{i}] is of type {kind}; it must be a ConvProblem or a FilterProblem")

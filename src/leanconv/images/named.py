@@ -312,7 +312,8 @@ def _kernel(factors: Products, sums: str, cpu: bool) -> tuple[np.ndarray, tuple[
 def runs_on_cpu(image: Any, device: Any) -> bool:
     """Whether a filter of ``image`` is computed on the CPU."""
     arrays = arrays_of(image)
-    return arrays is not None and device in (None, "cpu") and arrays.device(image) is None
+    on_cpu = device is None or (isinstance(device, str) and device == "cpu")
+    return arrays is not None and on_cpu and arrays.device(image) is None
 
 
 def _line(name: str, weights: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from leanconv.runtime import env
 from leanconv.runtime.compile import Compiled
@@ -34,7 +34,23 @@ _MANIFEST, _KERNEL, _TABLE = "manifest.json", "kernels/{}.cubin", "tables/{}"
 #: bytes of a zip file's header of a member, before its name; the lengths of name and rest are in the last four
 _HEADER, _LENGTHS = 30, struct.Struct("<26xHH")
 #: errors of what is no zip file, or a damaged one
-_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error, struct.error, EOFError)
+_DAMAGED = (
+    ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error, struct.error, EOFError,
+    OverflowError,
+    RuntimeError,  # what zipfile says of an encrypted member; NotImplementedError, of an unknown version, is one
+)  # fmt: skip
+
+
+class Member(NamedTuple):
+    """What the directory of a zip file says of a member."""
+
+    #: where it begins in the file, its bytes there and its own
+    at: int
+    packed: int
+    size: int
+    compressed: bool
+    #: its checksum, CRC-32
+    crc: int
 
 
 @dataclass(frozen=True)
@@ -51,19 +67,15 @@ class Bundle:
     gpus: tuple[tuple[str, str], ...]
     #: in words
     problems: tuple[str, ...]
-    #: where each member begins in the file, its bytes there and its own, and whether it is compressed
-    members: Mapping[str, tuple[int, int, int, bool]] = field(repr=False)
+    members: Mapping[str, Member] = field(repr=False)
 
     @classmethod
     def read(cls, path: Path) -> Bundle:
         """Raises OSError where there is no file, ValueError where it is no bundle or a damaged one."""
         try:
             with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+                members = {each.filename: _member(each) for each in archive.infolist()}
                 about = read_json(archive.read(_MANIFEST))
-                members = {
-                    each.filename: (each.header_offset, each.compress_size, each.file_size, bool(each.compress_type))
-                    for each in archive.infolist()
-                }
             if about["format"] != _FORMAT:
                 raise ValueError(f"its format is {about['format']}, not {_FORMAT}")
             gpus = tuple((str(each["name"]), str(each["arch"])) for each in about["gpus"])
@@ -104,13 +116,16 @@ class Bundle:
 
     def content(self, name: str) -> bytes:
         """A member's bytes. Raises KeyError where there is none, OSError, and other errors where it is damaged."""
-        at, packed, size, compressed = self.members[name]
+        at, packed, size, compressed, crc = self.members[name]
         with open_regular(self.path) as file:
             file.seek(at)
             header = file.read(_HEADER)
             file.seek(sum(_LENGTHS.unpack(header)), os.SEEK_CUR)
             found = file.read(packed)
-        return zlib.decompressobj(-zlib.MAX_WBITS).decompress(found, size) if compressed else found
+        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(found, size) if compressed else found
+        if zlib.crc32(content) != crc:
+            raise ValueError("its checksum differs")
+        return content
 
     def load(self, key: str) -> Compiled | None:
         """A kernel by its key; None where it is absent and, with a warning at the first, where it is damaged."""
@@ -123,6 +138,12 @@ class Bundle:
             text = f"{name} in the bundle {self.path} cannot be used: {type(error).__name__}: {error}"
             warn_once(f"kernels of {self.path}", text)
             return None
+
+
+def _member(found: zipfile.ZipInfo) -> Member:
+    if found.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{found.filename} is compressed in another way than deflate")
+    return Member(found.header_offset, found.compress_size, found.file_size, bool(found.compress_type), found.CRC)
 
 
 def _version() -> str:
@@ -143,7 +164,7 @@ def write(
         gpus, problems: that these are for.
         tables: of tuned problems, by the names of their files; each replaces the one that is there.
 
-    Raises ValueError where the file is none, or one of another version or compiler; OSError.
+    Raises ValueError where the file is none, a damaged one, or one of another version or compiler; OSError.
     """
     this = _version()
     members: dict[str, bytes] = {}
@@ -152,7 +173,11 @@ def write(
         for what, theirs, ours in (("leanconv", old.version, this), ("the compiler", old.compiler, compiler)):
             if theirs != ours:
                 raise ValueError(f"{path} is of {what} {theirs}, and this is {ours}: remove it, or name another file")
-        members = {name: old.content(name) for name in old.members if name != _MANIFEST}
+        for name in sorted(old.members.keys() - {_MANIFEST}):
+            try:
+                members[name] = old.content(name)
+            except _DAMAGED as error:
+                raise ValueError(f"{name} in {path} is damaged: {error}; remove {path}, or name another file") from None
         gpus, problems = (*old.gpus, *gpus), (*old.problems, *problems)
     members |= {_KERNEL.format(key): code.entry for key, code in kernels.items()}
     members |= {_TABLE.format(name): text.encode() for name, text in tables.items()}
@@ -179,6 +204,8 @@ _known: dict[Path, tuple[Any, Bundle | str]] = {}
 
 def opened(path: Path) -> Bundle | str:
     """A bundle, which is looked at once as long as the file is the same; or what is wrong with it."""
+    if str(path).startswith("~"):  # `env.bundles` leaves it so
+        return f"{path} is in a home folder that cannot be found"
     try:
         status = os.stat(path)
         sign = status.st_ino, status.st_size, status.st_mtime_ns

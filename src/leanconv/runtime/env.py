@@ -50,8 +50,18 @@ def _folder(own: str, base: str, usual: str) -> Path:
 
 
 def bundles() -> list[Path]:
-    """The files that LEANCONV_BUNDLE names, between colons as in PATH (semicolons on Windows)."""
-    return [Path(each).expanduser() for each in os.environ.get("LEANCONV_BUNDLE", "").split(os.pathsep) if each]
+    """The files that LEANCONV_BUNDLE names, between colons as in PATH (semicolons on Windows).
+
+    One in a home folder that cannot be found is left as it is written, ``~`` first.
+    """
+    return [_expanded(Path(each)) for each in os.environ.get("LEANCONV_BUNDLE", "").split(os.pathsep) if each]
+
+
+def _expanded(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def cache_disabled() -> bool:
@@ -98,7 +108,14 @@ def parse_bytes(name: str, text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     if match is None or match[2] not in _UNITS:
         raise ValueError(f"{name}={text!r} is no number of bytes; write one such as 0, 1048576, 512KiB or 64MiB")
-    return int(match[1]) * _UNITS[match[2]]
+    return _number(name, match[1]) * _UNITS[match[2]]
+
+
+def _number(name: str, digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise ValueError(f"{name} has {len(digits)} digits, which are too many") from None
 
 
 def workspace_limit() -> int | None:
@@ -108,9 +125,11 @@ def workspace_limit() -> int | None:
 
 
 def _positive(text: str) -> int:
-    if re.fullmatch(r"\s*[0-9]+\s*", text, re.ASCII) is None or int(text) == 0:
+    match = re.fullmatch(r"\s*([0-9]+)\s*", text, re.ASCII)
+    number = 0 if match is None else _number("LEANCONV_THREADS", match[1])
+    if number == 0:
         raise ValueError(f"LEANCONV_THREADS={text!r} is no number of threads; write 1 or more")
-    return int(text)
+    return number
 
 
 def threads() -> int:
