@@ -125,10 +125,11 @@ def one_of(name: str, dtype: str, taken: Sequence[str]) -> DtypeName:
     if not isinstance(dtype, str) or dtype not in taken:
         here = CPU_ONLY if taken is not FILTERS else ()
         *most, last = (each for each in taken if each not in here)
+        remedy = "; convert it, as to float32" if isinstance(dtype, str) else "; give its name, which is a string"
         raise TypeError(
             f"{name} has dtype {dtype}; supported are {', '.join(most)} and {last}"
             + f", and {' and '.join(here)} on the CPU only" * bool(here)
-            + ("; take real and imaginary part" if str(dtype).startswith("complex") else "; convert it, as to float32")
+            + ("; take real and imaginary part" if str(dtype).startswith("complex") else remedy)
         )
     return DTYPES[dtype].name
 

@@ -373,7 +373,7 @@ class FilterProblem:
         options.one_of("border", self.border, tuple(BORDERS))
         if not _are_ints(self.anchor, 2):
             object.__setattr__(self, "anchor", options.pair("anchor", self.anchor, 0, "two: (row, column)"))
-        if self.out_dtype is not None and one_of("result", self.out_dtype, FILTERS) == self.dtype:
+        if self.out_dtype is not None and one_of("result (out_dtype)", self.out_dtype, FILTERS) == self.dtype:
             object.__setattr__(self, "out_dtype", None)
         usual = filter_sum(self.dtype, self.result)
         if self.sum_dtype not in (None, usual) and (usual, self.sum_dtype) != ("int32", "float64"):

@@ -145,7 +145,7 @@ class _Given:
 
 def _split(text: str, token: str, counts: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """A setting such as ``stride2x1`` as its word and its numbers."""
-    match = re.fullmatch(r"([a-z]*)(\d+(?:x\d+)*)", token)
+    match = re.fullmatch(r"([a-z]*)([0-9]+(?:x[0-9]+)*)", token)
     if not match:
         raise _not_understood(text, token)
     values = tuple(int(part) for part in match[2].split("x"))
@@ -170,7 +170,7 @@ def _parse_conv(text: str, tokens: list[str]) -> ConvProblem:
     words |= {flag: (flag, True) for flag in ("bias", "scale", "add", "accumulate")}
     words |= {deep: ("layout", plain) for deep, plain in zip(LAYOUTS_OF[3], LAYOUTS, strict=False)}
     # volumes say so by their slices, or by their layout
-    axes = 3 if any(re.fullmatch(r"[dt]\d+", token) or token in LAYOUTS_OF[3] for token in tokens) else 2
+    axes = 3 if any(re.fullmatch(r"[dt][0-9]+", token) or token in LAYOUTS_OF[3] for token in tokens) else 2
     for token in tokens:
         if token in words:
             key, value = words[token]
@@ -216,7 +216,7 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
     counts = {"batch": 1, "filters": 1, "channels": 1}
     anchor, border, types = None, "reflect101", []
     words = {"valid": False, "per-image": False}
-    rank, reduction = 0, None
+    rank, reduction = None, None
     given = _Given(text)
     for token in tokens:
         if token in BORDERS:
@@ -226,14 +226,17 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
         elif token in words:
             words[token] = True
         elif token == "separable":
+            given.once("weights", True, token)
             rank = given.once("rank", 1, token)
         elif token in BOXES:
+            given.once("weights", False, token)
             reduction = given.once("reduction", BOXES[token], token)
         else:
             word, numbers = _split(text, token, (1, 2, 3))
             if not word and len(numbers) > 1:
                 shapes.append(numbers)
             elif word == "rank" and len(numbers) == 1:
+                given.once("weights", True, token)
                 rank = given.once("rank", numbers[0], token)
             elif word in counts and len(numbers) == 1:
                 counts[word] = given.once(word, numbers[0], token)
@@ -253,13 +256,15 @@ def _parse_filter(text: str, tokens: list[str]) -> FilterProblem:
         raise ValueError(f"problem={text!r}: anchor {shown[0]} lies outside the {shown[1]} filter")
     (d, h, w), (kd, kh, kw) = (1, *image)[-3:], (1, *taps)[-3:]
     slices, *within = (0, *(anchor or (size // 2 for size in taps)))[-3:]
+    if rank is not None and not 1 <= rank <= min(kh, kw):
+        raise ValueError(f"problem={text!r}: the rank of a {kh}x{kw} filter is from 1 to {min(kh, kw)}, not {rank}")
     if len(types) > 3:
         raise ValueError(f"problem={text!r}: it must give at most three types, of the image, the result and the sums")
     dtype, result, sums = (*types, *(None,) * 3)[:3]
     return dense_filter(
         counts["batch"], h, w, kh, kw, border, dtype or "float32", (within[0], within[1]), counts["filters"],
         out_dtype=result, sum_dtype=sums, channels=counts["channels"], valid=words["valid"],
-        per_image=words["per-image"], rank=rank, reduction=reduction, d=d, kd=kd, anchor_z=slices,
+        per_image=words["per-image"], rank=rank or 0, reduction=reduction, d=d, kd=kd, anchor_z=slices,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv1d, conv2d, explain, filter2d
+from leanconv import ConvProblem, FilterProblem, NoAlgorithmError, conv1d, conv2d, explain, filter2d, filter3d
 from tests.messages import says
 from tests.stand_ins import HostDevice
 
@@ -357,3 +357,9 @@ def test_a_filter_larger_than_the_limit(host_device: HostDevice) -> None:
         filter2d(ones(50, 50), ones(9000, 3), separable=False, device="cuda")
     assert filter2d(ones(50, 50), ones(32, 32), device="cuda").max() == 1024
     assert filter2d(ones(50, 50), ones(33, 33), device="cuda").max() == 1089
+
+
+@pytest.mark.parametrize("volume", [5, [[[1.0]]], None])
+def test_filter3d_calls_its_argument_volume(volume: Any) -> None:
+    with says(TypeError, f"volume is a {type(volume).__qualname__}; it must be an array of NumPy"):
+        filter3d(volume, ones(1, 1, 1))

@@ -447,7 +447,7 @@ def test_volumes_are_refused_as_images_are(fake_cupy: Any) -> None:
         ({"volume": volume + 0j}, TypeError, "volume has dtype complex"),
         ({"kernel": kernel[0]}, ValueError, "kernel has 2 dimensions"),
         ({"kernel": kernel[:0]}, ValueError, "must not be empty"),
-        ({"volume": [[[1]]], "separable": True}, TypeError, "image is a list; it must be an array"),
+        ({"volume": [[[1]]], "separable": True}, TypeError, "volume is a list; it must be an array"),
         ({"channels_last": 1}, TypeError, "channels_last=1 is not True or False"),
         ({"anchor": (0, 0)}, ValueError, r"anchor=\(0, 0\) must be None or \(slice, row, column\)"),
         ({"anchor": (3, 0, 0)}, ValueError, "anchor=.3, 0, 0. lies outside the 3x3x3 kernel"),

@@ -251,6 +251,81 @@ def test_what_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert [each.name for each in tmp_path.iterdir()] == ["text.npy"]
 
 
+def test_a_target_may_not_lie_in_the_sources_file(tmp_path: Path, rng: np.random.Generator) -> None:
+    image, kernel = whole_numbers(rng, 40, 30), np.ones((5, 5))
+    path, link = tmp_path / "a.npy", tmp_path / "link.npy"
+    np.save(path, image)
+    link.symlink_to(path)
+    target = np.load(path, mmap_mode="r+")
+    for source in (path, str(link), np.load(path, mmap_mode="r"), np.asarray(np.load(link, mmap_mode="r"))[::-1]):
+        for written in (target, np.asarray(target)):
+            with pytest.raises(ValueError, match="target overlaps source in memory or in a file"):
+                filter_file(source, written, kernel, band_rows=20, progress_bar=False)
+    fortran = np.asfortranarray(image)
+    np.save(tmp_path / "f.npy", fortran)
+    with pytest.raises(ValueError, match="target overlaps source"):
+        filter_file(tmp_path / "f.npy", np.load(tmp_path / "f.npy", mmap_mode="r+"), kernel, band_rows=20)
+    np.testing.assert_array_equal(np.load(path), image)
+
+
+def test_source_and_target_may_lie_apart_in_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
+    images, kernel = whole_numbers(rng, 2, 20, 30), np.ones((5, 5))
+    np.save(tmp_path / "a.npy", images)
+    source, target = (np.load(tmp_path / "a.npy", mmap_mode=mode)[i] for i, mode in enumerate(("r", "r+")))
+    filter_file(source, target, kernel, band_rows=7)
+    expected = images[0], leanconv.filter2d(images[0], kernel)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
+    # another file of the same contents, and a copy in memory of a map
+    np.save(tmp_path / "b.npy", images[0])
+    np.save(tmp_path / "c.npy", images[0])
+    filter_file(tmp_path / "b.npy", np.load(tmp_path / "c.npy", mmap_mode="r+"), kernel, band_rows=7)
+    np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), expected[1])
+    target = np.load(tmp_path / "b.npy", mmap_mode="r+")
+    filter_file(target.copy(), target, kernel, band_rows=7)
+    np.testing.assert_array_equal(np.load(tmp_path / "b.npy"), expected[1])
+
+
+def test_what_is_like_an_array_may_not_be_its_own_target() -> None:
+    class Stored:
+        shape, dtype = (4, 5), np.dtype("uint8")
+
+    stored = Stored()
+    with pytest.raises(ValueError, match="target overlaps source"):
+        filter_file(stored, stored, [[1]])
+
+
+def test_arrays_that_bands_would_misread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is refused by its argument's name, before a band is filtered."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(stream, "HostLane", None)
+    image, result = np.ones((4, 5), np.float32), np.zeros((4, 5), np.float32)
+    masked, fixed = np.ma.masked_equal(np.eye(4, 5, dtype=np.float32), 1), np.zeros((4, 5), np.float32)
+    fixed.flags.writeable = False
+
+    class Strange:
+        shape, dtype = (4, 5), torch.float32
+
+    for error, match, source, target in (
+        (TypeError, "source is a masked array, and what its mask hides would count", masked, result),
+        (TypeError, "target is a masked array, and what its mask hides would count", image, masked),
+        (TypeError, "source is an array of PyTorch; give one of NumPy", torch.from_numpy(image), result),
+        (TypeError, "target is an array of PyTorch; give one of NumPy", image, torch.from_numpy(result)),
+        (TypeError, "source has dtype torch.float32, which is none of NumPy", Strange(), result),
+        (ValueError, "target is read-only", image, fixed),
+    ):
+        with pytest.raises(error, match=match):
+            filter_file(source, target, [[1]])
+
+
+@pytest.mark.parametrize("shape", [(0, 30), (30, 0), (0, 30, 30), (30, 30)])
+def test_no_shape_makes_a_kernel_separable(shape: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    image, kernel = np.zeros(shape, np.float32), np.eye(5)
+    for target in (np.zeros_like(image), tmp_path / "out.npy"):
+        with pytest.raises(ValueError, match="separable=True: the 5x5 kernel is not the sum of at most 3 products"):
+            filter_file(image, target, kernel, channels_last=False, separable=True)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.skipif(why_no_gpu() is None, reason="there is a GPU")
 def test_a_gpu_is_missed_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(leanconv.CudaUnavailableError):

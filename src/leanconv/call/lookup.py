@@ -73,6 +73,8 @@ def _run_carried(requested: Options, x: Any, w: Any, bias: Any, out: Any, number
         first, second = FUNCTIONS[requested.function].names
         if requested.grad_bias:
             raise TypeError("grad_bias is taken for arrays of NumPy, CuPy and PyTorch only")
+    elif requested.slice_anchor is not None:
+        first = "volume"
     back = way_back(x)
     x = carried(x, first)
     w = w if isinstance(w, PreparedWeights) else carried(w, second)

@@ -56,8 +56,9 @@ def filter2d(
         ValueError, TypeError: an argument breaks a rule, which the message names. Whether a kernel is a sum of
             products, which ``separable=True`` demands, is asked when chunks are computed.
 
-    Sums of whole numbers are bit for bit those of the whole image, unless transforms make them. Others
-    are equal up to rounding: the size of a chunk decides which kernel runs, and on the CPU the order of sums.
+    Sums of whole numbers are bit for bit those of the whole image, unless transforms make them, or several products of
+    a column and a row. Others are equal up to rounding: the size of a chunk decides which kernel runs, and on the CPU
+    the order of sums.
 
     >>> import dask.array
     >>> image = dask.array.arange(8, chunks=3, dtype="float32")[None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from leanconv.call.as_before import as_before
 from leanconv.call.choose import NoAlgorithmError
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel, kernel_beside
-from leanconv.dtypes import DTYPES, check_weights, filter_sum
+from leanconv.dtypes import DTYPES, check_weights, filter_sum, is_integer
 from leanconv.images import separable as products
 from leanconv.options import Border, FilterOptions, filter_numbers, filter_options, integer, yes_or_no
 from leanconv.problem import FilterProblem
@@ -76,8 +76,8 @@ def filter2d(
         separable: whether to filter rows and columns apart, with a kernel that is a sum of up to three products of a
             column and a row. None: where that is faster, of a list or an array of NumPy. The products are found by
             rank, in float64; they leave out at most 2⁻²⁴ of the kernel's norm, some units of 2⁻⁵² where sums are
-            float64, and nothing where they are int32. True: a kernel that is no such sum is an error. Of several all
-            are, or none.
+            float64, and nothing where they are int32, or float64 of integers with a kernel of integers: there they are
+            one product. True: a kernel that is no such sum is an error. Of several all are, or none.
         out: array for the result; must not share memory with the inputs.
         device: ``"cuda"`` or ``"cuda:1"`` runs NumPy arrays on that GPU and waits for the result.
 
@@ -189,7 +189,9 @@ def requested_volume_filter(
     requested, kernel = _volume_options(kernel, border, anchor, device, dtype, channels_last, mode, per_image)
     factors = _split_volume(requested, volume, kernel, separable, out)
     if factors is not None:
-        requested, kernel = _split(requested._replace(slice_anchor=None), volume, factors[1], None, out)
+        requested, kernel = _split(
+            requested._replace(slice_anchor=None), volume, factors.plane, None, out, factors.exact
+        )
     return requested, kernel_beside(volume, kernel, requested.dtype)
 
 
@@ -202,11 +204,19 @@ def _volume_options(
     return requested._replace(slice_anchor=slices), given_kernel(kernel)
 
 
+class VolumeFactors(NamedTuple):
+    """A line across slices and a plane, in the type of the sums, whose product a kernel (kd, kh, kw) is."""
+
+    line: np.ndarray
+    plane: np.ndarray
+    #: whether sums of whole numbers must stay exact
+    exact: bool
+
+
 def _split_volume(
     requested: FilterOptions, volume: Any, kernel: Any, separable: bool | None, out: Any
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """The line across slices and the plane whose product a kernel (kd, kh, kw) is, in the type of the sums; None where
-    it is none, or as fast whole."""
+) -> VolumeFactors | None:
+    """The factors of a kernel (kd, kh, kw); None where it has none, or is as fast whole."""
     if separable is None:
         # arrays that a call moves to a GPU would be moved twice
         if type(kernel) is not np.ndarray or arrays_of(volume) is None or requested.device is not None:
@@ -223,20 +233,20 @@ def _split_volume(
     if not (separable or products.worth_it_in_volumes(*given.shape)):
         return None
     check_weights("kernel", given.dtype.name)
-    sums = sums_of(requested, volume, out, given.dtype.kind in "biu")
-    found = products.products(given.reshape(kd, -1), sums, 1)
+    sums, exact = _sums(requested, volume, out, given.dtype)
+    found = products.products(given.reshape(kd, -1), sums, 1, exact)
     if found is not None:
-        return found[0, :kd], found[0, kd:].reshape(size)
+        return VolumeFactors(found[0, :kd], found[0, kd:].reshape(size), exact)
     if separable:
         raise ValueError(f"separable=True: the {kd}x{size[0]}x{size[1]} kernel is no product of a line and a plane")
     return None
 
 
 def _across_and_within(
-    requested: FilterOptions, volume: Any, factors: tuple[np.ndarray, np.ndarray], value: Any, delta: Any, out: Any
+    requested: FilterOptions, volume: Any, factors: VolumeFactors, value: Any, delta: Any, out: Any
 ) -> Any:
     """`filter3d` in two passes."""
-    line, plane = factors
+    line, plane, exact = factors
     line = line[:, None]
     operands, problem, _ = _resolved(requested, volume, line, (len(line), *plane.shape), out)
     pixel, _ = filter_numbers(value, delta, operands.dtype, line.dtype.name, operands.result)
@@ -255,7 +265,7 @@ def _across_and_within(
         beyond = int(np.multiply(line.sum(dtype=line.dtype), line.dtype.type(pixel), dtype=line.dtype))
     elif requested.border == "constant":
         beyond = pixel * float(line.sum(dtype=np.float64))
-    options, kernel = _split(within, y, plane, None, out)
+    options, kernel = _split(within, y, plane, None, out, exact)
     return run(options, y, kernel, beyond, delta, out)
 
 
@@ -332,9 +342,10 @@ def _resolved(
 
 
 def _split(
-    requested: FilterOptions, image: Any, kernel: Any, separable: bool | None, out: Any
+    requested: FilterOptions, image: Any, kernel: Any, separable: bool | None, out: Any, exact: bool = False
 ) -> tuple[FilterOptions, Any]:
-    """The options and the kernel, or in its place the products that it is a sum of."""
+    """The options and the kernel, or in its place the products that it is a sum of; ``exact``: whatever the types, it
+    must be one product without an error."""
     if separable is None:
         if type(kernel) not in (np.ndarray, list, tuple):
             return requested, kernel  # it may lie on a GPU
@@ -350,8 +361,17 @@ def _split(
     if not (separable or products.worth_it(1, *given.shape)):
         return requested, kernel
     check_weights("kernel", given.dtype.name)
-    found = products.split(given, sums_of(requested, image, out, given.dtype.kind in "biu"), separable)
+    sums, whole = _sums(requested, image, out, given.dtype)
+    found = products.split(given, sums, separable, exact or whole)
     return (requested, kernel) if found is None else (requested._replace(window=given.shape), found)
+
+
+def _sums(requested: FilterOptions, image: Any, out: Any, weights: np.dtype) -> tuple[str, bool]:
+    """The type of the sums of a call, and whether they are of whole numbers and wide enough to be exact. They may be
+    where nobody says what the image holds."""
+    whole, arrays = weights.kind in "biu", arrays_of(image)
+    sums = sums_of(requested, image, out, whole)
+    return sums, sums != "float32" and whole and (arrays is None or is_integer(arrays.dtype(image)))
 
 
 def sums_of(requested: FilterOptions, image: Any, out: Any, whole: bool) -> str:

@@ -29,14 +29,15 @@ MANY, COMBINATIONS, FAR = 64, 16, 1e-6
 _found: BoundedCache[Hashable, tuple[np.ndarray | None]] = BoundedCache(256)
 
 
-def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> np.ndarray | None:
+def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS, exact: bool = False) -> np.ndarray | None:
     """The products of a column and a row whose sum is ``kernel`` (kh, kw): an array (rank, kh + kw) of ``dtype``, each
     column before its row. None where more than ``most`` are needed, or the kernel is not finite.
 
     A kernel of one product whose weights are integers, times a power of two, gives such factors without an error. Of
     others the singular values, in float64, say how many products leave out at most `TOLERANCE` of the kernel's norm.
-    For ``dtype="int32"`` there are exact products or none; for ``"float64"`` a few roundings are left out at most, as
-    the decomposition has some itself: 2⁻⁵⁴ times the root of the weights' number, less than the error of their sum.
+    With ``exact``, and for ``dtype="int32"``, there is such a product without an error or none. For ``"float64"`` a few
+    roundings are left out at most, as the decomposition has some itself: 2⁻⁵⁴ times the root of the weights' number,
+    less than the error of their sum.
 
     >>> products(np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]])).tolist()
     [[4.0, 8.0, 4.0, 0.25, 0.5, 0.25]]
@@ -50,12 +51,15 @@ def products(kernel: np.ndarray, dtype: str = "float32", most: int = RANKS) -> n
         return None
     if not given.any():
         return np.zeros((1, kh + kw), dtype)
-    exact = _exact_product(given)
-    if dtype == "int32":
-        return None if exact is None else np.concatenate(exact)[None].astype(np.int64).astype(dtype)
-    if exact is not None:
+    factors = _exact_product(given)
+    if factors is None and (exact or dtype == "int32"):
+        return None
+    if factors is not None:
+        product = np.concatenate(factors)[None]
+        if dtype == "int32":
+            return product.astype(np.int64).astype(dtype)
         with np.errstate(over="ignore"):  # as of the kernel itself
-            return balanced(np.concatenate(exact)[None], kh).astype(dtype)
+            return balanced(product, kh).astype(dtype)
     largest = np.abs(given).max()
     if min(kh, kw) > MANY and most <= RANKS and _far_from_few(given / largest):
         return None
@@ -90,10 +94,11 @@ def balanced(products: np.ndarray, kh: int) -> np.ndarray:
 
 def _exact_product(kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """The column and the row, of small integers times a power of two, whose product is exactly ``kernel``."""
-    exponents = np.frexp(kernel[kernel != 0])[1]
-    if exponents.max() - exponents.min() > 9:
-        return None  # 53 and 9 bits are an int64
-    unit = int(exponents.min()) - 53
+    mantissas, exponents = np.frexp(kernel[kernel != 0])
+    bits = np.ldexp(mantissas, 53).astype(np.int64)
+    unit = int((exponents - 54 + np.frexp((bits & -bits).astype(np.float64))[1]).min())  # the lowest bit that is set
+    if exponents.max() - unit > 62:
+        return None  # no int64
     with np.errstate(over="ignore"):
         whole = np.ldexp(kernel, -unit)
     if not np.isfinite(whole).all():
@@ -120,22 +125,22 @@ def worth_it_in_volumes(kd: int, kh: int, kw: int) -> bool:
     return max(kh, kw) > DIRECT or kd + PRODUCT_TAPS + plane + PRODUCT_TAPS < WHOLE_TAP * kd * kh * kw
 
 
-def split(kernel: np.ndarray, dtype: str, separable: bool | None) -> np.ndarray | None:
+def split(kernel: np.ndarray, dtype: str, separable: bool | None, exact: bool = False) -> np.ndarray | None:
     """What `leanconv.filter2d` filters with in place of ``kernel`` (kh, kw): its `products`, which are kept for each
     content, or None, which means the kernel as it is. ``separable`` is what the caller says: True, or None, which means
-    where it is faster.
+    where it is faster. ``exact`` is as in `products`.
 
     Raises ValueError where it is True, and the kernel is no sum of so few products.
     """
-    key = kernel.shape, kernel.dtype, dtype, kernel.tobytes()
+    key = kernel.shape, kernel.dtype, dtype, exact, kernel.tobytes()
     kept = _found.get(key) or _found.recall(key)
     if kept is None:
-        kept = (products(kernel, dtype),)
+        kept = (products(kernel, dtype, exact=exact),)
         _found.keep(key, kept)
     (found,) = kept
     if found is None:
         if separable:
-            exactly = "exactly " if dtype == "int32" else ""
+            exactly = "exactly " if exact or dtype == "int32" else ""
             raise ValueError(
                 f"separable=True: the {kernel.shape[0]}x{kernel.shape[1]} kernel is not {exactly}the sum of at most "
                 f"{RANKS} products of a column and a row"

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
+from leanconv.arrays import NUMPY, arrays_of
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel
 from leanconv.dtypes import FILTERS, check_weights, filter_sum, item_bytes, one_of
@@ -79,7 +80,7 @@ def filter_file(
         source: path of a .npy file, or what has a shape, a dtype and slices that NumPy reads, such as
             an array of h5py or zarr: (..., height, width), or (..., height, width, channels) with ``channels_last``.
         target: path of a .npy file, which appears whole or not at all, or an array of the result's shape and dtype
-            whose slices can be assigned, by several threads.
+            whose slices can be assigned, by several threads; must not overlap the source, in memory or in a file.
         kernel: (kh, kw): a list or a NumPy array of any real dtype.
         device: ``"cuda"`` or ``"cuda:1"`` filters on that GPU, through PyTorch's streams; the CPU by default.
         band_rows: rows of a band; by default those of 1 MiB, on a GPU of 16, and no less than eight times the kernel's.
@@ -103,6 +104,12 @@ def filter_file(
     [1, 3, 6, 9, 11]
     """
     x = _opened(source) if isinstance(source, (str, os.PathLike)) else _like_an_array("source", source)
+    if not isinstance(target, (str, os.PathLike)):
+        _like_an_array("target", target)
+        if isinstance(target, np.ndarray) and not target.flags.writeable:
+            raise ValueError("target is read-only")
+        if _overlap(x, target):
+            raise ValueError("target overlaps source in memory or in a file; the result must go elsewhere")
     requested = filter_options(border, anchor, None, dtype, channels_last)
     kernel = np.asarray(given_kernel(kernel))
     check_weights("kernel", kernel.dtype.name)
@@ -126,8 +133,8 @@ def filter_file(
     made = call, (rows + problem.kh - 1, *line), np.dtype(own), np.dtype(result)
     images = product(*map(range, shape[: len(shape) - len(line) - 1])) if all(line) else ()
     bands = [Band(each, top, min(rows, problem.h - top)) for each in images for top in range(0, problem.h, rows)]
-    if isinstance(x, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(x, target):
-        raise ValueError("target overlaps source in memory; the result must go elsewhere")
+    if not bands:
+        call(np.empty(shape, own))  # which refuses what no band would
     threads = env.threads()
     count = min(len(bands), threads if index is None else 2 * threads, MOST_LANES)
     with _written(target, shape, np.dtype(result), threads <= FEW) as y, progress(len(bands), progress_bar) as begin:
@@ -324,16 +331,70 @@ def _opened(path: Any) -> FileRows | np.ndarray:
 
 
 def _like_an_array(name: str, given: Any) -> Any:
+    """What the caller calls ``name``. Raises TypeError unless NumPy reads its slices, and they hold all that counts."""
     if not hasattr(given, "shape") or not hasattr(given, "dtype"):
         raise TypeError(f"{name} is of type {type(given).__qualname__}; give a path, or an array")
+    arrays = arrays_of(given)
+    if arrays is NUMPY:
+        arrays.refuse_without_memory(given, name)
+    elif arrays is not None:
+        raise TypeError(
+            f"{name} is an array of {arrays.name}; give one of NumPy, which may share its memory, or a path"
+        )
+    else:
+        try:
+            np.dtype(given.dtype)
+        except TypeError:
+            raise TypeError(f"{name} has dtype {given.dtype}, which is none of NumPy; give an array of NumPy") from None
     return given
+
+
+def _overlap(x: Any, target: Any) -> bool:
+    """Whether what is written to ``target`` may change ``x``."""
+    if x is target:
+        return True
+    if isinstance(x, np.ndarray) and isinstance(target, np.ndarray) and np.may_share_memory(x, target):
+        return True
+    read, written = _in_file(x), _in_file(target)
+    if read is None or written is None or read.end <= written.begin or written.end <= read.begin:
+        return False
+    try:
+        return os.path.samefile(read.path, written.path)
+    except OSError:  # one has been removed
+        return read.path == written.path
+
+
+class InFile(NamedTuple):
+    """Bytes of a file."""
+
+    path: str
+    begin: int
+    end: int
+
+
+def _in_file(array: Any) -> InFile | None:
+    """The bytes of a file that an array is a map of, or a part of one."""
+    array = array._map if isinstance(array, FileRows) else array
+    if not isinstance(array, np.ndarray) or not array.size:
+        return None
+    mapped: np.memmap | None = None
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        # the offset of the whole map alone is that of its first element
+        mapped, base = base if isinstance(base, np.memmap) else mapped, base.base
+    if mapped is None or mapped.filename is None:
+        return None
+    first = mapped.offset + array.ctypes.data - mapped.ctypes.data
+    reach = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
+    end = first + sum(max(each, 0) for each in reach) + array.itemsize
+    return InFile(str(mapped.filename), first + sum(min(each, 0) for each in reach), end)
 
 
 @contextmanager
 def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype, waits: bool) -> Iterator[Any]:
     """The array to write to; a file takes its place once it is whole."""
     if not isinstance(target, (str, os.PathLike)):
-        if tuple(_like_an_array("target", target).shape) != shape or target.dtype != dtype:
+        if tuple(target.shape) != shape or target.dtype != dtype:
             raise ValueError(f"target has shape {target.shape} and {target.dtype}; the result has {shape} and {dtype}")
         yield target
         return
