@@ -203,6 +203,7 @@ def test_the_way_of_arrays_on_a_gpu(short: int, monkeypatch: pytest.MonkeyPatch)
     ("words", "name", "arguments", "keywords"),
     [
         ("mode='all'", "fftconvolve", (np.ones(3), np.ones(2)), {"mode": "all"}),
+        ("mode=array", "convolve", (np.ones(3), np.ones(2)), {"mode": np.ones(2)}),
         ("same dimensionality", "oaconvolve", (np.ones(3), np.ones((2, 2))), {}),
         ("cannot be empty", "fftconvolve", (np.ones(3), np.ones(2)), {"axes": []}),
         ("out of range", "fftconvolve", (np.ones(3), np.ones(2)), {"axes": 1}),

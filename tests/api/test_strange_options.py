@@ -84,6 +84,14 @@ def test_an_array_is_no_word(array: Any) -> None:
                 each(**{name: array})
     with says(ValueError, f"algorithm={array!r} is not known"):
         choose(ConvProblem(1, 3, 9, 11, 4, 3, 3), NOMINAL, array)
+    with pytest.raises(ValueError, match="algorithm=.*takes algorithm='auto' only"):
+        conv2d(torch.ones(1, 3, 9, 9), torch.ones(4, 3, 3, 3), algorithm=array)
+
+
+@pytest.mark.parametrize("word", [np.arange(2), ["direct"]], ids=repr)
+def test_what_is_no_algorithm_on_a_gpu(word: Any, torch_on_device: HostDevice) -> None:
+    with says(ValueError, f"algorithm={word!r} is not known"):
+        conv2d(torch.ones(1, 3, 9, 9), torch.ones(4, 3, 3, 3), algorithm=word)
 
 
 def test_words_of_other_kinds_of_text() -> None:

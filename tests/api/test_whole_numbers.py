@@ -64,3 +64,24 @@ def test_products_of_integers_are_exact_or_refused() -> None:
     for image, kernel in ((IMAGE.astype(float), KERNELS[2]), (IMAGE, KERNELS[2].astype(float))):
         y = filter2d(image, kernel, dtype="float64", separable=True, mode="valid")
         np.testing.assert_allclose(y, sums(IMAGE, KERNELS[2]), rtol=1e-14)
+
+
+class Carried:
+    """An array that DLPack alone reads."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.shape, self.__dlpack__, self.__dlpack_device__ = array.shape, array.__dlpack__, array.__dlpack_device__
+
+
+@pytest.mark.parametrize("shape", [(15, 15), (15, 1)])
+def test_what_dlpack_reads_has_the_sums_of_its_type(shape: tuple[int, int]) -> None:
+    """Those of int32 wrap around."""
+    image, kernel = np.full((30, 30), 2**30, np.int32), np.ones(shape, int)
+    expected = sums(image, kernel).astype(np.int32)
+    assert expected.min() < 2**31 - 1
+    np.testing.assert_array_equal(filter2d(image, kernel, mode="valid"), expected)
+    np.testing.assert_array_equal(np.asarray(filter2d(Carried(image), kernel, mode="valid")), expected)
+    volume = np.stack([image] * 9)
+    whole = filter3d(volume, np.ones((9, *shape), int), mode="valid")
+    carried = filter3d(Carried(volume), np.ones((9, *shape), int), mode="valid")
+    np.testing.assert_array_equal(np.asarray(carried), whole)

@@ -59,7 +59,8 @@ def load(
     """What is chosen for what computes a problem on a GPU; from the second time on, a look-up. ``limit`` and ``kept``
     are those of `choose`."""
     given, problem = problem, computed(problem)
-    key = (problem, device_index, algorithm, limit, kept)
+    # what is no word may be unhashable; `choose` refuses it
+    key = (problem, device_index, algorithm if isinstance(algorithm, str) else repr(algorithm), limit, kept)
     loaded = _loaded.recall(key)
     if loaded is None:
         with _lock:

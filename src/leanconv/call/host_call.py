@@ -218,7 +218,7 @@ def torch_function(problem: ConvProblem) -> str:
 
 def check_torch_algorithm(name: str) -> None:
     """Raise ValueError unless ``name`` leaves a convolution of PyTorch's CPU tensors to PyTorch."""
-    if name != "auto":
+    if not isinstance(name, str) or name != "auto":
         raise ValueError(
             f"algorithm={name!r}: PyTorch's CPU tensors are computed by PyTorch itself, "
             "which takes algorithm='auto' only"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from leanconv.arrays import Shape, arrays_of
+from leanconv.arrays import Shape, arrays_of, carried
 from leanconv.arrays.operands import Operands, filter_operands
 from leanconv.call import lookup
 from leanconv.call.as_before import as_before
@@ -369,13 +369,21 @@ def _split(
 def _sums(requested: FilterOptions, image: Any, out: Any, weights: np.dtype) -> tuple[str, bool]:
     """The type of the sums of a call, and whether they are of whole numbers and wide enough to be exact. They may be
     where nobody says what the image holds."""
-    whole, arrays = weights.kind in "biu", arrays_of(image)
-    sums = sums_of(requested, image, out, whole)
-    return sums, sums != "float32" and whole and (arrays is None or is_integer(arrays.dtype(image)))
+    whole, read = weights.kind in "biu", _read(requested, image)
+    sums, arrays = sums_of(requested, read, out, whole), arrays_of(read)
+    return sums, sums != "float32" and whole and (arrays is None or is_integer(arrays.dtype(read)))
+
+
+def _read(requested: FilterOptions, image: Any) -> Any:
+    """An image of another library as one that NumPy, CuPy or PyTorch reads; what is no array as it is."""
+    if arrays_of(image) is not None or not (hasattr(image, "__dlpack__") and hasattr(image, "__dlpack_device__")):
+        return image
+    return carried(image, "image" if requested.slice_anchor is None else "volume")
 
 
 def sums_of(requested: FilterOptions, image: Any, out: Any, whole: bool) -> str:
     """The type of the sums of a call; ``whole``: the weights are integers. The widest where nobody says."""
+    image = _read(requested, image)
     arrays = arrays_of(image)
     if arrays is None:
         return "float64"

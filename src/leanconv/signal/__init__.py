@@ -94,6 +94,7 @@ def convolve(in1: Any, in2: Any, mode: Mode = "full", method: str = "auto") -> A
     in2 = _second(in1, in2)
     if method not in ("auto", "direct", "fft"):
         raise ValueError(f"method={method!r}: acceptable method flags are 'auto', 'direct', or 'fft'")
+    _check_mode(mode)
     if mode == "valid" and in1.ndim == in2.ndim:
         _swapped(tuple(in1.shape), tuple(in2.shape), range(in1.ndim))
     return _convolve(in1, in2, mode, None, np.result_type(_dtype(in1), _dtype(in2)))
@@ -109,6 +110,7 @@ def correlate(in1: Any, in2: Any, mode: Mode = "full", method: str = "auto") -> 
     """
     in2 = _second(in1, in2)
     mirrored = _flip(in2)
+    _check_mode(mode)
     if mode == "valid" and _swapped(tuple(in1.shape), tuple(in2.shape), range(in1.ndim)):
         # SciPy exchanges the two, and mirrors the result
         return _conj(_flip(convolve(in2, _conj(_flip(in1)), mode, method)))
@@ -193,7 +195,7 @@ def _conj(array: Any) -> Any:
 
 
 def _check_mode(mode: Any) -> None:
-    if mode not in _MODES:
+    if not isinstance(mode, str) or mode not in _MODES:  # an array is compared element by element
         raise ValueError(f"mode={mode!r}: acceptable mode flags are 'valid', 'same', or 'full'")
 
 
