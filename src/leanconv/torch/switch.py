@@ -61,7 +61,7 @@ def enable(
     packs at each replay. Of filters whose training a graph has captured while this was on nothing is kept, since
     replays change them uncounted. Under autocast the same holds for filters and biases in its 16-bit type: they are
     kept, within the same bound, beyond the context in which autocast would keep them, and a change inside the context
-    is followed too. While it lasts, parameters cannot be exchanged by `torch.utils.swap_tensors`, nor modules be
+    is followed too. While it lasts, parameters cannot be exchanged by ``torch.utils.swap_tensors``, nor modules be
     converted so (``torch.__future__.set_swap_module_params_on_conversion``).
 
     Results are deterministic: equal calls give equal bits, whatever PyTorch's switches say. Those of a layer may be
