@@ -21,7 +21,7 @@ ENV PATH=/opt/leanconv/bin:$PATH
 ARG EXTRA=cu13
 COPY pyproject.toml README.md LICENSE /src/
 COPY src /src/src
-RUN pip install --no-cache-dir "/src[${EXTRA}]"
+RUN pip install --no-cache-dir "/src${EXTRA:+[${EXTRA}]}"
 
 # Compiled kernels stay where this folder is mounted: -v leanconv-cache:/var/cache/leanconv
 ENV LEANCONV_CACHE_DIR=/var/cache/leanconv

@@ -20,10 +20,10 @@ demo: $(VENV)/.demo
 # One BLAS thread for each worker: two that wait for a core that others hold spin for seconds.
 test test-all: export OMP_NUM_THREADS ?= 1
 # All tests together leave out the studies, and show no values of failed asserts: to rewrite the asserts takes each worker
-# 6 s. TESTS=tests/research, or any other, runs those, with values.
+# 6 s. TESTS=tests/research, or any other, runs those, with values; with -k also what all tests together leave out.
 ALL := --assert=plain --ignore=tests/research
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not exhaustive" $(if $(TESTS),$(TESTS),$(ALL))
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(if $(findstring -k,$(TESTS)),,-m "not exhaustive") $(if $(TESTS),$(TESTS),$(ALL))
 
 # Also every variant in every layout on every case, every architecture, the studies, and whether tests see random edits of
 # the host code: some 15 minutes on two cores.

@@ -2,7 +2,7 @@
 
     python examples/photograph.py [PHOTOGRAPH] [--out PICTURE] [--device cuda]
 
-Needs Pillow. Without arguments it filters docs/pictures/photograph.jpg.
+Needs Pillow. Without arguments it filters docs/pictures/photograph.jpg into photograph-filtered.jpg.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def edges(photo: np.ndarray, device: str | None = None) -> np.ndarray:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("photograph", nargs="?", type=Path, default=PICTURES / "photograph.jpg")
-    parser.add_argument("--out", type=Path, default=PICTURES / "photograph-filtered.jpg")
+    parser.add_argument("--out", type=Path, default=Path("photograph-filtered.jpg"))
     parser.add_argument("--device", help="cuda, or nothing for the CPU")
     given = parser.parse_args()
     photo = np.asarray(Image.open(given.photograph).convert("RGB"))

@@ -183,8 +183,9 @@ def test_shown_problems_are_whole_where_programs_read_them(run: Any, stage: Stag
 
 def test_a_model_of_a_file(run: Any, stage: Stage, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    path = tmp_path / "network.py"
-    path.write_text(NETWORK)
+    path, beside = tmp_path / "network.py", tmp_path / "beside_the_network.py"
+    path.write_text(f"import {beside.stem}\n{NETWORK}")
+    beside.write_text("")
     code, out, err = run("tune", f"{path}:small", "--no-peers")
     assert code == 0, err
     known = Table.read(tmp_path / FILE)

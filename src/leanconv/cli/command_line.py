@@ -132,10 +132,14 @@ Inputs = Annotated[
 Backward = Annotated[
     bool | None, typer.Option("--backward/--no-backward", help="A model's gradients too; by default as it trains.")
 ]
-Layout = Annotated[str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers: {_LAYOUTS}.")]
+Layout = Annotated[
+    str | None, typer.Option("--layout", help=f"Memory layout, for suites of layers and models: {_LAYOUTS}.")
+]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", help=f"Precision level, for suites of layers: {_LEVELS}. Peers stay as they are."),
+    typer.Option(
+        "--precision", help=f"Precision level, for suites of layers and models: {_LEVELS}. Peers stay as they are."
+    ),
 ]
 Dtype = Annotated[
     str | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,9 @@ def load_model(path: Path, name: str, inputs: Sequence[str], layout: str | None,
     if spec is None or spec.loader is None or not path.is_file():
         raise ValueError(f"{path} is no Python file" if path.exists() else f"there is no file {path}")
     made = importlib.util.module_from_spec(spec)
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:  # a model imports what lies beside it, as in `python FILE`
+        sys.path.append(folder)
     spec.loader.exec_module(made)
     if not hasattr(made, name):
         raise ValueError(f"{path} has no {name}")

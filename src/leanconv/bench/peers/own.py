@@ -59,7 +59,8 @@ class LeanconvPeer(Peer):
         chosen = [a for a in known if not self._patterns or any(fnmatchcase(a.stem, p) for p in self._patterns)]
         if not chosen:
             names = ", ".join(algorithm.stem for algorithm in known)
-            raise ValueError(f"algorithms={','.join(self._patterns)!r} matches none of {names}")
+            where = "" if gpu else " that run on the CPU; there is no GPU that can be used (`leanconv doctor` says why)"
+            raise ValueError(f"algorithms={','.join(self._patterns)!r} matches none of {names}{where}")
         return [] if gpu and self._picked_alone else chosen
 
     def prepare(self, problems: Sequence[Problem], gpu: bool) -> None:
