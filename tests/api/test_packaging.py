@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -89,7 +90,10 @@ def test_the_dockerfile_installs_what_there_is(project: Any) -> None:
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     extras = project["project"]["optional-dependencies"]
     arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
-    assert re.findall(r"pip install .*\"/src\[\$\{(\w+)\}\]\"", text) == ["EXTRA"]
+    (wheel,) = re.findall(r"pip install .*\"(/src\S+)\"", text)
+    for extra, expected in (("cu13", "/src[cu13]"), ("", "/src")):
+        said = subprocess.run(["sh", "-c", f'echo "{wheel}"'], env={"EXTRA": extra}, capture_output=True, text=True)
+        assert said.stdout.strip() == expected
     named = [arguments["EXTRA"], *re.findall(r"EXTRA=(\w+)", text)]
     assert set(named) == {"cu12", "cu13"} <= extras.keys()
     for version, extra in re.findall(r"CUDA=(\d+)\S* --build-arg EXTRA=cu(\d+)", text):
