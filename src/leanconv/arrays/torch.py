@@ -219,7 +219,8 @@ def _has_memory(array: Any) -> bool:
 
 #: what is refreshed after an optimiser's step
 _followers: weakref.WeakSet[Any] = weakref.WeakSet()
-_lock = threading.Lock()
+#: the same thread may come again, where what is kept is freed meanwhile
+_lock = threading.RLock()
 _watching = False
 
 
