@@ -211,9 +211,7 @@ def measure_forward(
         if tuned:
             net, given = nets[best["leanconv"].replace("leanconv", "torch")]
             us |= _tuned(net, given, mode, graphs[best["torch"]], error)
-    ran = [line.runs for line in lines[best["leanconv"]]]
-    left = ran.count("PyTorch")
-    counts = {"taken": len(ran) - left, "left": left, "packed_bytes": packed[best["leanconv"]]}
+    counts = _taken(lines[best["leanconv"]]) | {"packed_bytes": packed[best["leanconv"]]}
     return us | counts | found | {"warm_up_s": round(waited, 1)}
 
 
@@ -245,6 +243,12 @@ def _counted(call: Callable[[], Any], patch: Any, lines: list[Any]) -> Any:
     result = call()
     lines[:] = [line for line in patch.report().lines if line.calls > before.get(id(line), 0)]
     return result
+
+
+def _taken(lines: Sequence[Any]) -> dict[str, int]:
+    """How many of these lines of a report ran on leanconv, and how many were left."""
+    left = [line.runs for line in lines].count("PyTorch")
+    return {"taken": len(lines) - left, "left": left}
 
 
 def _fused(
@@ -315,11 +319,10 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, quicker: str, ours: st
             _enabled(enabled, nets, (f"torch_{ours.lower()}",), mode, calls)
             graphs["leanconv"], result = captured(partial(net, given))
             return _sustained(graphs) | {"leanconv_sustained_error": _most((error(result), error(fused)))}
-        if way == "graph":
-            graphs = {who: captured(calls[who])[0] for who in dict.fromkeys(layouts)}
-            patches, _ = _enabled(enabled, nets, layouts, mode, calls)
-            return _graph(graphs, patches, calls, error)
+        graphs = {who: captured(calls[who])[0] for who in dict.fromkeys(layouts)} if way == "graph" else {}
         patches, _ = _enabled(enabled, nets, layouts, mode, calls)
+        if way == "graph":
+            return _graph(graphs, patches, calls, error)
         us, errors = _fields("eager", eager(calls, patches)), list[float]()
         for ours, taken in patches.items():
             only(taken)
@@ -339,9 +342,7 @@ def _graph(
     us = _replays("graph", graphs)
     best = _quicker(us, "leanconv", "graph")
     graphs[best].replay()
-    left = [line.runs for line in lines[best]].count("PyTorch")
-    taken = {"taken": len(lines[best]) - left, "left": left}
-    return us | taken | {"ours": best[9:].upper(), "leanconv_error": error(results[best])}
+    return us | _taken(lines[best]) | {"ours": best[9:].upper(), "leanconv_error": error(results[best])}
 
 
 def _sustained(
@@ -406,10 +407,11 @@ def measure_step(model: Any, x: Any, mode: Mode, graph: bool = True) -> dict[str
                 once(lines[ours])
     us |= _replays("graph", graphs) if graph else {}
     best = {side: _quicker(us, side, "graph" if graph else "eager") for side in ("torch", "leanconv")}
-    left = [line.runs for line in lines[best["leanconv"]]].count("PyTorch")
-    counts = {"taken": len(lines[best["leanconv"]]) - left, "left": left}
     return (
-        us | counts | {"again": theirs[6:].upper()} | {f"{side}_peak_bytes": peaks[who] for side, who in best.items()}
+        us
+        | _taken(lines[best["leanconv"]])
+        | {"again": theirs[6:].upper()}
+        | {f"{side}_peak_bytes": peaks[who] for side, who in best.items()}
     )
 
 

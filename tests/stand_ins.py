@@ -244,6 +244,13 @@ def on_gpu(index: int, tensor: Any) -> Any:
     return tensor
 
 
+class Other:
+    """An array of a library that leanconv does not know, with DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
 def set_capturing(patch: pytest.MonkeyPatch, is_capturing: bool) -> None:
     """Whether the current stream is said to capture a CUDA graph."""
     from leanconv.torch import decided, quick, switches

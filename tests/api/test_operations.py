@@ -32,20 +32,13 @@ from tests.operations import (
 )
 from tests.oracles import oracle_conv, relative_error
 from tests.runtime.test_runtime import EmulatedDevice
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, Other
 from tests.variants import VARIANTS
 
 torch = pytest.importorskip("torch")
 
 each_layout = pytest.mark.parametrize("layout", LAYOUTS)
 BACKWARD, WEIGHT = OPERATIONS["conv2d_input"].base, OPERATIONS["conv2d_weight"].base
-
-
-class Other:
-    """An array of a library that leanconv does not know, with DLPack."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
 
 
 @each_call()

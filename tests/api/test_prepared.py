@@ -22,7 +22,7 @@ from leanconv.plan import ALIGNMENT, Launch, Plan, Pointer, Target
 from tests.cases import TARGETS
 from tests.messages import says
 from tests.oracles import oracle_conv, relative_error
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, Other
 
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))
 WEIGHTS = 4 * 6 * 4 * 3 * 2
@@ -343,10 +343,6 @@ def test_what_cannot_be_prepared(w: Any, kind: type[Exception], message: str) ->
 
 
 def test_arrays_of_other_libraries(given: Any) -> None:
-    class Other:
-        def __init__(self, array: np.ndarray) -> None:
-            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
-
     prepared = prepare_weights(Other(given[1]))
     expected = oracle_conv(PROBLEM, *given, None)
     for x in (given[0], Other(given[0])):

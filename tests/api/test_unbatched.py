@@ -11,7 +11,7 @@ import pytest
 
 from leanconv import conv1d, conv2d, conv2d_input, explain, prepare_weights
 from tests.messages import says
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, Other
 
 torch = pytest.importorskip("torch")
 
@@ -150,10 +150,6 @@ def test_pytorch_on_a_gpu_is_read_as_it_lies(
 
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_other_libraries(layer: Layer, drawn: Any) -> None:
-    class Other:
-        def __init__(self, array: np.ndarray) -> None:
-            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
-
     x, w, y = drawn
     assert near(layer(Other(x), Other(w), None, alone=True), y)
 

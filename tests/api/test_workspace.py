@@ -27,7 +27,7 @@ from leanconv.plan import Target
 from leanconv.runtime import env
 from tests.cases import TARGETS
 from tests.oracles import oracle_conv, relative_error
-from tests.stand_ins import HostDevice
+from tests.stand_ins import HostDevice, Other
 
 NAME = "LEANCONV_WORKSPACE_LIMIT"
 PROBLEM = ConvProblem(n=2, c=4, h=9, w=7, k=6, r=3, s=2, padding=(1, 1, 1, 1))
@@ -245,10 +245,6 @@ def test_the_cpu_engine_and_pytorch_on_the_cpu_fit_any_limit(given: Any) -> None
 
 
 def test_arrays_that_are_carried_keep_their_limit(given: Any) -> None:
-    class Other:
-        def __init__(self, array: np.ndarray) -> None:
-            self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
-
     with pytest.raises(ValueError, match="^workspace_limit=-2 is below 0"):
         conv2d(Other(given[0]), Other(given[1]), workspace_limit=-2)
 

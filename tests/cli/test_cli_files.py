@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -361,11 +362,19 @@ def test_a_named_pipe_gets_nothing_of_what_is_refused(run: Any, tmp_path: Path) 
         os.close(reader)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="it stands for a file whose reading fails")
-def test_an_error_of_reading_names_the_file(run: Any, tmp_path: Path) -> None:
+class Unreadable(io.BytesIO):
+    """A file whose reading fails."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_an_error_of_reading_names_the_file(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "in.npy", np.ones((4, 4), np.float32))
     for name in ("bad.png", "bad.npy"):
-        (tmp_path / name).symlink_to("/proc/self/mem")
+        (tmp_path / name).touch()
+    opened = images.open_regular
+    monkeypatch.setattr(images, "open_regular", lambda path: Unreadable() if path.stem == "bad" else opened(path))
     for source, kernel in (("bad.png", "box:3"), ("bad.npy", "box:3"), ("in.npy", tmp_path / "bad.npy")):
         code, _, err = run("filter", tmp_path / source, tmp_path / "out.npy", "-k", kernel)
         named = kernel if source == "in.npy" else tmp_path / source

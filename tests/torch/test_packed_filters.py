@@ -121,10 +121,8 @@ class TestPacked:
             for _ in range(3):
                 layer(x), other(x)
             before, kept = layer.weight.detach().clone(), enabled.report().packed_bytes
-            version, count = layer.weight._version, device.prepared
+            count = device.prepared
             steps.step()
-            if layer.weight._version != version:
-                pytest.skip("this PyTorch counts them")
             assert not torch.equal(before, layer.weight)
             assert 0 < enabled.report().packed_bytes < kept
             for _ in range(3):

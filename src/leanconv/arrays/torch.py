@@ -6,7 +6,7 @@ import importlib
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -166,9 +166,8 @@ class TorchArrays(Arrays):
         return 0 if array.is_inference() else int(array._version)
 
     def follow(self, kept: Any) -> None:
+        _watch_optimisers()
         with _lock:
-            if not _followers:
-                _watch_optimisers()
             _followers.add(kept)
 
     def memory(self, array: Any) -> int:
@@ -221,14 +220,11 @@ def _has_memory(array: Any) -> bool:
 _followers: weakref.WeakSet[Any] = weakref.WeakSet()
 #: the same thread may come again, where what is kept is freed meanwhile
 _lock = threading.RLock()
-_watching = False
 
 
+@cache
 def _watch_optimisers() -> None:
-    global _watching
-    if not _watching:
-        _watching = True
-        importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(_after_step)
+    importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(_after_step)
 
 
 def _after_step(optimizer: Any, args: Any, options: Any) -> None:

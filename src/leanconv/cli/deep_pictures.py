@@ -109,10 +109,15 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
         return pixels, alpha, None if profile is None else bytes(profile)
 
 
+def check_slices(number: int) -> None:
+    """Raise Refused for a picture of several slices."""
+    if number > 1:
+        raise Refused(f"holds {number} slices, and only one can be filtered")
+
+
 def _check_page(page: Any) -> bool:
     """Whether the picture has transparency. Raises Refused unless it is grey or RGB of whole bytes."""
-    if page.imagedepth > 1:
-        raise Refused(f"holds {page.imagedepth} slices, and only one can be filtered")
+    check_slices(page.imagedepth)
     extra = tuple(map(int, page.extrasamples))
     channels, bits = page.samplesperpixel, page.bitspersample
     known = (int(page.photometric), channels - len(extra)) in ((_GREY, 1), (_RGB, 3))

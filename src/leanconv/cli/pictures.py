@@ -149,9 +149,8 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
 
 def _check_tiff(image: Any) -> None:
     """Raise Refused for slices and channels that Pillow leaves out without a word."""
-    slices, channels = image.tag_v2.get(_IMAGE_DEPTH, 1), image.tag_v2.get(_SAMPLES_PER_PIXEL, 1)
-    if slices > 1:
-        raise deep.Refused(f"holds {slices} slices, and only one can be filtered")
+    deep.check_slices(image.tag_v2.get(_IMAGE_DEPTH, 1))
+    channels = image.tag_v2.get(_SAMPLES_PER_PIXEL, 1)
     read = len(image.getbands()) - (image.mode == "RGBX")
     if channels > read:
         raise deep.Refused(

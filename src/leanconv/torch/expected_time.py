@@ -75,8 +75,7 @@ _MOST_FP32 = {"fprop": 1.5, "dgrad": 1.3, "wgrad": 1.5}
 _MOST_FP32_WEIGHT_NCHW = 0.74
 _MOST_TF32, _MOST_TF32_IMAGES = {"1x1": 0.7, "other": 0.83, "gradient": 0.3}, 0.92
 #: Forward where leanconv computes in TF32 too, channels last, of layers that `_IMAGES_TF32` is for: of 93 layers of
-#: opencnn, of ResNet-50, and of networks at one image 79 are taken, of which one loses, and 55 of the 58
-#: that would win.
+#: opencnn, ResNet-50 and single images 79 are taken, of which one loses, and 55 of the 58 that would win.
 _MOST_BOTH_TF32 = {"1x1": 1.0, "other": 0.95}
 #: Of gradients of the input where leanconv computes in TF32 too, channels last, where PyTorch is expected to take as
 #: many microseconds as `_LONG_US` says: with one tap and with several, by whether there are strides. Of the 39 layers
@@ -242,8 +241,7 @@ def _cycles(problem: ConvProblem, target: Target, tf32: bool) -> float:
 
 
 def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
-    op, channels = problem.op, min(problem.c, problem.k)
-    products = problem.flops / 2 * ceil_div(problem.k, 64) * 64 / problem.k * ceil_div(problem.c, 16) * 16 / problem.c
+    op, channels, products = problem.op, min(problem.c, problem.k), _tiled_products(problem)
     reached = _IMAGES_16BIT[op][last] * max(16, channels) / (max(16, channels) + _IMAGES_HALF)
     work = products / (target.multiprocessors * target.tensor_flops / 2 * reached)
     moved = moved_bytes(problem) if op == "fprop" else problem.bytes
@@ -251,8 +249,7 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     cycles = overlapped(work, memory, _IMAGES_LESSER)
     cycles += _IMAGES_WEIGHT_BESIDE[last] if op == "wgrad" else _IMAGES_BESIDE
     if last and _is_usual_image(problem):
-        serial = problem.c * problem.r * problem.s
-        cycles = max(cycles, _IMAGES_LEAST + _IMAGES_SERIAL * max(serial - _SERIAL, 0))
+        cycles = max(cycles, _IMAGES_LEAST + _IMAGES_SERIAL * max(problem.c * problem.taps - _SERIAL, 0))
     if _is_rearranged(problem):
         share, beside = _IMAGES_REARRANGED
         cycles += 2 * problem.bytes / (share * target.bytes_per_cycle) + beside
@@ -276,11 +273,15 @@ def _is_image_in_tf32(problem: ConvProblem) -> bool:
     return _is_usual_image(problem) and (problem.layout == "NHWC" or problem.r * problem.s > 1)
 
 
+def _tiled_products(problem: ConvProblem) -> float:
+    """Of an image without groups on tensor cores, which multiply at least 16 channels, in tiles of 64 filters."""
+    return problem.flops / 2 * ceil_div(problem.k, 64) * 64 / problem.k * ceil_div(problem.c, 16) * 16 / problem.c
+
+
 def _images_tf32(problem: ConvProblem, target: Target, last: bool) -> float:
     most, half, each, more, share, lesser, beside = _IMAGES_TF32[last]
-    products = problem.flops / 2 * ceil_div(problem.k, 64) * 64 / problem.k * ceil_div(problem.c, 16) * 16 / problem.c
-    channels, serial = max(16, min(problem.c, problem.k)), problem.c * problem.r * problem.s
-    work = products * (1 + half / channels) / (target.multiprocessors * target.tensor_flops / 4 * most)
+    channels, serial = max(16, min(problem.c, problem.k)), problem.c * problem.taps
+    work = _tiled_products(problem) * (1 + half / channels) / (target.multiprocessors * target.tensor_flops / 4 * most)
     work += each * min(serial, _SERIAL) + more * max(serial - _SERIAL, 0)
     return overlapped(work, moved_bytes(problem) / (share * target.bytes_per_cycle), lesser) + beside
 
