@@ -74,7 +74,7 @@ def modes(
         str | None,
         typer.Option(
             help="Of rows that are there the times alone of: graph, eager, tuned, fused, sustained, compile or "
-            "backend; of steps eager alone."
+            "backend; of steps graph, eager, tuned or compile."
         ),
     ] = None,
     seconds: command_line.Seconds = None,
@@ -82,9 +82,10 @@ def modes(
     revision: command_line.Revision = None,
 ) -> None:
     """Measure whole networks in several arithmetics on this machine's GPU; what the file has of this revision stays."""
-    from report.modes import ALONE, MODES, NETWORKS, PASSES, measure
+    from report.modes import measure
+    from report.networks import MODES, NETWORKS, PASSES, WAYS
 
-    alone = _known("way", [way], ALONE)[0] if way else ""
+    alone = _known("way", [way], WAYS)[0] if way else ""
     chosen = (_known("network", names, NETWORKS), _known("mode", mode, MODES), _known("pass", only, PASSES))
     print(measure(results, revision, *chosen, seconds, compiled, tuned, alone))
 

@@ -26,8 +26,8 @@ from leanconv.plan import Target
 from leanconv.problem import ConvProblem
 from leanconv.volumes.images import as_images
 from report import records
-from report.modes import NETWORKS as SHAPES
-from report.modes import VIDEOS, memory_format
+from report.networks import NETWORKS as SHAPES
+from report.networks import VIDEOS, memory_format
 
 #: Whose layers are timed, in the sizes of `modes`, by the name of the file.
 NETWORKS = {

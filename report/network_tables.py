@@ -13,7 +13,7 @@ from leanconv.bench.format import size
 from report import records
 from report.drawing import dots, finish, legend, panels, refuse_empty
 from report.fields import ratio
-from report.modes import MODES, NETWORKS, PASSES, WAYS
+from report.networks import MODES, NETWORKS, PASSES, WAYS
 
 #: Modes of the short table and of the picture: `enable()` as it comes, where PyTorch computes float32 strictly, where
 #: it may round to TF32, and in 16 bits.

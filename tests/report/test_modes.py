@@ -17,7 +17,7 @@ from leanconv.torch import deciding, patch, registration  # noqa: E402
 from leanconv.torch.deciding import Decision  # noqa: E402
 from leanconv.torch.expected_time import CYCLES_PER_US  # noqa: E402
 from leanconv.tuning.search import WrongResultError  # noqa: E402
-from report import models, modes, network_tables, records, timed  # noqa: E402
+from report import forward_passes, models, modes, network_tables, networks, records, timed  # noqa: E402
 from report.energy import Work  # noqa: E402
 from tests import made_up  # noqa: E402
 from tests.stand_ins import HostDevice, patched_cpu, set_capturing  # noqa: E402
@@ -60,7 +60,7 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     seen: list[tuple[str, bool]] = []
 
-    def forward(model: Any, x: Any, mode: modes.Mode, compiled: bool, tuned: bool, graph: bool) -> dict[str, float]:
+    def forward(model: Any, x: Any, mode: networks.Mode, compiled: bool, tuned: bool, graph: bool) -> dict[str, float]:
         assert not compiled and tuned == graph
         seen.append((mode.title, torch.backends.cudnn.allow_tf32))
         if not graph:
@@ -73,10 +73,10 @@ def test_rows_of_this_revision_stay_and_others_are_measured_anew(
     monkeypatch.setattr(
         modes,
         "measure_step",
-        lambda *_, graph: {"torch_eager_us": 9000.0, "torch_nchw_eager_us": 9100.0, "leanconv_eager_us": 10000.0},
+        lambda *_: {"torch_eager_us": 9000.0, "torch_nchw_eager_us": 9100.0, "leanconv_eager_us": 10000.0},
     )
     allowed = torch.backends.cudnn.allow_tf32
-    names, passes = ("resnet18", "resnet50"), tuple(modes.PASSES)
+    names, passes = ("resnet18", "resnet50"), tuple(networks.PASSES)
     path = modes.measure(tmp_path, None, names, ("fp32", "tf32"), passes, None, False, True)
     assert torch.backends.cudnn.allow_tf32 == allowed
     assert seen == [("strict FP32", False)] * 2 + [("TF32", True)] * 2
@@ -112,13 +112,13 @@ def measured_by(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return about
 
 
-@pytest.mark.parametrize("way", modes.ALONE)
+@pytest.mark.parametrize("way", networks.WAYS)
 def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that the file has: the others of their times keep their revision."""
     about = measured_by(monkeypatch)
     asked: list[tuple[str, str]] = []
     new = {f"torch_{way}_us": 9.0, f"leanconv_{way}_us": 3.0}
-    monkeypatch.setattr(modes, "measure_way", lambda model, x, mode, *given: asked.append(given) or new)
+    monkeypatch.setattr(modes, "measure_forward_way", lambda model, x, mode, *given: asked.append(given) or new)
     old = {"network": "resnet18", "mode": "fp32", "pass": "forward", "quicker": "NCHW", "torch_graph_us": 8.0,
            "leanconv_graph_us": 4.0, f"torch_{way}_us": 9.0, f"leanconv_{way}_us": 9.5, "revision": "a" * 40,
            "date": "2026-01-02T00:00:00"}  # fmt: skip
@@ -126,7 +126,7 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     path = records.write(tmp_path, "modes", about, [old, unseen])
     names = "resnet18", "resnet50", *(["mvit_v2_s"] * (way != "eager"))
     for _ in range(2):
-        modes.measure(tmp_path, None, names, ("fp32",), modes.PASSES, None, False, False, way)
+        modes.measure(tmp_path, None, names, ("fp32",), networks.PASSES, None, False, False, way)
     assert asked == [(way, "NCHW", "NHWC")], "nothing is measured twice, and no row is new"
     assert records.read(path)["rows"] == [
         old | new | {f"{way}_revision": about["git_revision"], f"{way}_date": about["date"]}, unseen
@@ -137,32 +137,33 @@ def test_times_of_one_way_alone_are_measured_anew(way: str, tmp_path: Path, monk
     # a row of this revision without this way's times gets them
     bare = {name: each for name, each in old.items() if way not in name} | {"revision": about["git_revision"]}
     records.write(tmp_path, "modes", about, [bare])
-    modes.measure(tmp_path, None, ("resnet18",), ("fp32",), modes.PASSES, None, False, False, way)
+    modes.measure(tmp_path, None, ("resnet18",), ("fp32",), networks.PASSES, None, False, False, way)
     assert len(asked) == 2 and records.read(path)["rows"][0][f"leanconv_{way}_us"] == 3.0
     # of a wrong result nothing is kept, but the other times of its row are
     records.write(tmp_path, "modes", about, [old])
     new |= {"torch_error": 1e-7, f"leanconv_{way}_error": 0.3}
     with pytest.raises(WrongResultError, match="resnet18, fp32: error 3.0e-01"):
-        modes.measure(tmp_path, None, ("resnet18",), ("fp32",), modes.PASSES, None, False, False, way)
+        modes.measure(tmp_path, None, ("resnet18",), ("fp32",), networks.PASSES, None, False, False, way)
     assert records.read(path)["rows"] == [old]
 
 
-def test_eager_times_of_a_step_are_measured_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What its graphs took, and what they ran, stays."""
+@pytest.mark.parametrize("way", networks.OF_STEPS)
+def test_one_way_of_a_step_is_measured_anew(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each side in the layout in which its graph was quicker; the other times of the row stay."""
     about = measured_by(monkeypatch)
-    found = {"torch_eager_us": 5.0, "leanconv_eager_us": 4.0, "again_eager_us": 6.0, "again": "NCHW", "taken": 1}
+    found = {f"torch_{way}_us": 5.0, f"leanconv_{way}_us": 4.0}
     asked: list[Any] = []
-    monkeypatch.setattr(modes, "measure_step", lambda model, x, mode, graph: asked.append(graph) or found)
-    old = {"network": "resnet50", "mode": "fp32", "pass": "training", "torch_graph_us": 3.0, "leanconv_graph_us": 2.0,
-           "torch_eager_us": 9.0, "leanconv_eager_us": 9.0, "taken": 7, "revision": "a" * 40,
+    monkeypatch.setattr(modes, "measure_step_way", lambda model, x, mode, *given: asked.append(given) or found)
+    old = {"network": "resnet50", "mode": "fp32", "pass": "training", "torch_nchw_graph_us": 3.0, "taken": 7,
+           "torch_nhwc_graph_us": 3.1, "leanconv_nchw_graph_us": 2.1, "leanconv_nhwc_graph_us": 2.0,
+           "torch_eager_us": 9.0, "leanconv_eager_us": 9.0, "revision": "a" * 40,
            "date": "2026-01-02T00:00:00"}  # fmt: skip
     path = records.write(tmp_path, "modes", about, [old])
-    for way in ("fused", "eager"):
-        modes.measure(tmp_path, None, ("resnet50", "unet"), ("fp32",), ("training",), None, False, False, way)
+    for each in ("fused", way):
+        modes.measure(tmp_path, None, ("resnet50", "unet"), ("fp32",), ("training",), None, False, False, each)
     (row,) = records.read(path)["rows"]
-    assert asked == [False]
-    when = {"eager_revision": about["git_revision"], "eager_date": about["date"]}
-    assert row == old | found | when | {"taken": 7}
+    assert asked == [(way, ("torch_nchw", "torch_nhwc"))]
+    assert row == old | found | {f"{way}_revision": about["git_revision"], f"{way}_date": about["date"]}
 
 
 @pytest.mark.parametrize("way", ["tuned", "fused", "compile", "backend"])
@@ -175,8 +176,10 @@ def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest
         made.append((call.func, call.args[0].is_contiguous()))
         return SimpleNamespace(replay=lambda: None), call()
 
-    monkeypatch.setattr(modes, "captured", graph)
-    monkeypatch.setattr(modes, "in_turn", lambda calls: {who: 2.0 + i for i, who in enumerate(calls)})
+    for each in (networks, forward_passes):
+        monkeypatch.setattr(each, "captured", graph)
+    for each in (networks, forward_passes):
+        monkeypatch.setattr(each, "in_turn", lambda calls: {who: 2.0 + i for i, who in enumerate(calls)})
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: torch.nn.Sequential(net, torch.nn.Identity()))
     enabled: list[Any] = []
@@ -186,7 +189,7 @@ def test_a_way_alone_has_the_fields_of_a_whole_row(way: str, monkeypatch: pytest
         return nullcontext()
 
     monkeypatch.setattr(leanconv.torch, "enable", enable)
-    row = modes.measure_way(net, x, modes.MODES["fp32"], way, "NCHW", "NHWC")
+    row = forward_passes.measure_way(net, x, networks.MODES["fp32"], way, "NCHW", "NHWC")
     times = {f"torch_{way}_us": 2.0, f"leanconv_{way}_us": 3.0}
     if way == "fused":
         error = row.pop("leanconv_fused_error")
@@ -213,55 +216,25 @@ def test_a_row_counts_what_its_graph_runs(torch_on_device: HostDevice, monkeypat
             set_capturing(capture, True)
             return SimpleNamespace(replay=lambda: None), call()
 
-    monkeypatch.setattr(modes, "captured", captured)
-    monkeypatch.setattr(modes, "_peak", lambda call: 1)
-    monkeypatch.setattr(modes, "in_turn", lambda calls: dict.fromkeys(calls, 1.0))
-    monkeypatch.setattr(modes, "eager", lambda calls, patches: {who: float(len(call())) for who, call in calls.items()})
+    for each in (networks, forward_passes):
+        monkeypatch.setattr(each, "captured", captured)
+    monkeypatch.setattr(networks, "peak_bytes", lambda call: 1)
+    for each in (networks, forward_passes):
+        monkeypatch.setattr(each, "in_turn", lambda calls: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(
+        forward_passes, "eager", lambda calls, patches: {who: float(len(call())) for who, call in calls.items()}
+    )
     monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
     monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: net)
     net, x = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3)).eval(), torch.randn(2, 4, 9, 8)
     with patched_cpu(monkeypatch):
         for graph, taken in ((True, 0), (False, 2)):
-            row = modes.measure_forward(net, x, modes.MODES["fp32"], graph=graph)
+            row = forward_passes.measure_forward(net, x, networks.MODES["fp32"], graph=graph)
             assert (row["taken"], row["left"]) == (taken, 2 - taken) and modes.is_right(row)
             if graph:
-                alone = modes.measure_way(net, x, modes.MODES["fp32"], "graph", row["quicker"], row["ours"])
+                alone = forward_passes.measure_way(net, x, networks.MODES["fp32"], "graph", row["quicker"], row["ours"])
                 assert alone.items() <= row.items() and {"leanconv_graph_us", "taken", "leanconv_error"} <= {*alone}
     assert torch_on_device.launches
-
-
-def test_a_step_is_timed_as_a_graph_too_and_pytorchs_once_more(
-    torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python takes longer to record these gradients than leanconv saves: only the graph takes them."""
-    decision = Decision("it", "", 9.0 * CYCLES_PER_US, 29.0 * CYCLES_PER_US)
-    monkeypatch.setattr(patch.Patch, "decide", lambda *given: decision)
-    launches: dict[bool, int] = {False: 0, True: 0}
-
-    def launched(call: Any, capturing: bool) -> tuple[Any, Any]:
-        before = len(torch_on_device.launches)
-        with monkeypatch.context() as capture:
-            set_capturing(capture, capturing)
-            result = call()
-        launches[capturing] += len(torch_on_device.launches) - before
-        return SimpleNamespace(replay=lambda: None), result
-
-    monkeypatch.setattr(modes, "captured", lambda call: launched(call, False) and launched(call, True))
-    monkeypatch.setattr(modes, "_peak", lambda call: launched(call, False) and 1)
-    monkeypatch.setattr(modes, "in_turn", lambda calls: {who: 2.0 + i for i, who in enumerate(calls)})
-    monkeypatch.setattr(
-        modes, "eager", lambda calls, patches, most_us: {who: 5.0 + i + most_us / 1e7 for i, who in enumerate(calls)}
-    )
-    monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
-    net = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3))
-    with patched_cpu(monkeypatch):
-        row = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"])
-        assert launches == {False: 0, True: 10}, "in each layout both layers, their filters' gradients, and one input's"
-        assert row | {"taken": 5, "left": 0, "torch_graph_us": 2.0, "leanconv_graph_us": 4.0, "torch_eager_us": 8.0,
-                      "again_eager_us": 12.0} == row  # fmt: skip
-        bare = modes.measure_step(net, torch.randn(2, 4, 9, 8), modes.MODES["fp32"], graph=False)
-        assert (bare["taken"], bare["left"]) == (0, 5) and "leanconv_graph_us" not in bare
-    assert launches == {False: 0, True: 10}
 
 
 def test_replays_that_follow_one_another_are_metered_in_turns(
@@ -269,8 +242,8 @@ def test_replays_that_follow_one_another_are_metered_in_turns(
 ) -> None:
     """PyTorch alone, fused, and with leanconv's layers; the second turn goes backward, after rests."""
     replayed, rests, meters = list[int](), list[float](), iter(((object(), "a"), (None, "no library")))
-    monkeypatch.setattr(modes, "open_meter", lambda: next(meters))
-    monkeypatch.setattr(modes.time, "sleep", rests.append)
+    monkeypatch.setattr(forward_passes, "open_meter", lambda: next(meters))
+    monkeypatch.setattr(forward_passes.time, "sleep", rests.append)
 
     def captured(call: Any) -> tuple[Any, Any]:
         before, result = len(torch_on_device.launches), call()
@@ -280,18 +253,19 @@ def test_replays_that_follow_one_another_are_metered_in_turns(
         replayed.append(kernels)
         return Work(10.0 + len(replayed), *((500.0 + len(replayed), 1500.0) if meter else (None, None)))
 
-    monkeypatch.setattr(modes, "at_work", at_work)
-    monkeypatch.setattr(modes, "captured", captured)
+    monkeypatch.setattr(forward_passes, "at_work", at_work)
+    for each in (networks, forward_passes):
+        monkeypatch.setattr(each, "captured", captured)
     monkeypatch.setattr(leanconv.torch, "warm_up", lambda *given, **options: None)
     monkeypatch.setattr(leanconv.torch, "fuse", lambda net, precision: lambda x: x[:, :, 2:-2, 2:-2])
     monkeypatch.setattr(patch.Patch, "decide", lambda *given: Decision("it", "", 9.0, 99.0))
     net, x = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3), torch.nn.Conv2d(6, 4, 3)).eval(), torch.randn(2, 4, 9, 8)
     with patched_cpu(monkeypatch):
-        row = modes.measure_way(net, x, modes.MODES["fp32"], "sustained", "NHWC", "NHWC")
+        row = forward_passes.measure_way(net, x, networks.MODES["fp32"], "sustained", "NHWC", "NHWC")
         for who in "torch", "fused", "leanconv":
             assert (row[f"{who}_sustained_us"], row[f"{who}_watts"], row[f"{who}_mhz"]) == (13.5, 504, 1500)
         assert row["leanconv_sustained_error"] > 0.5, "of what only pretends to be fused"
-        bare = modes.measure_way(net, x, modes.MODES["fp32"], "sustained", "NHWC", "NHWC")
+        bare = forward_passes.measure_way(net, x, networks.MODES["fp32"], "sustained", "NHWC", "NHWC")
         assert "torch_sustained_us" in bare and not any(name.endswith(("watts", "mhz")) for name in bare)
     assert replayed == 2 * [0, 0, 2, 2, 0, 0] and len(rests) == 12
 
@@ -344,7 +318,8 @@ def test_both_layouts_are_compiled_before_and_the_last_one_that_is_enabled_decid
     """Steps in 16 bits are compiled for what autocast makes of them."""
     compiled = list[Any]()
 
-    def warm_up(net: Any, given: Any, progress: bool) -> None:
+    def warm_up(net: Any, given: Any, tune: bool, progress: bool) -> None:
+        assert not tune and not progress
         compiled.append((net.training, torch.is_autocast_enabled("cuda"), deciding.current()))
 
     monkeypatch.setattr(leanconv.torch, "warm_up", warm_up)
@@ -352,25 +327,19 @@ def test_both_layouts_are_compiled_before_and_the_last_one_that_is_enabled_decid
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     x = torch.randn(2, 3, 8, 8)
     for train in True, False:
-        nets = modes.in_layouts(torch.nn.Conv2d(3, 4, 3).train(train), x.contiguous(memory_format=torch.channels_last))
-        calls: dict[str, Any] = dict(nets)
+        nets = networks.in_layouts(
+            torch.nn.Conv2d(3, 4, 3).train(train), x.contiguous(memory_format=torch.channels_last)
+        )
         with ExitStack() as during:
-            patches, waited = modes._enabled(during, nets, nets, modes.MODES["16-bit"], calls)
+            patches, waited = networks.enabled(during, nets, nets, networks.MODES["16-bit"])
             assert [*patches] == ["leanconv_nchw", "leanconv_nhwc"] and waited > 0
             assert deciding.current() is patches["leanconv_nhwc"]
             assert compiled == [(train, train, patch) for patch in patches.values()]
+            calls = networks.with_ours(nets, patches)
+            assert [*calls] == [*nets, *patches]
             assert all(calls[ours] is nets[ours.replace("leanconv", "torch")] for ours in patches)
         compiled.clear()
     assert deciding.current() is None
-
-
-def test_a_step_trains() -> None:
-    torch.manual_seed(0)
-    model = models.UNet((4, 8), classes=2)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    modes.step(model, torch.randn(2, 3, 16, 16), modes.MODES["fp32"])()
-    assert not all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["unet", "vae_decoder", "edsr"])
@@ -381,7 +350,7 @@ def test_the_networks_of_our_own(name: str) -> None:
     kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
     with FakeTensorMode():
         model = models.build(name).eval()
-        y = model(torch.empty(modes.NETWORKS[name]))
+        y = model(torch.empty(networks.NETWORKS[name]))
         expected = {"unet": (8, 21, 256, 256), "vae_decoder": (4, 3, 256, 256), "edsr": (16, 3, 192, 192)}
         assert y.shape == expected[name]
         layers = sum(isinstance(each, kinds) for each in model.modules())
@@ -390,17 +359,17 @@ def test_the_networks_of_our_own(name: str) -> None:
 
 def test_networks_run_in_both_layouts_and_the_quicker_counts() -> None:
     model, x = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), torch.randn(2, 3, 5, 5)
-    pairs = modes.in_layouts(model, x.contiguous(memory_format=torch.channels_last))
+    pairs = networks.in_layouts(model, x.contiguous(memory_format=torch.channels_last))
     assert list(pairs) == ["torch_nchw", "torch_nhwc"] and pairs["torch_nhwc"][0] is model
     assert all(given.is_contiguous() and copy.weight.is_contiguous() for copy, given in [pairs["torch_nchw"]])
     (first, given), (last, same) = pairs.values()
     assert torch.allclose(first(given), last(same), atol=1e-6)
     us = {"torch_nchw": 3.0, "torch_nhwc": 4.04, "leanconv_nhwc": 2.04, "leanconv_nchw": 2.5}
-    found = modes._fields("graph", us)
+    found = networks.as_fields("graph", us)
     assert found == {f"{who}_graph_us": round(each, 1) for who, each in (us | {"torch": 3.0, "leanconv": 2.0}).items()}
-    assert modes._quicker(found, "torch", "graph") == "torch_nchw"
-    assert modes._quicker(found, "leanconv", "graph") == "leanconv_nhwc"
-    assert modes._fields("compile", {"torch": 5.0, "leanconv": 2.0})["torch_compile_us"] == 5.0
+    assert networks.quicker(found, "torch", "graph") == "torch_nchw"
+    assert networks.quicker(found, "leanconv", "graph") == "leanconv_nhwc"
+    assert networks.as_fields("compile", {"torch": 5.0, "leanconv": 2.0})["torch_compile_us"] == 5.0
 
 
 def test_strict_rows_are_lines(tmp_path: Path) -> None:
