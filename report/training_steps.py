@@ -80,9 +80,12 @@ def measure_way(model: Any, x: Any, mode: Mode, way: str, layouts: tuple[str, st
     theirs, ours = ("torch_nhwc", "torch_nhwc") if way == "compile" else layouts
     make = _compiled_step if way == "compile" else step
     with ExitStack() as enabled:
-        graphs = {"torch": captured(make(*nets[theirs], mode))[0]}
+        # NOTE: steps are kept until the graphs have run: these write to the optimisers' momenta
+        steps = {"torch": make(*nets[theirs], mode)}
+        graphs = {"torch": captured(steps["torch"])[0]}
         networks.enabled(enabled, nets, (ours,), mode, tune=way == "tuned")
-        graphs["leanconv"] = captured(make(*nets[ours], mode))[0]
+        steps["leanconv"] = make(*nets[ours], mode)
+        graphs["leanconv"] = captured(steps["leanconv"])[0]
         return networks.replays(way, graphs)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +23,12 @@ from tests.stand_ins import HostDevice, patched_cpu, set_capturing  # noqa: E402
 
 @pytest.fixture
 def launches(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> dict[bool, int]:
-    """Kernels of leanconv outside of CUDA graphs and in them, of steps whose times are made up."""
+    """Kernels of leanconv outside of CUDA graphs and in them, of steps whose times are made up.
+
+    What was captured must be there when graphs run, since they read and write what its optimiser holds.
+    """
     found: dict[bool, int] = {False: 0, True: 0}
+    kept: list[weakref.ref[Any]] = []
 
     def launched(call: Any, capturing: bool) -> tuple[Any, Any]:
         before = len(torch_on_device.launches)
@@ -32,11 +38,18 @@ def launches(torch_on_device: HostDevice, monkeypatch: pytest.MonkeyPatch) -> di
         found[capturing] += len(torch_on_device.launches) - before
         return SimpleNamespace(replay=lambda: None), result
 
+    def captured(call: Any) -> tuple[Any, Any]:
+        kept.append(weakref.ref(call.args[0] if isinstance(call, partial) else call))
+        launched(call, False)
+        return launched(call, True)
+
     def timed(calls: dict[str, Any], *given: Any) -> dict[str, float]:
+        assert all(each() is not None for each in kept)
+        kept.clear()
         return {who: 2.0 + i for i, who in enumerate(calls)}
 
     for each in (networks, training_steps):
-        monkeypatch.setattr(each, "captured", lambda call: launched(call, False) and launched(call, True))
+        monkeypatch.setattr(each, "captured", captured)
         monkeypatch.setattr(each, "in_turn", timed)
     monkeypatch.setattr(networks, "peak_bytes", lambda call: launched(call, False) and 1)
     monkeypatch.setattr(
