@@ -98,7 +98,9 @@ def _known(what: str, given: Sequence[str] | None, names: Iterable[str]) -> tupl
 
 @app.command()
 def layers(
-    of: Annotated[str, typer.Argument(help="layers, group-layers or volume-layers: the results file.")] = "layers",
+    of: Annotated[
+        str, typer.Argument(help="layers, group-layers, volume-layers or step-layers: the results file.")
+    ] = "layers",
     results: Records = RESULTS,
     seconds: command_line.Seconds = None,
     revision: command_line.Revision = None,

@@ -3,7 +3,8 @@
 ``python -m report layers`` needs a GPU, PyTorch and torchvision. It times what the cost model chooses for each of the
 different layers, and PyTorch in the same layout, and writes benchmarks/results/<machine>/layers.json, a row for each
 layer, as it goes on. Layers are in float32's accuracy and in 16 bits, those in groups of ``group-layers`` in precision
-``tf32`` too. What PyTorch is expected to take is fitted to these (leanconv.torch.expected_time).
+``tf32`` too, and those of ``step-layers`` in bfloat16 in place of float16. What PyTorch is expected to take is fitted to these
+(leanconv.torch.expected_time).
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ NETWORKS = {
     # those in groups of several channels alone
     "group-layers": ("resnext50_32x4d", "regnet_y_1_6gf"),
     "volume-layers": VIDEOS,
+    "step-layers": ("resnet50", "unet", "convnext_tiny", "efficientnet_b0"),
 }  # fmt: skip
-PEERS = {"torch-fp32": "strict FP32", "torch-tf32": "TF32", "torch-float16": "16 bits"}
+_TF32: tuple[str, Precision] = ("float32", "tf32")
+_USUAL: tuple[tuple[str, Precision], ...] = (("float16", "fp32"), ("float32", "fp32"))
+#: Types and precisions of the layers of a file, where they are not `_USUAL`.
+WAYS = {"group-layers": (*_USUAL, _TF32), "step-layers": (("bfloat16", "fp32"), ("float32", "fp32"), _TF32)}
+PEERS = {
+    "torch-fp32": "strict FP32", "torch-tf32": "TF32", "torch-float16": "16 bits", "torch-bfloat16": "16 bits",
+}  # fmt: skip
 #: Problems that are handed to the tuner together.
 _TOGETHER = 24
 
@@ -51,12 +59,12 @@ class Layer:
     limit: int | None
 
 
-def layers(target: Target, networks: Sequence[str], grouped: bool = False) -> list[Layer]:
+def layers(
+    target: Target, networks: Sequence[str], grouped: bool = False, ways: Sequence[tuple[str, Precision]] = _USUAL
+) -> list[Layer]:
     """The different layers: of each type, layout, operation and kind of groups in turn, long and short ones; with
     ``grouped`` those in groups of several channels alone."""
     by_kind: dict[Any, dict[ConvProblem, tuple[float, Layer]]] = {}
-    ways: list[tuple[str, Precision]] = [("float16", "fp32"), ("float32", "fp32")]
-    ways += [("float32", "tf32")] * grouped
     for network, (dtype, precision), layout in product(networks, ways, LAYOUTS):
         for problem, limit in _of_network(network, layout, dtype, precision):
             if grouped and (problem.groups == 1 or problem.group_c == 1):
@@ -109,7 +117,7 @@ def measure(results: Path, name: str, seconds: float | None = None, revision: st
     earlier = records.read(path)
     same = bool(earlier) and earlier["machine"]["git_revision"] == about["git_revision"]
     rows = {(row["problem"], row["limit"]): row for row in (earlier["rows"] if same else ())}
-    every = layers(target, NETWORKS[name], name == "group-layers")
+    every = layers(target, NETWORKS[name], name == "group-layers", WAYS.get(name, _USUAL))
     wrong: list[str] = []
     for group in _groups([layer for layer in every if (format_problem(layer.problem), layer.limit) not in rows]):
         left = None if seconds is None else seconds - (perf_counter() - begun)

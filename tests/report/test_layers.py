@@ -44,7 +44,9 @@ def test_layers_of_each_kind_come_in_turn(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(found) == len(set(kinds)) == 2 * 2 * 5
     assert {each.n for each in found} == {64}
     # those in groups alone, in TF32 too, of which 16 bits have nothing
-    grouped = [each.problem for each in study.layers(TARGETS[0], ("vgg16", "resnet50"), grouped=True)]
+    grouped = [
+        each.problem for each in study.layers(TARGETS[0], ("vgg16", "resnet50"), True, study.WAYS["group-layers"])
+    ]
     ways = {(each.dtype, each.precision) for each in grouped}
     assert ways == {("float16", "fp32"), ("float32", "fp32"), ("float32", "tf32")}
     assert len(grouped) == 3 * 2 * 3 and all(each.groups == 2 for each in grouped)
@@ -91,7 +93,7 @@ def test_a_second_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     """The first run has time for one group; the second, of the same revision, for the rest."""
     pytest.importorskip("torch")
     every = [layer(8), layer(16), layer(8, "NHWC")]
-    monkeypatch.setattr(study, "layers", lambda target, networks, grouped: every)
+    monkeypatch.setattr(study, "layers", lambda target, networks, grouped, ways: every)
     monkeypatch.setattr(study, "_TOGETHER", 2)
     monkeypatch.setattr(launch, "open_device", lambda index: SimpleNamespace(target=TARGETS[0]))
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.1"))

@@ -43,7 +43,8 @@ _IMAGES_REARRANGED = 0.68, 9150
 #: Channels last and with several taps, channels that are no multiple of 8 are padded before, and results cut after: so
 #: much of the memory's speed, and so many clock cycles. Explored (H200, 81bb595): of eight layers of 18 to 250
 #: channels, which took 1.7 to 3.7 times what was expected, it is 0.69 to 0.95 of the time now; of four gradients of
-#: filters 0.54 to 0.66.
+#: filters 0.54 to 0.66. So are, of one tap, filters whose number is no multiple of 8: the 21 of U-Net's head took 129 and
+#: 14 µs at 8 images and at one, where 124 and 26 are expected.
 _IMAGES_PADDED = 0.3, 18000
 #: Of volumes in 16 bits without groups, forward: times as long as by the same formulas, of filters with one tap, with
 #: taps in rows and columns alone, along the depth alone, and in all; channels first and last; and how many times that
@@ -83,6 +84,10 @@ _MOST_BOTH_TF32 = {"1x1": 1.0, "other": 0.95}
 #: taps and strides 11 are taken, which won 1.1 to 2 times; of the others two lost. Fewer channels, and numbers of them
 #: that copies do not take, were not measured.
 _MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": (1.2, 1.75), "other": (1.1, 1.4)}, 64
+#: Of gradients of filters of several taps where leanconv computes in TF32 too, channels last, of as many channels: of the
+#: 27 layers of ResNet-50, U-Net and ConvNeXt-T 16 are taken, and none loses (step-layers.json); with 0.3, as where
+#: leanconv's factors are not rounded, none was.
+_MOST_BOTH_TF32_WEIGHT = 0.9
 #: in TF32 of layers with more than 9 taps and many channels, channels first and last
 _MOST_TF32_LARGE = 0.4, 1.0
 #: Of filters of more than 225 taps with fewer than 96 channels: cuDNN's FFT takes less than expected.
@@ -92,8 +97,8 @@ _MOST_16 = {"1x1": 0.9, "up to 9 taps": 1.0, "other": 0.74}
 #: taken, and none loses.
 _MOST_16_NCHW = 0.95
 #: In 16 bits channels last, 1x1: where PyTorch is expected to take so many microseconds, of 18 layers 11 won and one
-#: lost; of 18 shorter ones one won.
-_MOST_16_LONG, _LONG_US = 0.98, 11
+#: lost; of 18 shorter ones one won. Of fewer than `_WIDE` channels four of five lost (EfficientNet-B0, step-layers.json).
+_MOST_16_LONG, _LONG_US, _WIDE = 0.98, 11, 48
 #: Gradients of the input, by taps and whether there are strides. Channels last kernels read the layer's filters as they
 #: lie: of the 39 layers of ResNet-50 and of suite opencnn 30 are taken, of which the least has 0.97 of PyTorch's speed.
 #: Explored (H200, d78b9bd5): of five with one tap, where PyTorch takes less than those microseconds, leanconv has 0.89
@@ -253,8 +258,9 @@ def _images_16bit(problem: ConvProblem, target: Target, last: bool) -> float:
     if _is_rearranged(problem):
         share, beside = _IMAGES_REARRANGED
         cycles += 2 * problem.bytes / (share * target.bytes_per_cycle) + beside
-    padded = problem.c > _FEW and problem.c % 8 > 0 and problem.r * problem.s > 1 and not problem.is_volume
-    if last and op != "dgrad" and padded:
+    padded = problem.c > _FEW and problem.c % 8 > 0 and problem.r * problem.s > 1
+    padded |= op == "fprop" and problem.k % 8 > 0 and problem.taps == 1 and problem.p * problem.q > 1
+    if last and op != "dgrad" and padded and not problem.is_volume:
         share, beside = _IMAGES_PADDED
         cycles += moved / (share * target.bytes_per_cycle) + beside
     if problem.bias and op == "fprop":  # a pass over the result
@@ -326,8 +332,10 @@ def most_share(problem: ConvProblem, algorithm: str, tf32: bool, pytorch: float)
     kind = "other" if several else "1x1"
     if is_16bit and op == "wgrad":
         if last:
-            aligned = problem.c % 8 == problem.k % 8 == 0
-            return _MOST_16_WEIGHT[kind] if aligned else _MOST_16_WEIGHT_OTHER["few" if problem.c <= _FEW else kind]
+            usual = problem.c % 8 == problem.k % 8 == 0
+            # of few channels and of single pixels about as many lost as won (step-layers.json, layers.json)
+            usual = usual and (several or (problem.p * problem.q > 1 and min(problem.c, problem.k) >= _WIDE))
+            return _MOST_16_WEIGHT[kind] if usual else _MOST_16_WEIGHT_OTHER["few" if problem.c <= _FEW else kind]
         return _MOST_16_WEIGHT_NCHW
     if is_16bit and op == "dgrad" and not last:
         return _MOST_16_INPUT_NCHW["pointwise" if pointwise else kind]
@@ -336,7 +344,8 @@ def most_share(problem: ConvProblem, algorithm: str, tf32: bool, pytorch: float)
         long = several or pytorch >= _LONG_US * CYCLES_PER_US
         return _MOST_16_INPUT[kind][strided] if usual and long else _MOST_16_INPUT_OTHER
     if is_16bit:
-        if last and not several and pytorch >= _LONG_US * CYCLES_PER_US:
+        wide = min(problem.c, problem.k) >= _WIDE
+        if last and not several and wide and pytorch >= _LONG_US * CYCLES_PER_US:
             return _MOST_16_LONG
         few = problem.c <= _FEW or taps > 9
         if not few and pointwise:
@@ -348,6 +357,8 @@ def most_share(problem: ConvProblem, algorithm: str, tf32: bool, pytorch: float)
     both = both and problem.c % 4 == problem.k % 4 == 0
     if both and op == "dgrad" and last and pytorch >= _LONG_US * CYCLES_PER_US:
         return _MOST_BOTH_TF32_INPUT[kind][strided]
+    if both and op == "wgrad" and last and several:
+        return _MOST_BOTH_TF32_WEIGHT
     if tf32 and _is_image_in_tf32(problem):
         if last and problem.precision == "tf32":
             return _MOST_BOTH_TF32[kind]
