@@ -3,8 +3,8 @@
 ``python -m report layers`` needs a GPU, PyTorch and torchvision. It times what the cost model chooses for each of the
 different layers, and PyTorch in the same layout, and writes benchmarks/results/<machine>/layers.json, a row for each
 layer, as it goes on. Layers are in float32's accuracy and in 16 bits, those in groups of ``group-layers`` in precision
-``tf32`` too, and those of ``step-layers`` in bfloat16 in place of float16. What PyTorch is expected to take is fitted to these
-(leanconv.torch.expected_time).
+``tf32`` too, and so those of ``step-layers``, whose 16 bits are bfloat16. What PyTorch is expected to take is fitted to
+these (leanconv.torch.expected_time).
 """
 
 from __future__ import annotations

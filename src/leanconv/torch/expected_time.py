@@ -43,7 +43,7 @@ _IMAGES_REARRANGED = 0.68, 9150
 #: Channels last and with several taps, channels that are no multiple of 8 are padded before, and results cut after: so
 #: much of the memory's speed, and so many clock cycles. Explored (H200, 81bb595): of eight layers of 18 to 250
 #: channels, which took 1.7 to 3.7 times what was expected, it is 0.69 to 0.95 of the time now; of four gradients of
-#: filters 0.54 to 0.66. So are, of one tap, filters whose number is no multiple of 8: the 21 of U-Net's head took 129 and
+#: filters 0.54 to 0.66. So are filters of one tap whose number is no multiple of 8: the 21 of U-Net's head took 129 and
 #: 14 µs at 8 images and at one, where 124 and 26 are expected.
 _IMAGES_PADDED = 0.3, 18000
 #: Of volumes in 16 bits without groups, forward: times as long as by the same formulas, of filters with one tap, with
@@ -84,9 +84,8 @@ _MOST_BOTH_TF32 = {"1x1": 1.0, "other": 0.95}
 #: taps and strides 11 are taken, which won 1.1 to 2 times; of the others two lost. Fewer channels, and numbers of them
 #: that copies do not take, were not measured.
 _MOST_BOTH_TF32_INPUT, _BOTH_TF32_CHANNELS = {"1x1": (1.2, 1.75), "other": (1.1, 1.4)}, 64
-#: Of gradients of filters of several taps where leanconv computes in TF32 too, channels last, of as many channels: of the
-#: 27 layers of ResNet-50, U-Net and ConvNeXt-T 16 are taken, and none loses (step-layers.json); with 0.3, as where
-#: leanconv's factors are not rounded, none was.
+#: Of gradients of filters of several taps where leanconv computes in TF32 too, channels last, of as many channels: of
+#: the 27 layers of ResNet-50, U-Net and ConvNeXt-T 16 are taken, and none loses (step-layers.json).
 _MOST_BOTH_TF32_WEIGHT = 0.9
 #: in TF32 of layers with more than 9 taps and many channels, channels first and last
 _MOST_TF32_LARGE = 0.4, 1.0
@@ -97,7 +96,7 @@ _MOST_16 = {"1x1": 0.9, "up to 9 taps": 1.0, "other": 0.74}
 #: taken, and none loses.
 _MOST_16_NCHW = 0.95
 #: In 16 bits channels last, 1x1: where PyTorch is expected to take so many microseconds, of 18 layers 11 won and one
-#: lost; of 18 shorter ones one won. Of fewer than `_WIDE` channels four of five lost (EfficientNet-B0, step-layers.json).
+#: lost; of 18 shorter ones one won. Of six of fewer than `_WIDE` channels none won (step-layers.json, layers.json).
 _MOST_16_LONG, _LONG_US, _WIDE = 0.98, 11, 48
 #: Gradients of the input, by taps and whether there are strides. Channels last kernels read the layer's filters as they
 #: lie: of the 39 layers of ResNet-50 and of suite opencnn 30 are taken, of which the least has 0.97 of PyTorch's speed.
