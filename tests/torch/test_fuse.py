@@ -378,6 +378,38 @@ def test_the_backend_asks_who_is_quicker(on_stand_in: HostDevice, monkeypatch: p
         assert len(on_stand_in.launches) - before == 3
 
 
+class Normalised(nn.Module):
+    """Behind a group normalisation images lie channels first on a GPU, wherever they lay before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = (
+            nn.Conv2d(4, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.Conv2d(8, 8, 3, padding=1),
+        )
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x).contiguous()
+        return self.second(F.silu(self.norm(x).contiguous())) + x
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_a_compiled_layer_lies_as_pytorchs_does(form: Any, compiler: str, on_stand_in: HostDevice) -> None:
+    """Channels last where its images or its filters do."""
+    model, x = made(Normalised).to(memory_format=form), torch.randn(2, 4, 10, 10).contiguous(memory_format=form)
+    with torch.no_grad():
+        expected, before = model(x), len(on_stand_in.launches)
+        torch._dynamo.reset()
+        y = torch.compile(model, backend=partial(ours.fused, compiler=compiler))(x)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    assert len(on_stand_in.launches) - before == 2
+    layout = "NHWC" if form == torch.channels_last else "NCHW"
+    assert [(each.layout, each.add) for each in compiled] == [(layout, True), (layout, False)]
+    assert expected.is_contiguous(memory_format=form) and y.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_derivatives_in_a_graph_are_those_of_pytorch(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients and tangents that are taken in what is compiled, and tangents that are taken around it."""

@@ -27,7 +27,8 @@ from leanconv.runtime.driver import CudaUnavailableError
 from leanconv.torch import comparing, compile_report, epilogue, operators, patterns, squeeze, squeeze_graph
 from leanconv.torch.fused_layer import Way
 from leanconv.torch.fusing import FuseReport
-from leanconv.torch.layers import stricter, tf32_allowed
+from leanconv.torch.layers import is_channels_last, stricter, tf32_allowed
+from leanconv.torch.operators import CHANNELS_LAST
 from leanconv.torch.patterns import Chain
 from leanconv.torch.squeeze_graph import Block, Layer
 
@@ -267,7 +268,7 @@ def _decide(chain: Chain, precision: Precision) -> Way:
         shapes = _hints(x.shape), _hints(w.shape)
     except TypeError:
         return _left("a size of its images depends on values")
-    layout: Layout = "NHWC" if operators.is_channels_last(x) else "NCHW"
+    layout: Layout = "NHWC" if is_channels_last(x, w) else "NCHW"
     stride, padding, dilation = numbers
     requested = layer_options(
         f"conv{axes}d", stride, padding, dilation, given["groups"], precision=_precision(x.dtype, precision),
@@ -304,11 +305,24 @@ def _replace(
     assert numbers is not None
     dtype = _value(chain.conv).dtype
     scale, bias = scaled
+    last = is_channels_last(_value(given["input"]), _value(given["weight"]))
     with graph.inserting_before(chain.last):
         options = *map(list, numbers), given["groups"], _precision(dtype, precision), False
-        tensors = given["input"], given["weight"], bias, scale, calls.get(chain.add, chain.add)
+        x, add = (_lies(graph, each, last) for each in (given["input"], calls.get(chain.add, chain.add)))
+        tensors = x, given["weight"], bias, scale, add
         call = graph.call_function(epilogue.OPERATORS[axes], (*tensors, chain.activation, *options))
     calls[chain.last] = _replaced(graph, chain.nodes, call)
+
+
+def _lies(graph: fx.Graph, node: Any, last: bool) -> Any:
+    """A tensor of the graph, channels last if its layer computes so, as PyTorch does where the filters alone lie so:
+    behind a group normalisation, which returns images channels first. Inductor lets what computes it store it so."""
+    if not last or node is None or operators.is_channels_last(_value(node)):
+        return node
+    form = CHANNELS_LAST[_value(node).dim()]
+    made = graph.call_method("contiguous", (node,), {"memory_format": form})
+    made.meta["example_value"] = _value(node).contiguous(memory_format=form)
+    return made
 
 
 def _replaced(graph: fx.Graph, nodes: Sequence[fx.Node], call: fx.Node) -> fx.Node:
