@@ -11,23 +11,24 @@
 // Gradient   of an input: w is read as it lies too, an operand that is MN-major.
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 / pixels images of each warpgroup x `columns` filters; a stage has 64 channels of both. One tile a CTA. A cluster of
-//            `split` * `multicast` CTAs: `split` of them share the reduction of a tile (split-K), and `multicast` have the same
-//            filters for other images, each copies a part of them to all.
+//            `split` CTAs shares the reduction of a tile (split-K).
 // Roles      warpgroups 0..n-1  consumers: operand A from registers, epilogue, a thread that copies the outputs
 //            warpgroup n        producer: one thread
 // Pipelines  stages   full: bytes of the copies -> consumers
-//                     empty: a lane of each consumer warp of all CTAs that share filters -> producer
+//                     empty: a lane of each consumer warp -> producer
 // One stage  wait full; load operand A, 16 rows of 64 channels a warp, an element at a time; wait for the wgmma of the stage before
 //            and release that one; four wgmma; commit. While a warpgroup loads, the other one multiplies.
 // Rows       that are no pixel hold what lay there before; they are multiplied and not stored.
+// Residuals  lie as outputs do: they are brought to the L2 cache while the products are computed, and come by one bulk copy an image
+//            to where the outputs are staged.
 // Registers  columns / 2 sums, 16 of operand A and the 32 elements of the next; of 232.
 // Work       2 C/g flops an output, and 64 / (pixels * (64 / pixels)) times as many are done, 64 / pixels rounded down; peak 4096
-//            flops a cycle and multiprocessor. Of two warpgroups and 256 filters a stage takes 1024 cycles; it reads 32 KB of filters,
-//            divided by `multicast`, and up to 8 KB of pixels a warpgroup from the L2 cache. Shared memory is busy for as long: 354
+//            flops a cycle and multiprocessor. Of two warpgroups and 256 filters a stage takes 1024 cycles; it reads 32 KB of filters
+//            and up to 8 KB of pixels a warpgroup from the L2 cache. Shared memory is busy for as long: 354
 //            cycles with what is copied (7 x 7 pixels), 512 with operand B, which each warpgroup reads, 256 with loads of operand A.
 // Explored (H200, 09387bb0): 512 to 2048 channels, 7 x 7 pixels, 32 images 11.2 us, native_gemm_pointwise 21.2; a stage of 256 filters
-//            0.6, a tile 2.2 besides its stages, a call 2.0 (fitted). With multicast 0.6 to 1.5 longer. Where the lanes of a load had
-//            neighbouring pixels, and all consumers met before the outputs, 12.2.
+//            0.6, a tile 2.2 besides its stages, a call 2.0 (fitted). Where two CTAs of a cluster copied filters to each other (multicast)
+//            0.6 to 1.5 longer. Where the lanes of a load had neighbouring pixels, and all consumers met before the outputs, 12.2.
 #pragma once
 
 #include <device/element.cuh>
@@ -38,7 +39,6 @@
 #include <device/ptx/mma.cuh>
 #include <device/ptx/sync.cuh>
 #include <device/ptx/tma.cuh>
-#include <device/ptx/tma_multicast.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
 
 namespace leanconv {
@@ -48,29 +48,19 @@ template <class Problem, class Tuning>
 struct PlaneTile {
     static constexpr int pixels = output_pixels<Problem>, of_rows = 64 / pixels, images = Tuning::warpgroups * of_rows;
     static constexpr int filters = Tuning::columns, of_filters = ceil_div(Problem::group_k, filters);
-    static constexpr int split = Tuning::split, multicast = Tuning::multicast, cluster = split * multicast;
+    static constexpr int split = Tuning::split;
     static_assert(of_rows > 0, "64 rows take an image");
-    int rank, group, filter;  // of the cluster; the group and its first filter
+    int part, group, filter;  // of the reduction; the group and its first filter
     int64 image;              // the first of `count`
     int count;
 
-    __device__ __forceinline__ explicit PlaneTile(long long batch) : rank(cluster > 1 ? static_cast<int>(cluster_rank()) : 0) {
-        const int number = blockIdx.x / cluster, of_images = number / (of_filters * Problem::groups);
+    __device__ __forceinline__ explicit PlaneTile(long long batch) : part(split > 1 ? static_cast<int>(cluster_rank()) : 0) {
+        const int number = blockIdx.x / split, of_images = number / (of_filters * Problem::groups);
         group = number / of_filters % Problem::groups;
         filter = number % of_filters * filters;
-        image = static_cast<int64>(of_images * multicast + member()) * images;
+        image = static_cast<int64>(of_images) * images;
         const int64 left = batch - image;
         count = left < 0 ? 0 : left < images ? static_cast<int>(left) : images;
-    }
-    // Which part of the reduction, and which images of those with the same filters.
-    __device__ __forceinline__ int part() const { return rank % split; }
-    __device__ __forceinline__ int member() const { return rank / split; }
-    // The ranks that have the same filters of the same channels.
-    __device__ __forceinline__ unsigned short sharers() const {
-        unsigned mask = 0;
-#pragma unroll
-        for (int i = 0; i < multicast; ++i) mask |= 1u << i * split;
-        return static_cast<unsigned short>(mask << part());
     }
 };
 
@@ -108,12 +98,15 @@ struct PlaneRing {
         return reinterpret_cast<Mbarrier*>(base + Tuning::barriers_at) + stage;
     }
     __device__ __forceinline__ Mbarrier* empty(int stage) const { return full(Tuning::stages) + stage; }
+    __device__ __forceinline__ Mbarrier* residuals(int warpgroup) const { return full(2 * Tuning::stages) + warpgroup; }
     // By one thread, before a barrier of the cluster.
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::stages; ++i) {
             mbarrier_init(full(i), 1);
-            mbarrier_init(empty(i), 4 * Tuning::warpgroups * Tile::multicast);
+            mbarrier_init(empty(i), 4 * Tuning::warpgroups);
         }
+        if constexpr (adds<Problem>)
+            for (int i = 0; i < Tuning::warpgroups; ++i) mbarrier_init(residuals(i), 1);
         fence_mbarrier_init();
     }
     // A stage that nobody reads or fills any more after `count` of them, the last one but `back`: all warps have released it.
@@ -121,14 +114,6 @@ struct PlaneRing {
         const int stage = (count + back) % Tuning::stages, uses = (count - stage + Tuning::stages - 1) / Tuning::stages;
         mbarrier_wait_parity(empty(stage), (uses - 1) & 1);
         return filters_of(stage);
-    }
-    // By a warp, to all producers that copy filters to this CTA.
-    __device__ __forceinline__ void release(const Tile& tile, int stage, int lane) const {
-        if constexpr (Tile::multicast == 1) {
-            mbarrier_arrive_warp(empty(stage), lane);
-        } else if (lane < Tile::multicast) {
-            mbarrier_arrive_cluster(empty(stage), static_cast<unsigned>(lane * Tile::split + tile.part()));
-        }
     }
 };
 
@@ -138,25 +123,20 @@ __device__ __forceinline__ void produce_planes(const typename Problem::element* 
                                                const PlaneTile<Problem, Tuning>& tile, const PlaneRing<Problem, Tuning>& ring) {
     using Ring = PlaneRing<Problem, Tuning>;
     using Tile = PlaneTile<Problem, Tuning>;
-    constexpr int own = Tile::filters / Tile::multicast;  // filters that this CTA copies
-    static_assert(own % (Tuning::mirrored ? 64 : 8) == 0, "its part of the filters are whole boxes");
+    constexpr int boxes = Tuning::mirrored ? Tile::filters / 64 : 1;
+    static_assert(!Tuning::mirrored || Tile::filters % 64 == 0, "filters are whole boxes");
     if (threadIdx.x % 128 > 0) return;
-    const int begin = tile.member() * own;
     RingPlace<Tuning::stages> place;
     for (int stage = ring.first; stage < ring.end; ++stage, place.advance()) {
         const int c = stage * Ring::channels, bytes = min(Ring::channels, Problem::group_c - c) * Ring::plane_bytes;
         Mbarrier* const full = ring.full(place.stage);
         mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
         mbarrier_arrive_expect_tx(full, Ring::filter_bytes + tile.count * bytes);
-        unsigned char* const to = ring.filters_of(place.stage) + begin * 128;
-        constexpr int boxes = Tuning::mirrored ? own / 64 : 1;
 #pragma unroll
         for (int box = 0; box < boxes; ++box) {
-            const int filter = tile.filter + begin + box * 64;
+            const int filter = tile.filter + box * 64;
             const int c0 = Tuning::mirrored ? filter : c, c1 = Tuning::mirrored ? c : filter;
-            unsigned char* const at = to + box * Ring::box_bytes;
-            if constexpr (Tile::multicast == 1) cp_async_bulk_tensor_shared_global(at, w, full, c0, c1, tile.group);
-            else cp_async_bulk_tensor_multicast_shared_global(at, w, full, tile.sharers(), c0, c1, tile.group);
+            cp_async_bulk_tensor_shared_global(ring.filters_of(place.stage) + box * Ring::box_bytes, w, full, c0, c1, tile.group);
         }
         for (int i = 0; i < tile.count; ++i) {
             const int64 channel = (tile.image + i) * Problem::c + tile.group * Problem::group_c + c;
@@ -211,38 +191,60 @@ struct PlaneRows {
     }
 };
 
-// The outputs of a warpgroup: staged in shared memory as they lie in an image, and copied from there, a half while the next one is
-// staged.
+// The outputs of a warpgroup: of each of `count` images `filters` planes that lie behind one another, from `at` on.
+template <class Problem, class Tuning>
+struct PlaneOutputs {
+    using Tile = PlaneTile<Problem, Tuning>;
+    using Ring = PlaneRing<Problem, Tuning>;
+    using T = typename Problem::result;
+    static constexpr int64 apart = static_cast<int64>(Problem::k) * Tile::pixels;  // images
+    int filter, filters, count;  // the first filter, of all groups
+    T* at;
+
+    __device__ __forceinline__ PlaneOutputs(T* y, const Tile& tile, int warpgroup) {
+        const int first = tile.filter + tile.part * Ring::columns;
+        filter = tile.group * Problem::group_k + first;
+        filters = max(min(Ring::columns, Problem::group_k - first), 0);
+        count = min(Tile::of_rows, tile.count - warpgroup * Tile::of_rows);
+        at = y + ((tile.image + warpgroup * Tile::of_rows) * Problem::k + filter) * Tile::pixels;
+    }
+    // What is added to the outputs of an image.
+    __device__ __forceinline__ const T* held(Bias<Problem> bias, int image) const {
+        if constexpr (Problem::add) return residual_of(bias, at + image * apart);
+        else return at + image * apart;
+    }
+    __device__ __forceinline__ void fetch_held(Bias<Problem> bias, int thread) const {
+        const int lines = ceil_div(filters * Ring::plane_bytes, 128);
+        for (int i = thread; i < count * lines; i += 128) prefetch_l2(held(bias, i / lines) + i % lines * (128 / sizeof(T)));
+    }
+    // By all threads of the warpgroup: to shared memory, where nobody reads or writes any more.
+    __device__ __forceinline__ void load_held(Bias<Problem> bias, T* staging, Mbarrier* arrived, int thread) const {
+        if (thread == 0) {
+            const int bytes = filters * Ring::plane_bytes;
+            mbarrier_arrive_expect_tx(arrived, max(count, 0) * bytes);
+            for (int i = 0; i < count; ++i)
+                cp_async_bulk_shared_global(staging + i * Ring::columns * Tile::pixels, held(bias, i), bytes, arrived);
+        }
+        mbarrier_wait_parity(arrived, 0);
+    }
+};
+
+// Stages the outputs of a warpgroup in shared memory as they lie in an image, and copies them from there, a half while the next one
+// is staged.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void store_planes(const float (&sums)[Tuning::columns / 2 / Tuning::split], Bias<Problem> bias,
-                                             typename Problem::result* y, const PlaneTile<Problem, Tuning>& tile,
-                                             const PlaneRows<Problem, Tuning>& rows, unsigned char* stage) {
+                                             const PlaneOutputs<Problem, Tuning>& outputs,
+                                             const PlaneRing<Problem, Tuning>& ring, const PlaneRows<Problem, Tuning>& rows,
+                                             unsigned char* stage) {
     using Ring = PlaneRing<Problem, Tuning>;
     using Tile = PlaneTile<Problem, Tuning>;
     using T = typename Problem::result;
     constexpr int columns = Ring::columns, halves = columns >= 128 ? 2 : 1, half = columns / halves;
-    const int first = tile.filter + tile.part() * columns, filters = min(columns, Problem::group_k - first);
+    const int filters = outputs.filters, filter = outputs.filter;
     if (filters <= 0) return;
     const int thread = threadIdx.x % 128, warpgroup = threadIdx.x / 128, lane = threadIdx.x % 32;
-    const int count = min(Tile::of_rows, tile.count - warpgroup * Tile::of_rows);  // images
-    const int filter = tile.group * Problem::group_k + first;
     T* const staging = reinterpret_cast<T*>(stage);
-    T* const at = y + ((tile.image + warpgroup * Tile::of_rows) * Problem::k + filter) * Tile::pixels;
-    constexpr int64 apart = static_cast<int64>(Problem::k) * Tile::pixels;  // images
-    if constexpr (adds<Problem>) {
-        const int units = filters * Ring::plane_bytes / 16;
-        for (int i = thread; i < count * units; i += 128) {
-            const T* from = at + i / units * apart + i % units * 8;
-            if constexpr (Problem::add) from = residual_of(bias, from);
-            unsigned* const to = reinterpret_cast<unsigned*>(staging + i / units * (columns * Tile::pixels) + i % units * 8);
-            unsigned unit[4];
-            if constexpr (Problem::add) load_read_only(unit, reinterpret_cast<const unsigned*>(from));
-            else load_vector(unit, reinterpret_cast<const unsigned*>(from));
-#pragma unroll
-            for (int j = 0; j < 4; ++j) to[j] = unit[j];
-        }
-        barrier_sync(1 + warpgroup, 128);
-    }
+    if constexpr (adds<Problem>) outputs.load_held(bias, staging, ring.residuals(warpgroup), thread);
 #pragma unroll
     for (int j = 0; j < columns / 8; ++j) {
         const int column = 8 * j + lane % 4 * 2;
@@ -268,8 +270,8 @@ __device__ __forceinline__ void store_planes(const float (&sums)[Tuning::columns
             fence_proxy_async();
             barrier_sync(1 + warpgroup, 128);
             if (thread == 0 && bytes > 0) {
-                for (int i = 0; i < count; ++i) {
-                    T* const to = at + i * apart + begin * Tile::pixels;
+                for (int i = 0; i < outputs.count; ++i) {
+                    T* const to = outputs.at + i * outputs.apart + begin * Tile::pixels;
                     cp_async_bulk_global_shared(to, staging + (i * columns + begin) * Tile::pixels, bytes);
                 }
                 cp_async_bulk_commit_group();
@@ -285,8 +287,10 @@ __device__ __forceinline__ void consume_planes(Bias<Problem> bias, typename Prob
                                                const PlaneTile<Problem, Tuning>& tile, const PlaneRing<Problem, Tuning>& ring) {
     using Ring = PlaneRing<Problem, Tuning>;
     constexpr int count = Tuning::columns / 2, split = Tuning::split;
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, warpgroup = threadIdx.x / 128;
     const PlaneRows<Problem, Tuning> rows(tile);
+    const PlaneOutputs<Problem, Tuning> outputs(y, tile, warpgroup);
+    if constexpr (adds<Problem>) outputs.fetch_held(bias, threadIdx.x % 128);
     float sums[count];
     unsigned a[4][4];
     RingPlace<Tuning::stages> place;
@@ -298,7 +302,7 @@ __device__ __forceinline__ void consume_planes(Bias<Problem> bias, typename Prob
         // NOTE: in the first stage too, where there is nothing to wait for: under a condition the compiler (NVRTC 13.5) lets what
         // is loaded next lie in the registers that the products under way read.
         wgmma_wait_group<0>(sums, a);
-        if (stage > ring.first) ring.release(tile, before, lane);
+        if (stage > ring.first) mbarrier_arrive_warp(ring.empty(before), lane);
         rows.pair(a, loaded, Problem::group_c - stage * Ring::channels);
         wgmma_fence(sums, a);
 #pragma unroll
@@ -310,10 +314,9 @@ __device__ __forceinline__ void consume_planes(Bias<Problem> bias, typename Prob
         place.advance();
     }
     wgmma_wait_group<0>(sums, a);
-    ring.release(tile, before, lane);
-    const int warpgroup = threadIdx.x / 128;
+    mbarrier_arrive_warp(ring.empty(before), lane);
     if constexpr (split == 1) {
-        store_planes<Problem, Tuning>(sums, bias, y, tile, rows, ring.released(ring.end - ring.first, warpgroup));
+        store_planes(sums, bias, outputs, ring, rows, ring.released(ring.end - ring.first, warpgroup));
     } else {
         barrier_sync(1, Ring::threads);  // the stages of this CTA have been read
         float* const own = reinterpret_cast<float*>(ring.base);
@@ -323,14 +326,14 @@ __device__ __forceinline__ void consume_planes(Bias<Problem> bias, typename Prob
         float added[count / split];
 #pragma unroll
         for (int i = 0; i < count / split; ++i) {
-            const float* const at = own + (tile.part() * (count / split) + i) * Ring::threads + threadIdx.x;
+            const float* const at = own + (tile.part * (count / split) + i) * Ring::threads + threadIdx.x;
             added[i] = 0.0f;
 #pragma unroll
-            for (int part = 0; part < split; ++part)
-                added[i] += cluster_load(at, static_cast<unsigned>(tile.rank - tile.part() + part));
+            for (int part = 0; part < split; ++part) added[i] += cluster_load(at, static_cast<unsigned>(part));
         }
+        if constexpr (adds<Problem>) fence_proxy_async();  // residuals are copied to where sums lie
         meet_in_cluster();
-        store_planes<Problem, Tuning>(added, bias, y, tile, rows, ring.filters_of(warpgroup));
+        store_planes(added, bias, outputs, ring, rows, ring.filters_of(warpgroup));
     }
 }
 
@@ -341,27 +344,23 @@ __device__ __forceinline__ void native_gemm_planes(const typename Problem::eleme
     using Tile = PlaneTile<Problem, Tuning>;
     const Tile tile(batch);
     using Ring = PlaneRing<Problem, Tuning>;
-    const Ring ring(tile.part());
+    const Ring ring(tile.part);
     if (threadIdx.x == 0) ring.init();
     if (threadIdx.x == Ring::threads) prefetch_tensormap(w);
-    if constexpr (Tile::cluster > 1) meet_in_cluster();
+    if constexpr (Tile::split > 1) meet_in_cluster();
     else __syncthreads();
     if (threadIdx.x / 128 == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         produce_planes(x, w, tile, ring);
-        // NOTE: the warp of the thread that copied converges before the barriers that all threads take part in.
-        if constexpr (Tile::cluster > 1) __syncwarp();
         if constexpr (Tile::split > 1) {
+            __syncwarp();  // the warp of the thread that copied converges before the barriers that all threads take part in
             meet_in_cluster();
             meet_in_cluster();
         }
     } else {
         set_registers_up<Tuning::consumer_registers>();
         consume_planes(bias, y, tile, ring);
-        if constexpr (Tile::multicast > 1) __syncwarp();
     }
-    // The others arrive at this CTA's barriers.
-    if constexpr (Tile::multicast > 1) meet_in_cluster();
 }
 
 }  // namespace leanconv

@@ -21,8 +21,8 @@ from leanconv.problem import ConvProblem
 ROWS, BLOCK, LEAST_PIXELS = 64, 64, 16
 #: Consumers; registers of a thread of theirs and of the producer; stages of the ring at least and at most.
 WARPGROUPS, REGISTERS, MIN_STAGES, MAX_STAGES = 2, (232, 40), 3, 8
-#: Filters of a tile; CTAs that share a reduction, and that share filters.
-COLUMNS, SPLITS, MULTICASTS = (256, 128, 64), (1, 2, 4, 8), (1, 2, 4)
+#: Filters of a tile; CTAs that share a reduction.
+COLUMNS, SPLITS = (256, 128, 64), (1, 2, 4, 8)
 #: Where swizzle patterns begin; elements of 16 bytes.
 PATTERN, UNIT = 1024, 8
 #: What the kernel counts in an int: CTAs.
@@ -33,8 +33,7 @@ MAX_INDEX = 2**31 - 2**20
 class PlanesConfig(Config):
     """A tile has ``columns`` filters and as many images as ``warpgroups`` x 64 rows take.
 
-    The ring has ``stages`` of 64 channels. ``split`` CTAs share the reduction of a tile, and ``multicast`` have the
-    same filters; both together are a cluster.
+    The ring has ``stages`` of 64 channels. The ``split`` CTAs of a cluster share the reduction of a tile.
     """
 
     warpgroups: int
@@ -43,7 +42,6 @@ class PlanesConfig(Config):
     consumer_registers: int
     producer_registers: int
     split: int = 1
-    multicast: int = 1
 
     @property
     def threads(self) -> int:
@@ -51,7 +49,7 @@ class PlanesConfig(Config):
 
     @property
     def cluster(self) -> int:
-        return self.split * self.multicast
+        return self.split
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,11 @@ def _stage_bytes(problem: ConvProblem, columns: int) -> int:
     return 2 * BLOCK * columns + ceil_div(pixels, PATTERN) * PATTERN
 
 
+def _barrier_bytes(stages: int) -> int:
+    """Two of each stage, and one of each warpgroup for residuals."""
+    return 8 * (2 * stages + WARPGROUPS)
+
+
 class NativeGemmPlanes(TimedAlgorithm):
     """1x1 convolution of images of 16 to 64 pixels and its input's gradient on tensor cores, float16 or bfloat16 summed
     in float32; NCHW."""
@@ -113,7 +116,7 @@ class NativeGemmPlanes(TimedAlgorithm):
         if not reasons:
             phase = images_as_rows(problem).problem
             least = PlanesConfig(WARPGROUPS, COLUMNS[-1], MIN_STAGES, *REGISTERS)
-            if _tiles(phase, least) * max(SPLITS) * max(MULTICASTS) > MAX_INDEX:
+            if _tiles(phase, least) * max(SPLITS) > MAX_INDEX:
                 reasons.append(f"n={problem.n}: {_tiles(phase, least)} tiles are more than an int counts")
             broken = _filter_map(problem, least).why_not()
             reasons += [f"no tensor map describes w: {each}" for each in broken]
@@ -138,18 +141,19 @@ class NativeGemmPlanes(TimedAlgorithm):
         tuning = (*config.constants(), ("mirrored", problem.op == "dgrad"), ("barriers_at", barriers_at))
         arguments = (x, _filter_map(problem, config), *conv_arguments(problem)[2:])
         grid = _tiles(phase, config) * config.split
-        launch = self.launch(config, constants, arguments, grid, barriers_at + 16 * config.stages, tuning)
+        shared = barriers_at + _barrier_bytes(config.stages)
+        launch = self.launch(config, constants, arguments, grid, shared, tuning)
         return Plan((launch,))
 
 
 def _configs(problem: ConvProblem, phase: ConvProblem, target: Target) -> Iterator[PlanesConfig]:
     """Those whose ring fits, whose filters the layer fills by half, and whose clusters are busy."""
-    stages, tiles_of_images = ceil_div(phase.group_c, BLOCK), ceil_div(phase.n, _images(phase))
+    stages = ceil_div(phase.group_c, BLOCK)
     for columns in COLUMNS:
         if columns > COLUMNS[-1] and 2 * phase.group_k <= columns:
             continue
         bytes_of_stage = _stage_bytes(phase, columns)
-        fit = min((target.shared_per_block - 16 * MAX_STAGES) // bytes_of_stage, MAX_STAGES)
+        fit = min((target.shared_per_block - _barrier_bytes(MAX_STAGES)) // bytes_of_stage, MAX_STAGES)
         if fit < MIN_STAGES:
             continue
         for split in SPLITS:
@@ -163,25 +167,21 @@ def _configs(problem: ConvProblem, phase: ConvProblem, target: Target) -> Iterat
             )
             if shared:
                 continue
-            for multicast in MULTICASTS:
-                config = PlanesConfig(WARPGROUPS, columns, fit, *REGISTERS, split, multicast)
-                whole = columns // multicast >= BLOCK and multicast <= tiles_of_images
-                busy = split == 1 or _tiles(phase, config) * split <= target.multiprocessors
-                if whole and busy and config.cluster <= min(UNIT, target.most_in_cluster):
-                    yield config
+            config = PlanesConfig(WARPGROUPS, columns, fit, *REGISTERS, split)
+            busy = split == 1 or _tiles(phase, config) * split <= target.multiprocessors
+            if busy and split <= target.most_in_cluster:
+                yield config
 
 
 def _filter_map(problem: ConvProblem, config: PlanesConfig) -> TensorMap:
     """How copies walk over the layer's filters as they lie: rows of 64 channels of those filters that a CTA copies, or
     of a gradient rows of 64 channels, which are its filters."""
-    filters = BLOCK if problem.op == "dgrad" else config.columns // config.multicast
+    filters = BLOCK if problem.op == "dgrad" else config.columns
     return layers.filters_as_they_lie(problem, (BLOCK, filters))
 
 
 def _tiles(phase: ConvProblem, config: PlanesConfig) -> int:
-    """Tiles, with those of no image that a cluster has beside others."""
-    of_images = ceil_div(ceil_div(phase.n, _images(phase)), config.multicast) * config.multicast
-    return of_images * ceil_div(phase.group_k, config.columns) * phase.groups
+    return ceil_div(phase.n, _images(phase)) * ceil_div(phase.group_k, config.columns) * phase.groups
 
 
 def _shared_cycles(problem: ConvProblem, config: PlanesConfig) -> float:
@@ -212,7 +212,7 @@ def _cycles(problem: ConvProblem, phase: ConvProblem, config: PlanesConfig, targ
     stages, tiles = ceil_div(ceil_div(phase.group_c, BLOCK), config.split), _tiles(phase, config)
     products = WARPGROUPS * BLOCK / 16 * config.columns / 2 / speeds.products + speeds.stage
     pixels = 2 * BLOCK * _pixels(problem) * _images(problem)
-    filters = 2 * BLOCK * config.columns / config.multicast
+    filters = 2 * BLOCK * config.columns
     busy = min(tiles * config.split / target.multiprocessors, 1.0)
     copied = (pixels + filters) * busy / speeds.copied
     outputs = config.columns * ROWS * WARPGROUPS
