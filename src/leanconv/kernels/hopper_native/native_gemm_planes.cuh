@@ -289,8 +289,7 @@ __device__ __forceinline__ void consume_planes(Bias<Problem> bias, typename Prob
     constexpr int count = Tuning::columns / 2, split = Tuning::split;
     const int lane = threadIdx.x % 32, warpgroup = threadIdx.x / 128;
     const PlaneRows<Problem, Tuning> rows(tile);
-    const PlaneOutputs<Problem, Tuning> outputs(y, tile, warpgroup);
-    if constexpr (adds<Problem>) outputs.fetch_held(bias, threadIdx.x % 128);
+    if constexpr (adds<Problem>) PlaneOutputs<Problem, Tuning>(y, tile, warpgroup).fetch_held(bias, threadIdx.x % 128);
     float sums[count];
     unsigned a[4][4];
     RingPlace<Tuning::stages> place;
@@ -315,6 +314,7 @@ __device__ __forceinline__ void consume_planes(Bias<Problem> bias, typename Prob
     }
     wgmma_wait_group<0>(sums, a);
     mbarrier_arrive_warp(ring.empty(before), lane);
+    const PlaneOutputs<Problem, Tuning> outputs(y, tile, warpgroup);
     if constexpr (split == 1) {
         store_planes(sums, bias, outputs, ring, rows, ring.released(ring.end - ring.first, warpgroup));
     } else {
