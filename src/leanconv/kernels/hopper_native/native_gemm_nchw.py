@@ -30,7 +30,7 @@ PITCH = 72
 #: The launch that packs filters: threads; filters and vectors of channels of a CTA; bytes of shared memory that they
 #: take, if fewer of them take less.
 THREADS, PACKED, PACKED_BYTES = 256, ((8, 8), (8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)), 24 << 10
-#: CTAs of a cluster that share a reduction, of volumes; filters and sums of a thread that each adds up.
+#: CTAs of a cluster that share a reduction; filters and sums of a thread that each adds up.
 SPLITS, LEAST_FILTERS, MOST_SUMS = (2, 4, 8), 16, 32
 #: Filters of all phases that one launch computes: their sums take 128 registers of a thread.
 MOST_FILTERS = 256

@@ -24,7 +24,7 @@ from leanconv.kernels.image_filter.transform import (
 from leanconv.plan import Argument, Constants, Launch, Number, Plan, Pointer, Target
 from leanconv.problem import FilterProblem
 
-#: Most bytes of a workspace: pairs of tiles are filtered one after the other.
+#: Most bytes of a workspace, which holds as many pairs of tiles at a time as fit, one at least.
 WORKSPACES = (96 << 20, 24 << 20, 0)
 
 

@@ -15,8 +15,9 @@ from leanconv.plan import Target
 from leanconv.problem import FilterProblem
 
 #: Warps that keep a multiprocessor's cores busy. Fewer lose little, but blocks beside each other gain, since one
-#: computes while another waits at its barrier. Explored (H200, 2026-11-24, 28c602c; ten filters, 6 to 15 configurations
-#: each): with the powers of `March._time` the first configuration takes at most 5 % longer than the fastest.
+#: computes while another waits at its barrier. Explored (H200, 2026-11-24, a working tree before dee0785c; ten
+#: filters, 6 to 15 configurations each): with the powers of `March._time` the first configuration takes at most 5 %
+#: longer than the fastest.
 BUSY_WARPS = 12
 #: Costs that differ by less than this share count as equal.
 ALIKE = 0.1

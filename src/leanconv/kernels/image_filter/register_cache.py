@@ -89,8 +89,9 @@ FASTEST: tuple[tuple[int, tuple[int, ...]], ...] = (
     (20, (3, 4, 4)),
     (LIMIT, (2, 8, 4)),
 )
-#: The same for elements of 8 and 16 bits, which are converted on their way, and for float64. Explored (H200, 28c602c,
-#: 2026-11-24): 0.85 of the time for uint8 3x3, 0.91 for float16, 0.89 for uint8 5x5, 0.84 for float64.
+#: The same for elements of 8 and 16 bits, which are converted on their way, and for float64. Explored (H200,
+#: 2026-11-24, a working tree before dee0785c): 0.85 of the time for uint8 3x3, 0.91 for float16, 0.89 for uint8 5x5,
+#: 0.84 for float64.
 NARROW: tuple[tuple[int, tuple[int, ...]], ...] = ((3, (12, 4, 2)), (5, (8, 8, 2)), *FASTEST)
 WIDE: tuple[tuple[int, tuple[int, ...]], ...] = ((3, (6, 4, 2)), *FASTEST)
 #: What else is worth timing, and what keeps a machine busy with a small image: few rows a block.

@@ -129,7 +129,7 @@ struct PixelLoaderAcross {
     static constexpr int period = taps / gcd(taps, depth) * depth;
     static constexpr int period_channels = period / taps;
     using B = Bytes<Problem>;
-    // NOTE: the table serves filters of at most 16 x 16 taps, as the bits do; larger ones decode every index.
+    // NOTE: the table serves filters of at most 16 x 16 taps, of volumes 10 x 10 x 10, as the bits do; larger ones decode every index.
     static constexpr bool tabled = Window<Problem>::bitwise;
     using T = typename Problem::element;
     const T* image;
