@@ -1,0 +1,60 @@
+"""Implicit GEMM on tensor cores for float16 and bfloat16 in NHWC, with filters as the rows of a product (swap AB)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from leanconv.kernels.common.input_gradient import single_phases
+from leanconv.kernels.contract import by_time
+from leanconv.kernels.hopper_native.native_gemm_16bit import NativeConfig, NativeGemm16bit, NativeSpeeds, Tile
+from leanconv.plan import Target
+from leanconv.problem import ConvProblem
+
+#: Both warpgroups have the same 64 filters and half of the pixels each, or all pixels and 64 filters each.
+TILES: tuple[Tile, ...] = ((2, 3, 64), (2, 2, 64), (2, 2, 128))
+#: Filters and reduction elements of a wgmma.
+ROWS, DEPTH = 64, 16
+#: It has not been timed: it is predicted to take so many times as long as `NativeGemm16bit` at least. So ``auto`` takes
+#: it only where a table of tuned problems says so.
+UNKNOWN = 1.01
+
+
+@dataclass(frozen=True)
+class SwappedConfig(NativeConfig):
+    """That of `NativeGemm16bit`; no CTAs share a reduction."""
+
+    @property
+    def max_share(self) -> int:
+        return 0
+
+
+class NativeGemmSwapped(NativeGemm16bit):
+    """`NativeGemm16bit` for few filters: these are rows of the products, and pixels their columns."""
+
+    strategy = "swapped"
+    kind: ClassVar[type[NativeConfig]] = SwappedConfig
+    tiles: ClassVar[tuple[Tile, ...]] = TILES
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        if reasons := super().why_not(problem, target):
+            return reasons
+        if problem.add or problem.accumulate:
+            reasons.append("a residual, or what the output holds, lies as pixels of filters")
+        if self._is_rearranged(problem):
+            reasons.append(f"{problem.group_c} channels are no whole 16 bytes: filters would be rearranged before")
+        if len(single_phases(problem)) > 1:
+            reasons.append(f"stride={problem.stride}: the gradient has several phases")
+        return reasons
+
+    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds) -> float:
+        """Counted: products, or shared memory, 128 bytes a cycle of operands and of what is copied."""
+        columns = min(config.pixels, 256) if config.filters > ROWS else config.pixels // config.warpgroups
+        products = config.pixels * config.filters * config.depth // (ROWS * columns * DEPTH)
+        shared = products * (ROWS + columns) * DEPTH * config.item + config.stage_bytes
+        return max(products * columns / 2, shared / 128)
+
+    def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, NativeConfig]]:
+        known = NativeGemm16bit().timed(problem, target)
+        least = UNKNOWN * known[0][0] if known else 0.0
+        return by_time((max(cycles, least), config) for cycles, config in super().timed(problem, target))
