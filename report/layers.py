@@ -3,7 +3,7 @@
 ``python -m report layers`` needs a GPU, PyTorch and torchvision. It times what the cost model chooses for each of the
 different layers, and PyTorch in the same layout, and writes benchmarks/results/<machine>/layers.json, a row for each
 layer, as it goes on. Layers are in float32's accuracy and in 16 bits, those in groups of ``group-layers`` in precision
-``tf32`` too, and so those of ``step-layers``, whose 16 bits are bfloat16. What PyTorch is expected to take is fitted to
+``tf32`` too, and those of ``step-layers`` in bfloat16 and ``tf32``. What PyTorch is expected to take is fitted to
 these (leanconv.torch.expected_time).
 """
 
@@ -43,7 +43,7 @@ NETWORKS = {
 _TF32: tuple[str, Precision] = ("float32", "tf32")
 _USUAL: tuple[tuple[str, Precision], ...] = (("float16", "fp32"), ("float32", "fp32"))
 #: Types and precisions of the layers of a file, where they are not `_USUAL`.
-WAYS = {"group-layers": (*_USUAL, _TF32), "step-layers": (("bfloat16", "fp32"), ("float32", "fp32"), _TF32)}
+WAYS = {"group-layers": (*_USUAL, _TF32), "step-layers": (("bfloat16", "fp32"), _TF32)}
 PEERS = {
     "torch-fp32": "strict FP32", "torch-tf32": "TF32", "torch-float16": "16 bits", "torch-bfloat16": "16 bits",
 }  # fmt: skip

@@ -4,6 +4,7 @@ what it leaves to others."""
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -76,8 +77,10 @@ def test_it_compiles_without_spills(k: int, changes: dict[str, Any]) -> None:
         assert (code.spill_bytes, code.advice) == (0, ()) and code.registers <= 168
 
 
-def test_it_is_taken_where_it_was_timed_alone() -> None:
-    """Until then its prediction is a little more than that of the strategy with the operands the other way."""
-    for problem in (replace(SMALL, n=8, c=128, h=256, w=256), replace(SMALL, n=64, h=56, w=56)):
-        assert choose(problem, HOPPER).algorithm is OTHER
-        assert 1 < SWAPPED.timed(problem, HOPPER)[0][0] / OTHER.timed(problem, HOPPER)[0][0] < 1.02
+def test_nobody_knows_how_long_it_takes() -> None:
+    """Its tiles are in the order of what shared memory has to give."""
+    problem = replace(SMALL, n=8, c=128, h=256, w=256)
+    assert choose(problem, HOPPER).algorithm is OTHER
+    found = SWAPPED.timed(problem, HOPPER)
+    assert all(cycles == inf for cycles, _ in found)
+    assert [(each.m_tiles, each.filters) for _, each in found] == [(3, 64), (2, 64), (2, 128)]

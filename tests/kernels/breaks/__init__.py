@@ -14,6 +14,7 @@ from tests.kernels.breaks import (
     planes,
     pointwise,
     simt,
+    swapped,
     volumes,
     winograd,
 )
@@ -31,5 +32,6 @@ BREAKS = (
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS, *kmajor.BREAKS),
     *planes.BREAKS,
     *pointwise.BREAKS,
+    *swapped.BREAKS,
     *volumes.BREAKS,
 )

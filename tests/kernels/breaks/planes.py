@@ -57,8 +57,6 @@ BREAKS = (
         "{{barrier_sync(...);}}",
         RACE | WRONG,
         ODD,
-        times=2,
-        only=2,
     ),
     planes("copies do not see the outputs", "store_planes", "{{fence_proxy_async();}}", "fence_proxy_async", ODD),
     planes(
@@ -79,36 +77,37 @@ BREAKS = (
     planes("every image is the first", "produce_planes", "{{(tile.image + i) => tile.image}}", WRONG, LONG, ODD),
     planes("pixels of the first group", "produce_planes", "{{tile.group * Problem::group_c +}} c", WRONG, GROUPS),
     planes(
-        "outputs of the first group", "store_planes", "{{tile.group * Problem::group_k +}} first", WRONG | RACE, GROUPS
+        "outputs of the first group", "PlaneOutputs", "{{tile.group * Problem::group_k +}} first", WRONG | RACE, GROUPS
     ),
     planes(
         "what the output holds is not there yet",
-        "store_planes",
-        "{{barrier_sync(...);}}",
-        RACE | WRONG,
+        "load_held",
+        "{{mbarrier_wait_parity(...);}}",
+        UNDER_WAY | RACE | WRONG | "nobody has waited",
         ACCUMULATE,
-        times=2,
-        only=1,
+    ),
+    planes(
+        "every image adds what the first one holds", "held", "else return at {{+ image * apart}};", WRONG, ACCUMULATE
     ),
     planes("all steps multiply the first channels", "consume_planes", "{{Ring::step *}} k", WRONG, GRADIENT, ODD),
     planes(
         "images past the end are stored",
-        "store_planes",
+        "PlaneOutputs",
         "{{min(Tile::of_rows, tile.count - warpgroup * Tile::of_rows) => Tile::of_rows}}",
         FENCE | WRONG | RACE,
         ODD,
     ),
     planes(
         "filters past the end are stored",
-        "store_planes",
-        "{{min(columns, Problem::group_k - first) => columns}}",
+        "PlaneOutputs",
+        "{{min(Ring::columns, Problem::group_k - first) => Ring::columns}}",
         FENCE | WRONG | RACE,
         ODD,
     ),
     planes(
         "every CTA of a cluster stores the first filters",
         "consume_planes",
-        "{{tile.part() *}} (count / split)",
+        "{{tile.part *}} (count / split)",
         WRONG,
         ODD,
         split=2,
