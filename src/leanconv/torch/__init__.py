@@ -10,8 +10,9 @@
 #   `expected_time` or `measured_time`. `packed` keeps packed filters, `switches` asks what PyTorch is set to, `report`
 #   says what ran.
 # - Before the first call, to compile or tune: `recording`.
-# - `fuse` and the backend of torch.compile: `fusing`, `fused_backend`, `compile_report`, with `patterns`,
-#   `fused_layer`, `fused_part`, `squeeze` and `squeeze_graph`.
+# - `fuse` and the backend of torch.compile: `fusing`, `fused_backend`, `compile_report`. How `fuse` follows a model:
+#   `fused_trace`, with `fused_state`, `fused_kinds` and `in_place`, or part by part, `fused_part`. What both look for:
+#   `patterns`, `squeeze_graph`; what computes it: `fused_layer`, `squeeze`.
 
 from leanconv.torch.causal import CausalConv3d
 from leanconv.torch.compile_report import CompileReport, fused_report

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 from torch.autograd import forward_ad
 
 from leanconv.arrays import arrays_of
@@ -127,6 +128,11 @@ class FusedConv(torch.nn.Module):
     #: what it is made of, such as "conv+bn+relu", and the convolution's name in the model
     what: str
     name: str
+    #: what a residual is added to in place, whose type the result has then: the convolution's "result", or the
+    #: "residual"; empty where it is added to neither
+    into = ""
+    #: whether a normalisation is folded into it, which takes the channels of a signal without a batch for samples
+    needs_batch = False
 
     def __init__(
         self, conv: Any, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None, what: str, name: str,
@@ -239,11 +245,19 @@ class FusedConv(torch.nn.Module):
     # By PyTorch
 
     def _convolved(self, input: Any, bias: Any) -> Any:
-        convolve = getattr(F, f"conv{self.weight.dim() - 2}d")
+        axes = len(self.stride)
+        if axes == 1 and self.needs_batch and not isinstance(input, fx.Proxy) and input.dim() == 2:
+            raise ValueError(
+                f"{self.name} has a batch normalisation folded into it: its signals need an axis of samples"
+            )
+        convolve = getattr(F, f"conv{axes}d")
         return convolve(input, self.weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def _composed(self, y: Any, add: Any) -> Any:
-        return torch_epilogue(y, self.weight.dim() - 2, None, None, add, self.activation)
+        dtype = getattr(add, "dtype", None)
+        if self.into and dtype is not None and dtype is not y.dtype:
+            y, add = (y + add).to(y.dtype if self.into == "result" else dtype), None
+        return torch_epilogue(y, len(self.stride), None, None, add, self.activation)
 
     def _by_pytorch(self, input: Any, add: Any) -> Any:
         """PyTorch's convolution, and what follows in place, where nothing else has to know of its result."""
@@ -252,7 +266,9 @@ class FusedConv(torch.nn.Module):
             return self._composed(y, add)
         if add is not None:
             alike = type(add) is torch.Tensor and (add.shape, add.dtype, add.device) == (y.shape, y.dtype, y.device)
-            y = y.add_(add) if alike else y + add
+            if not alike:
+                return self._composed(y, add)
+            y = y.add_(add)
         name, number = activation_parts(self.activation) if self.activation else ("", 0.0)
         inplace = _INPLACE.get(name)
         return self._composed(y, None) if inplace is None else inplace(y, number)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.autograd import forward_ad
 
+from leanconv.torch.patterns import HOOKS
 from leanconv.torch.switches import compiling, dispatch_modes, tracing, transforms
 
 #: a layer of the graph, and the convolution and the batch normalisation, or None, that its parameters are made of
 Fold = tuple[nn.Module, nn.Module, nn.Module | None]
+
+
+_HOOKS_OF = itemgetter(*HOOKS)
 
 
 def folded(conv: Any, norm: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -43,8 +47,8 @@ class Part:
 
     Filters and biases of the graph are made anew when what they are made of has changed: in place, by
     ``load_state_dict`` or by ``.to()``. The part's own forward computes where modules in it were replaced, have got
-    hooks or train; where an argument is None, True, False or left out, which torch.fx has not seen; and for what
-    compiles or traces.
+    hooks or train; where an argument is None, True, False, a word or left out, which torch.fx has not seen; and for
+    what compiles or traces.
     """
 
     def __init__(self, module: nn.Module, made: fx.GraphModule, folds: Sequence[Fold]) -> None:
@@ -55,6 +59,10 @@ class Part:
         self.read = list(dict.fromkeys(each for _, *sources in folds for each in sources if each is not None))
         self.structure = self._structure()
         self._tensors: tuple[list[Any], list[Any]] | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Take the layers of the graph for made of the parameters of now."""
         with suppress(RuntimeError):  # tensors without memory, with which nothing is computed
             self._tensors = self._tensors_now()
 
@@ -65,7 +73,7 @@ class Part:
     def __call__(self, *given: Any, **named: Any) -> Any:
         """The part's result."""
         as_traced = len(given) + len(named) == self.arguments and not any(
-            each is None or isinstance(each, (bool, fx.Proxy)) for each in (*given, *named.values())
+            each is None or isinstance(each, (fx.Proxy, bool, str)) for each in (*given, *named.values())
         )
         if as_traced and not _is_looked_at() and self._is_as_it_was():
             return self.made(*given, **named)
@@ -92,7 +100,7 @@ class Part:
         """The modules of the part, and what of each decides whether the graph computes it."""
         own = [each.__dict__ for each in self.inside]
         found = [value for each in own for value in each["_modules"].values()]
-        found += [each["training"] or bool(each["_forward_hooks"] or each["_forward_pre_hooks"]) for each in own]
+        found += [each["training"] or any(_HOOKS_OF(each)) for each in own]
         # that of a part within computes the same
         return found + [None if isinstance(each.get("forward"), Part) else each.get("forward") for each in own]
 

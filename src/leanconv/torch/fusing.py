@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import Counter
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +16,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from leanconv.call.precompile import precompile
 from leanconv.options import PRECISIONS, Precision, one_of
 from leanconv.torch import patterns, squeeze, squeeze_graph
+from leanconv.torch.fused_kinds import CONVS, can_fold, has_modes, has_own_call, is_conv, why_not_followed, wraps
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.fused_part import Fold, Part, folded
+from leanconv.torch.fused_state import State
+from leanconv.torch.fused_trace import Tracer
 from leanconv.torch.layers import check_model
 from leanconv.torch.modules import _Module as OurModule
 from leanconv.torch.patterns import Chain
 from leanconv.torch.squeeze import SqueezeExcite
 
-_CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
-_OURS = OurModule, FusedConv, SqueezeExcite
-_WRAPPERS = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel, torch.jit.ScriptModule
 #: of defaults that the code of a graph can say
 _WRITTEN = type(None), bool, int, float, str
 #: left, and said so
@@ -108,7 +107,8 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
         model: in evaluation mode (``model.eval()``). It is not changed, and shares no memory with the result.
         example: what it is called with, a tensor or a tuple of arguments: the fused model then runs once, so that its
             kernels are compiled, its filters packed, and its report says who computes which layer. Every shape may be
-            called without.
+            called without. Arguments of other types than None, bool and str may have any values later; those, and
+            arguments left out, are fixed as in the example, or by their defaults.
         precision: the least precise arithmetic that is allowed where PyTorch allows TF32, as in `enable`.
 
     Returns:
@@ -117,14 +117,16 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
         A model that cannot be followed as a whole is its ``model``.
 
     Raises:
-        ValueError: the model, or a normalisation in it, is in training mode. TypeError: it is no torch.nn.Module.
+        ValueError: the model, or a normalisation in it, is in training mode. TypeError: it is no torch.nn.Module. A
+        call of the result raises a TypeError where an argument that is fixed has another value.
 
     The model is traced by torch.fx. Modules whose code it cannot follow stay as they are, and their parts are fused by
-    themselves: a call of a part is fused, and code that indexes it or asks for its attributes finds what it was. Folded
-    filters of parts are kept beside the parameters, and follow their changes. Left are transposed convolutions, borders
-    other than zeros, modules with hooks or a replaced call, what wraps a model (DataParallel, torch.compile,
-    TorchScript), results that somebody else reads before what follows; the report names them. A residual whose shape or
-    type is not that of the result is added by PyTorch.
+    themselves; so are those that ask for the type of a value, that change what PyTorch is set to (autocast, no_grad),
+    or that change their attributes or assign to their buffers. A call of a part is fused, and code that indexes it or
+    asks for its attributes finds what it was. Folded filters of parts are kept beside the parameters, and follow their
+    changes. Left are transposed convolutions, borders other than zeros, modules with hooks or a replaced call, what
+    wraps a model (DataParallel, torch.compile, TorchScript), results that somebody else reads before what follows; the
+    report names them. A residual whose shape or type is not that of the result is added by PyTorch.
 
     On a GPU each layer asks, as `enable` does, whether leanconv is expected to be quicker than PyTorch's convolution
     and what follows it; if not, PyTorch convolves with the folded filters, and what follows is one pass over its
@@ -144,14 +146,14 @@ def fuse(model: nn.Module, example: Any = None, *, precision: Precision = "fp32"
     """
     check_model(model)
     one_of("precision", precision, PRECISIONS)
-    training = [name for name, each in model.named_modules() if each.training and (not name or _has_modes(each))]
+    training = [name for name, each in model.named_modules() if each.training and (not name or has_modes(each))]
     if training:
         which = f"its layer {training[0]}" if training[0] else "model"
         raise ValueError(f"{which} is in training mode; fuse is for inference: call model.eval() before")
     work = _Work(precision)
-    made = work.whole(copy.deepcopy(model))
+    given = example if isinstance(example, tuple) else (example,)
+    made = work.whole(copy.deepcopy(model), _named(model, () if example is None else given))
     if example is not None:
-        given = example if isinstance(example, tuple) else (example,)
         _compile(made, given)
         with torch.no_grad():
             made(*given)
@@ -191,48 +193,24 @@ def _compile(made: Fused, given: tuple[Any, ...]) -> None:
         elif way.requested is not None:
             found.setdefault(way.device, {})[way.kernel] = None
 
-    layers = [each for layer in _layers_of(made) for each in layer.modules()]
-    hooks = [each.register_forward_pre_hook(look) for each in layers if isinstance(each, (FusedConv, SqueezeExcite))]
-    try:
-        # what cannot run so is compiled by the first call
-        with suppress(Exception), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
-            made(*(fake.from_tensor(each.detach()) if isinstance(each, torch.Tensor) else each for each in given))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    # what cannot run so is compiled by the first call
+    with suppress(Exception):
+        # one that has the same tensors, since code may keep what has no values
+        inside = [part.made for each in made.modules() if (part := _part_of(each)) is not None]
+        tensors = [tensor for each in (made, *inside) for tensor in (*each.parameters(), *each.buffers())]
+        again = copy.deepcopy(made, {id(each): each for each in tensors})
+        for part in filter(None, map(_part_of, again.modules())):
+            part.look()
+        layers = [each for layer in _layers_of(again) for each in layer.modules()]
+        for each in layers:
+            if isinstance(each, (FusedConv, SqueezeExcite)):
+                each.register_forward_pre_hook(look)
+        with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            again(*(fake.from_tensor(each.detach()) if isinstance(each, torch.Tensor) else each for each in given))
     for index, problems in found.items():
         precompile(problems, device=f"cuda:{index}", progress=False)
     if blocks:
         squeeze.load(blocks)
-
-
-def _has_modes(module: nn.Module) -> bool:
-    """Whether what a module computes depends on its mode."""
-    return isinstance(module, (*_CONVS, *patterns.NORMS, nn.modules.dropout._DropoutNd))
-
-
-class _Tracer(fx.Tracer):  # type: ignore[misc]
-    """One that keeps modules whole that it could not follow before, and remembers the innermost that fails."""
-
-    def __init__(self, whole: Collection[str] = ()) -> None:
-        super().__init__()
-        self.whole, self.failed = whole, ""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if module_qualified_name in self.whole or _is_frozen(m) or isinstance(m, _OURS) or _is_conv(m) or _wraps(m):
-            return True
-        return bool(super().is_leaf_module(m, module_qualified_name)) or patterns.has_hooks(m)
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        name = self.path_of_module(m)
-        if _has_own_call(m) and not _wraps(m) and self.is_leaf_module(m, name):
-            # the call that is traced is within its own, which would run again in the graph
-            raise TypeError(f"{name} has a __call__ of its own")
-        try:
-            return super().call_module(m, forward, args, kwargs)
-        except Exception:
-            self.failed = self.failed or name
-            raise
 
 
 class _Whole(nn.Module):
@@ -253,9 +231,10 @@ class _Work:
         self.precision = precision
         self.left: list[tuple[str, str]] = []
 
-    def whole(self, model: nn.Module) -> Fused:
-        """The model, if need be as one call of itself with fused parts."""
-        found = self.fused(model, "")
+    def whole(self, model: nn.Module, given: dict[str, Any]) -> Fused:
+        """The model, if need be as one call of itself with fused parts; it is followed as it is called with what is
+        ``given``."""
+        found = self.fused(model, "", given)
         if found is not None:
             found[0]._left = tuple(self.left)
             return found[0]
@@ -274,25 +253,39 @@ class _Work:
         graph.output(graph.call_module("model", tuple(args), kwargs))
         return _fused(root.eval(), graph, self.left)
 
-    def fused(self, model: nn.Module, prefix: str) -> tuple[Fused, list[Fold]] | None:
+    def fused(
+        self, model: nn.Module, prefix: str, given: dict[str, Any] | None = None
+    ) -> tuple[Fused, list[Fold]] | None:
         """The model fused, and what its layers are made of; None for one that stays as it is, with fused parts."""
         whole: set[str] = set()
+        state = State(model)
         while True:
-            tracer = _Tracer(whole)
+            tracer = Tracer(whole, given, state.tensors)
+            failed = ""
+            why = why_not_followed(model)
             try:
-                why = _why_not_followed(model)
                 if why:
                     raise TypeError(why)
                 graph = tracer.trace(model)
-                break
+                why = _why_no_names(graph)
+                if why:
+                    raise TypeError(why)
             except Exception as error:
+                failed = tracer.failed
                 said = str(error).splitlines()[0] if str(error) else type(error).__name__
                 said = why or f"torch.fx cannot trace it: {said}"
-                self.left.append(((prefix + tracer.failed).strip(".") or type(model).__name__, said))
-                if not tracer.failed:
-                    self._parts_of(model, prefix)
-                    return None
-                whole.add(tracer.failed)
+            else:
+                changed = state.changed()
+                if not changed:
+                    break
+                failed = next((name for name in changed if name not in whole), "")
+                said = "a call changes its attributes or buffers, or draws random numbers of Python"
+            state.restore()
+            self.left.append(((prefix + failed).strip(".") or type(model).__name__, said))
+            if not failed:
+                self._parts_of(model, prefix)
+                return None
+            whole.add(failed)
         for name in whole:
             self._parts_of(model.get_submodule(name), f"{prefix}{name}.")
         for node in graph.nodes:
@@ -303,14 +296,14 @@ class _Work:
     def _parts_of(self, model: nn.Module, prefix: str) -> None:
         """Fuse what is called in a module that stays as it is. What is in the parts stays for those who look into
         them."""
-        if _wraps(model):
+        if wraps(model):
             return
         for name, child in model.named_children():
             if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
                 self._parts_of(child, f"{prefix}{name}.")
-            elif isinstance(child, (*_CONVS, *_OTHERS)):
+            elif isinstance(child, (*CONVS, *_OTHERS)):
                 self.left.append((prefix + name, "what calls it is left"))
-            elif _part_of(child) is None and any(isinstance(each, (*_CONVS, *_OTHERS)) for each in child.modules()):
+            elif _part_of(child) is None and any(isinstance(each, (*CONVS, *_OTHERS)) for each in child.modules()):
                 found = self.fused(child.eval(), f"{prefix}{name}.")
                 if found is not None and found[1]:
                     child.forward = Part(child, *found)
@@ -323,7 +316,7 @@ class _Work:
 
         def is_norm(node: fx.Node) -> bool:
             module = patterns.module_of(node, plain)
-            return module is not None and _folds(module)
+            return module is not None and can_fold(module)
 
         nodes = list(graph.nodes)
         used = {str(node.target) for node in nodes if node.op in ("call_module", "get_attr")}
@@ -338,11 +331,13 @@ class _Work:
                 chain = Chain(node, nodes=[node])
             taken.update(chain.nodes)
             chains.append(chain)
+        # names of convolutions that calls are left of
+        kept = {str(each.target) for each in nodes if each.op == "call_module" and each not in taken}
         made: dict[tuple[Any, ...], str] = {}
         folds: list[Fold] = []
         calls: dict[fx.Node | None, fx.Node] = {}
         for chain in reversed(chains):
-            name = self._layer(model, modules, chain, made, folds, prefix)
+            name = self._layer(model, modules, chain, made, kept, folds, prefix)
             # a residual may be the result of another chain, which has been replaced
             beside = () if chain.add is None else (calls.get(chain.add, chain.add),)
             with graph.inserting_after(chain.last):
@@ -356,10 +351,10 @@ class _Work:
 
     def _is_taken(self, node: fx.Node, modules: dict[str, nn.Module], used: set[str], prefix: str) -> bool:
         module = modules[str(node.target)]
-        if not isinstance(module, _CONVS) or isinstance(module, OurModule):
+        if not isinstance(module, CONVS) or isinstance(module, OurModule):
             return False
         why = ""
-        if not _is_conv(module):
+        if not is_conv(module):
             why = f"it is a {type(module).__name__}"
         elif module.padding_mode != "zeros":
             why = f"its padding_mode is {module.padding_mode!r}"
@@ -375,24 +370,28 @@ class _Work:
 
     def _layer(
         self, model: nn.Module, modules: dict[str, nn.Module], chain: Chain, made: dict[tuple[Any, ...], str],
-        folds: list[Fold], prefix: str,
+        kept: set[str], folds: list[Fold], prefix: str,
     ) -> str:  # fmt: skip
-        """The name of the layer that computes a chain; one convolution that is called in two ways becomes two."""
+        """The name of the layer that computes a chain; one convolution that is called in two ways becomes two. Names
+        that are ``kept`` are those of modules that are called as before."""
         name = str(chain.conv.target)
         norm = None if chain.norm is None else modules[str(chain.norm.target)]
-        key = name, chain.norm and chain.norm.target, chain.activation, chain.add is None
+        into = patterns.added_into(chain, modules)
+        key = name, chain.norm and chain.norm.target, chain.activation, chain.add is None, into
         if key not in made:
             conv = modules[name]
             weight, bias = folded(conv, norm)
             layer = FusedConv(conv, weight, bias, chain.activation, chain.what, prefix + name, self.precision)
-            at, count = name, 1
-            while at in made.values():
-                count += 1
-                at = f"{name}_{count}"
-            parent, _, last = at.rpartition(".")
-            setattr(model.get_submodule(parent), last, layer)
+            layer.into, layer.needs_batch = into, norm is not None
+            parent, _, last = name.rpartition(".")
+            place, at, count = model.get_submodule(parent), last, 1
+            if name in kept or name in made.values():
+                while hasattr(place, at):
+                    count += 1
+                    at = f"{last}_{count}"
+            setattr(place, at, layer)
             folds.append((layer, conv, norm))
-            made[key] = at
+            made[key] = f"{parent}.{at}".strip(".")
         return made[key]
 
     def _say_left(self, graph: fx.Graph, modules: dict[str, nn.Module], prefix: str) -> None:
@@ -403,11 +402,11 @@ class _Work:
                 self.left.append((name, "transposed convolutions are left"))
             elif isinstance(module, OurModule):
                 self.left.append((name, "it is a module of leanconv"))
-            elif module is not None and _wraps(module):
-                self.left.append((name, _why_not_followed(module)))
-            elif module is not None and patterns.has_hooks(module) and not isinstance(module, _CONVS):
+            elif module is not None and wraps(module):
+                self.left.append((name, why_not_followed(module)))
+            elif module is not None and patterns.has_hooks(module) and not isinstance(module, CONVS):
                 self.left.append((name, "it has hooks"))
-            elif module is not None and _folds(module):
+            elif module is not None and can_fold(module):
                 self.left.append((name, "no convolution stands before it, or others read that one's result"))
 
 
@@ -416,27 +415,24 @@ def _within(name: str, other: str) -> bool:
     return name.startswith(f"{other}.")
 
 
-def _why_not_followed(module: nn.Module) -> str:
-    """Why a trace of a module, which is one of its class's forward, is not what a call of it computes; empty if it
-    is."""
-    if _wraps(module):
-        return f"it is a {type(module).__name__}; fuse the model that is in it"
-    if patterns.has_hooks(module):
-        return "it has hooks"
-    if "forward" in vars(module):
-        return "its forward is not that of its class"
-    return "it has a __call__ of its own" if _has_own_call(module) else ""
+def _why_no_names(graph: fx.Graph) -> str:
+    """Why a fused model cannot have what a graph reads; empty if it can."""
+    for node in graph.nodes:
+        name = str(node.target).partition(".")[0]
+        if node.op in ("call_module", "get_attr") and (name in _NAMES or hasattr(Fused, name)):
+            return f"a fused model has an attribute {name} of its own"
+    return ""
 
 
-def _wraps(module: nn.Module) -> bool:
-    """Whether it calls a model in another way: copies of it, or code that was compiled from it."""
-    return isinstance(module, _WRAPPERS) or type(module).__name__ == "OptimizedModule"
+#: of an instance of `Fused`
+_NAMES = vars(Fused(nn.Module(), fx.Graph())).keys() - vars(nn.Module()).keys()
 
 
-def _has_own_call(module: nn.Module) -> bool:
-    """Whether a call does something else than hooks and forward."""
-    mine = next(each for each in type(module).__mro__ if "__call__" in vars(each))
-    return not mine.__module__.startswith(("torch.nn.", "torch.fx."))
+def _named(model: nn.Module, given: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments by their names; nothing where they are not known one by one."""
+    with suppress(ValueError, TypeError):
+        return dict(inspect.signature(model.forward).bind_partial(*given).arguments)
+    return {}
 
 
 def _parameters_of(model: nn.Module) -> list[inspect.Parameter] | None:
@@ -445,29 +441,7 @@ def _parameters_of(model: nn.Module) -> list[inspect.Parameter] | None:
         found = list(inspect.signature(model.forward).parameters.values())
     except (ValueError, TypeError):  # a compiled function has no signature
         return None
-    if _has_own_call(model) or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
+    if has_own_call(model) or any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in found):
         return None
     # a default is written into the graph's code
     return found if all(type(each.default) in _WRITTEN or each.default is each.empty for each in found) else None
-
-
-def _is_conv(module: nn.Module) -> bool:
-    """Whether it computes as PyTorch's convolution does: also one of a class that only makes it in another way, as
-    those of torchvision's networks of videos."""
-    kind = next((each for each in _CONVS if isinstance(module, each)), None)
-    if kind is None or "weight" not in module._parameters or not {"forward", "_conv_forward"}.isdisjoint(vars(module)):
-        return False
-    mine: Any = type(module)
-    return (mine.forward, mine._conv_forward) == (kind.forward, kind._conv_forward)
-
-
-def _is_frozen(module: nn.Module) -> bool:
-    """Whether it is a batch normalisation of detection models, whose statistics are constants."""
-    return type(module).__name__ == "FrozenBatchNorm2d"
-
-
-def _folds(module: nn.Module) -> bool:
-    """Whether a module scales and shifts channels by numbers that do not depend on its input."""
-    if _is_frozen(module):
-        return all(hasattr(module, name) for name in ("weight", "bias", "running_mean", "running_var", "eps"))
-    return type(module) in patterns.NORMS and getattr(module, "running_mean", None) is not None

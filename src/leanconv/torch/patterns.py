@@ -9,12 +9,15 @@ import inspect
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from leanconv.options import activation_of
+from leanconv.torch import in_place
+from leanconv.torch.fused_layer import FusedConv
 
 F, nn = torch.nn.functional, torch.nn
 
@@ -31,9 +34,10 @@ _MODULES: dict[type, str] = {
     nn.ReLU: "relu", nn.ReLU6: "relu6", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu", nn.GELU: "gelu", nn.SiLU: "silu",
     nn.Hardswish: "hardswish", nn.Sigmoid: "sigmoid", nn.Tanh: "tanh",
 }  # fmt: skip
-_ADDS = operator.add, operator.iadd, torch.add
+_ADDS = operator.add, operator.iadd, in_place.iadd, torch.add
 #: modules that do nothing in evaluation
 _IDENTITIES = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
@@ -69,7 +73,7 @@ def module_of(node: Node, modules: dict[str, nn.Module]) -> nn.Module | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module's results are somebody else's business too."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return any(getattr(module, name, None) for name in HOOKS)
 
 
 def activation(node: Node, modules: dict[str, nn.Module]) -> str | None:
@@ -182,6 +186,7 @@ def changed(node: Node, modules: dict[str, nn.Module]) -> Node | None:
     elif node.op == "call_function":
         name, place = getattr(target, "__name__", ""), _place_of_inplace(target)
         inplace = inplace or _says_so(name) or "out" in node.kwargs or _is_mutable(target)
+        inplace = inplace or target in in_place.FUNCTIONS
         inplace = inplace or (getattr(operator, name, None) is target and name in _CHANGING)
         inplace = inplace or (place is not None and any(each is True for each in node.args[place : place + 1]))
     return next(iter(node.all_input_nodes), None) if inplace else None
@@ -222,11 +227,86 @@ def movable(chain: Chain, order: Iterable[Node], modules: dict[str, nn.Module]) 
         seen = seen or node is chain.conv
         if seen and chain.last not in places and node not in inside and changed(node, modules) is not None:
             return f"{node} changes something in place between the convolution and what follows it"
-    other = chain.add
-    for node in chain.nodes if other is not None else ():
-        if changed(node, modules) is other:
-            assert other is not None
-            later = any(places[each] > places[node] for each in other.users)
-            if later or other.op in ("placeholder", "get_attr", "call_method"):
-                return f"{node} changes its residual in place, which others read"
+    if added_into(chain, modules) == "residual":
+        assert chain.add is not None
+        node = next(each for each in chain.nodes if changed(each, modules) is chain.add)
+        if not is_spare(chain.add, node, modules):
+            return f"{node} changes its residual in place, which others read, or may read"
     return ""
+
+
+def added_into(chain: Chain, modules: dict[str, nn.Module]) -> str:
+    """What the addition of a residual changes in place: that "residual", or the "result" before it; empty for
+    neither."""
+    for before, node in pairwise(chain.nodes):
+        into = None if chain.add is None or residual(node, before) is not chain.add else changed(node, modules)
+        if into is not None:
+            return "residual" if into is chain.add else "result"
+    return ""
+
+
+# Whose memory it is
+
+#: functions and methods whose result is new memory, unless they say that they change something in place
+_NEW = {
+    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "add", "avg_pool1d", "avg_pool2d",
+    "avg_pool3d", "batch_norm", "bmm", "cat", "clamp", "clone", "concat", "concatenate", "conv1d", "conv2d", "conv3d",
+    "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "div", "elu", "exp", "gelu", "group_norm",
+    "hardsigmoid", "hardswish", "hardtanh", "instance_norm", "interpolate", "layer_norm", "leaky_relu", "linear",
+    "log", "max_pool1d", "max_pool2d", "max_pool3d", "maximum", "mean", "minimum", "mish", "mul", "multiply", "neg",
+    "ones_like", "prelu", "relu", "relu6", "rsqrt", "selu", "sigmoid", "silu", "softmax", "softplus", "sqrt", "stack",
+    "sub", "subtract", "tanh", "true_divide", "truediv", "zeros_like",
+}  # fmt: skip
+_NEW_MODULES = (
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d,
+    nn.ConvTranspose2d, nn.ConvTranspose3d, nn.GroupNorm, nn.Hardsigmoid, nn.InstanceNorm1d, nn.InstanceNorm2d,
+    nn.InstanceNorm3d, nn.LayerNorm, nn.Linear, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.Mish, nn.PReLU, nn.SELU,
+    nn.Softmax, nn.Softplus, nn.SyncBatchNorm, nn.Upsample, FusedConv, *_MODULES,
+)  # fmt: skip
+_NEW_FUNCTIONS = {
+    getattr(place, name)
+    for place in (torch, F, torch._C._nn, operator)
+    for each in _NEW
+    for name in (each, f"_{each}")
+    if hasattr(place, name)
+}
+
+
+def _is_new(node: Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node's result is certainly memory that nothing else had before."""
+    if changed(node, modules) is not None:
+        return False
+    if node.op == "call_module":
+        module = module_of(node, modules)
+        return module is not None and type(module) in _NEW_MODULES and "forward" not in vars(module)
+    if node.op == "call_method":
+        return node.target in _NEW
+    try:
+        return node.op == "call_function" and node.target in _NEW_FUNCTIONS
+    except TypeError:  # a target that cannot be hashed
+        return False
+
+
+def is_spare(node: Node, user: Node, modules: dict[str, nn.Module]) -> bool:
+    """Whether a node's memory is new, and certainly read by nobody behind ``user``, which changes it in place."""
+    later = user.next
+    while later.op != "root":
+        if later in node.users:
+            return False
+        later = later.next
+    if not all(each is user or _is_new(each, modules) for each in node.users):
+        return False
+    if _is_new(node, modules):
+        return True
+    # what returns the memory that it is given
+    same = given_first(node)
+    if same is None or {*same.users} != {node} or not (changed(node, modules) is same or is_identity(node, modules)):
+        return False
+    return is_spare(same, node, modules)
+
+
+def given_first(node: Node) -> Node | None:
+    """What a node is called with first."""
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    return first if isinstance(first, Node) else None

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from leanconv.torch import patterns
+from leanconv.torch import in_place, patterns
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.squeeze import SqueezeExcite
 
 F, nn = torch.nn.functional, torch.nn
-#: torch.fx takes a product in place for one of these
-_MULTIPLIES = operator.mul, torch.mul
+_MULTIPLIES = operator.mul, torch.mul, in_place.imul
 _POOLS: tuple[type, ...] = nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d
 _POOLED = F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d
 
@@ -104,6 +103,9 @@ def _gated(x: Node, gates: Node, product: Node, modules: dict[str, nn.Module], l
     if any(len(each.users) != 1 for each in nodes) or second.activation != (None if hard else "sigmoid"):
         return None
     if second.shape[:2] != first.shape[1::-1] or not _is_mean(mean, x, len(first.shape) - 2, modules):
+        return None
+    into = patterns.changed(product, modules)
+    if into is not None and (into is not x or not patterns.is_spare(x, product, modules)):
         return None
     between = mean.next
     while between is not product:
