@@ -161,6 +161,22 @@ class TestKept:
                 equal(layer(x[:1]), layer(x)[:1])
             assert len(casts) == 2, "another batch reads the same"
 
+    @pytest.mark.parametrize("autocast", [True, False])
+    @pytest.mark.parametrize("name", ["weight", "bias"])
+    def test_new_memory_at_an_address_of_before(self, layer: Any, x: Any, name: str, autocast: bool) -> None:
+        """A parameter that gets other memory twice may find its first address again, uncounted."""
+        parameter, kind = getattr(layer, name), torch.float16 if autocast else torch.float32
+        with leanconv.torch.enable(), torch.no_grad(), cast(autocast):
+            for _ in range(20):
+                for _ in range(3):
+                    layer(x)
+                for _ in range(2):
+                    parameter.data = torch.randn(parameter.shape)
+                y = layer(x)
+                with cast(False):
+                    expected = FUNCTIONS["conv2d"](*(each.to(kind).float() for each in (x, layer.weight, layer.bias)))
+                torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=0.2)
+
     @pytest.mark.parametrize("change", ["load", "weight", "bias", "data", "new bias"])
     def test_changes_are_followed(self, layer: Any, x: Any, change: str) -> None:
         other = nn.Conv2d(*PACKED)

@@ -462,3 +462,34 @@ def test_modes_and_transforms_are_seen_after_calls_without(
         assert "aten::_convolution" in str(torch.jit.trace(layer, x).inlined_graph)
         x.requires_grad_()
         assert layer(x).requires_grad
+
+
+REFUSED: dict[str, Any] = {
+    "no filters": lambda x, w, b: (x, None),
+    "a number for filters": lambda x, w, b: (x, 3),
+    "an array for filters": lambda x, w, b: (x, w.detach().numpy()),
+    "no images": lambda x, w, b: (None, w),
+    "a number for a bias": lambda x, w, b: (x, w, 3),
+    "a list for a bias": lambda x, w, b: (x, w, [1.0] * 4),
+    "a sparse bias": lambda x, w, b: (x, w, b.to_sparse()),
+    "sparse filters": lambda x, w, b: (x, w.detach().to_sparse()),
+    "no stride": lambda x, w, b: (x, w, b, None),
+    "too many": lambda x, w, b: (x, w, b, 1, 0, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("train", [True, False])
+def test_what_pytorch_refuses_is_refused_by_it(name: str, train: bool, device: HostDevice) -> None:
+    x, w, b = torch.randn(2, 3, 8, 7), nn.Parameter(torch.randn(4, 3, 3, 3)), torch.randn(4)
+    given = REFUSED[name](x, w, b)
+    with pytest.raises((TypeError, RuntimeError)) as theirs:
+        F.conv2d(*given)
+    with leanconv.torch.enable(), torch.set_grad_enabled(train):
+        for calls in (0, 4):
+            for _ in range(calls):
+                F.conv2d(x, w, b)
+            with pytest.raises(theirs.type) as ours:
+                F.conv2d(*given)
+            # what it was given it lists with a bias, be it none
+            assert str(ours.value).partition(" - got")[0] == str(theirs.value).partition(" - got")[0]

@@ -15,6 +15,7 @@ from leanconv.arrays.operands import Epilogue, as_epilogue
 from leanconv.call.choose import Candidate
 from leanconv.call.gpu_call import Loaded, check_out, roles_of, types_of, writes_bias
 from leanconv.call.resolve import Resolved
+from leanconv.call.weights import as_weights
 from leanconv.cpu.epilogue import finish
 from leanconv.cpu.gradients import bias_gradient
 from leanconv.dtypes import DtypeName, is_integer, is_narrow
@@ -53,7 +54,7 @@ class HostOnGpuCall(_HostCall):
             if writes_bias(self._problem):
                 bias[...] = 0
         else:
-            w = plain(w).astype(self._w_dtype, copy=False)
+            w = as_weights(plain(w), self._w_dtype)
             numbers: tuple[Any, ...] = (value, delta) if self._problem.scalars else ()
             if type(bias) is Epilogue:
                 bias, *beside = bias
@@ -105,7 +106,7 @@ class CpuCall(_HostCall):
         arrays, problem = self._arrays, self._problem
         if self._is_direct and out is None:
             if w.dtype != self._w_dtype:
-                w = w.astype(self._w_dtype)
+                w = as_weights(w, self._w_dtype)
             x, w, (read, weights) = plain(x), plain(w), self._read
             # a view that is as its array takes longer than to see that it is
             x, w = x if x.shape == read else x.reshape(read), w if w.shape == weights else w.reshape(weights)
@@ -127,7 +128,7 @@ class CpuCall(_HostCall):
                 arrays.refuse_gradient(w)
                 w = arrays.cast(w, self._w_dtype)
             x, w = in_memory(to_numpy(x), self._order), in_memory(to_numpy(w), self._w_order)
-            x, w = x.reshape(self._read[0]), w.reshape(self._read[1]).astype(self._w_dtype, copy=False)
+            x, w = x.reshape(self._read[0]), as_weights(w.reshape(self._read[1]), self._w_dtype)
             if writes_bias(problem):
                 assert isinstance(problem, ConvProblem) and given is not None
                 given[...] = bias_gradient(problem, w)
@@ -153,7 +154,7 @@ class CpuCall(_HostCall):
         fixed = getattr(self._ready, "fixed", None)
         if fixed is None or not self._is_direct or plain(x) is not x:
             return None
-        w = np.ascontiguousarray(w, self._w_dtype).reshape(self._read[1])
+        w = np.ascontiguousarray(as_weights(w, self._w_dtype)).reshape(self._read[1])
         found: Callable[[Any], Any] | None = fixed(x, w, value, delta)
         return found
 
@@ -255,6 +256,17 @@ def torch_epilogue(y: Any, axes: int, bias: Any, scale: Any, add: Any, activatio
     return getattr(functional, name)(y, *((value,) if name in ACTIVATION_NUMBERS else ()))
 
 
+def _no_view(tensor: Any) -> Any:
+    """A new tensor as no view of another, where gradients are off: PyTorch changes such a view in place only where they
+    are off, too."""
+    import torch
+    from torch.autograd import forward_ad
+
+    if torch.is_grad_enabled() or not tensor._is_view():
+        return tensor
+    return tensor.data if forward_ad._current_level < 0 else tensor.clone()
+
+
 class TorchCpuConv(_HostCall):
     """PyTorch's CPU tensors: PyTorch's own convolution, gradients included.
 
@@ -315,7 +327,7 @@ class TorchCpuConv(_HostCall):
         y = y.squeeze(0) if alone and not filters else y
         if not filters:
             y = torch_epilogue(y, axes - 2, bias, scale, add, problem.activation)
-        return in_order(y, self._order) if out is None else out.copy_(y)
+        return _no_view(in_order(y, self._order)) if out is None else out.copy_(y)
 
     def _compute(self, x: Any, w: Any, bias: Any) -> Any:
         if self._problem.op == "wgrad":

@@ -274,6 +274,12 @@ def given_kernel(kernel: Any) -> Any:
     return kernel
 
 
+def as_weights(w: np.ndarray, dtype: str) -> np.ndarray:
+    """Weights in the type of the sums; beyond it they are Inf, without a warning."""
+    with np.errstate(over="ignore"):
+        return w.astype(dtype, copy=False)
+
+
 def kernel_beside(image: Any, kernel: Any, result: str | None = None) -> Any:
     """A list or a NumPy array of a `filter2d` kernel on the image's device, in the type of the sums: one copy is kept
     for each content. Any other kernel as it is. ``result`` is the result's type, where the caller says so."""
@@ -289,7 +295,7 @@ def kernel_beside(image: Any, kernel: Any, result: str | None = None) -> Any:
     copied = _kernels.get(key)
     if copied is None:
         arrays.refuse_without_memory(image, "image")
-        copied = arrays.from_numpy(plain(kernel).astype(sums, copy=False), device)
+        copied = arrays.from_numpy(as_weights(plain(kernel), sums), device)
         if len(_kernels) < _MAX_KERNELS:
             _kernels[key] = copied
     return copied

@@ -10,6 +10,7 @@ from torch import fx
 from leanconv import options as rules
 from leanconv.torch import functional, operators
 from leanconv.torch.modules import Conv3d
+from leanconv.torch.switches import without_axis
 from leanconv.volumes.api import conv3d
 
 #: What the frames before the first one are.
@@ -104,7 +105,7 @@ class CausalConv3d(Conv3d):
             return self._recorded(input)
         functional.check_input(3, input)
         if input.dim() == 4:
-            return self.forward(input.unsqueeze(0)).squeeze(0)
+            return without_axis(self.forward(input.unsqueeze(0)), 0)
         if self.streaming and not input.shape[2]:
             return self._without_frames(input)
         back, step = self._back, self.stride[0]

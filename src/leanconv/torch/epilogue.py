@@ -23,7 +23,7 @@ from leanconv.call.weights import PreparedWeights
 from leanconv.options import LayerOptions, layer_options
 from leanconv.torch import operators, vmap
 from leanconv.torch.packed import PackedFilters, signature
-from leanconv.torch.switches import capturing
+from leanconv.torch.switches import capturing, without_axis
 
 _SCHEMA = (
     "(Tensor x, Tensor w, Tensor? bias, Tensor? scale, Tensor? add, str? activation, int[] stride, int[] padding, "
@@ -66,8 +66,8 @@ def of_axes(
         x, w, add = (None if each is None else each.unsqueeze(-2) for each in (x, w, add))
     given = bias, scale, add, rules.activation_of(activation), stride, padding, dilation, *options
     y = fused(x, w, *given) if recorded is None else composed(recorded, x, w, *given)
-    y = y.squeeze(-2) if axes == 1 else y
-    return y.squeeze(0) if alone else y
+    y = without_axis(y, -2) if axes == 1 else y
+    return without_axis(y, 0) if alone else y
 
 
 def fused(

@@ -16,6 +16,7 @@ from leanconv.call.weights import PreparedWeights
 from leanconv.dtypes import DTYPES
 from leanconv.options import Activation, Precision, padding_word, sides_for
 from leanconv.torch import epilogue, operators
+from leanconv.torch.switches import without_axis
 
 Numbers = int | Sequence[int]
 #: what functions take by name alone
@@ -93,7 +94,7 @@ def conv2d(
     if activation is not None or scale is not None or add is not None:
         return _fused(2, input, weight, bias, scale, add, activation, *rest)
     if input.dim() == 3:
-        return _conv2d(input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+        return without_axis(_conv2d(input.unsqueeze(0), weight, bias, *rest), 0)
     return _conv2d(input, weight, bias, *rest)
 
 
@@ -142,14 +143,14 @@ def conv1d(
         return _fused(1, input, weight, bias, scale, add, activation, *given)
     x = input.unsqueeze(-2) if input.dim() == 3 else input.unsqueeze(0).unsqueeze(-2)
     if _is_compiling():
-        y = _conv2d(x, weight.unsqueeze(-2), bias, *given).squeeze(-2)
-        return y if input.dim() == 3 else y.squeeze(0)
+        y = without_axis(_conv2d(x, weight.unsqueeze(-2), bias, *given), -2)
+        return y if input.dim() == 3 else without_axis(y, 0)
     try:
-        y = _conv2d(x, weight.unsqueeze(-2), bias, *given).squeeze(-2)
+        y = without_axis(_conv2d(x, weight.unsqueeze(-2), bias, *given), -2)
     except ValueError:
         _refuse_signals(input, weight, bias, *given[:4])
         raise
-    return y if input.dim() == 3 else y.squeeze(0)
+    return y if input.dim() == 3 else without_axis(y, 0)
 
 
 def conv_transpose2d(
@@ -186,7 +187,8 @@ def conv_transpose2d(
     stride, dilation = _pair("stride", stride, 1), _pair("dilation", dilation, 1)
     padding, output_padding = _pair("padding", padding, 0), _pair("output_padding", output_padding, 0)
     given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
-    return _transposed(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 3 else _transposed(input, *given)
+    y = _transposed(input.unsqueeze(0) if input.dim() == 3 else input, *given)
+    return without_axis(y, 0) if input.dim() == 3 else y
 
 
 def conv_transpose1d(
@@ -220,8 +222,8 @@ def conv_transpose1d(
         _single("stride", stride, 1, 1), _single("padding", padding, 0, 0),
         _single("output_padding", output_padding, 0, 0), groups, _single("dilation", dilation, 1, 1),
     )  # fmt: skip
-    y = _transposed(x, weight.unsqueeze(-2), bias, *given, precision, batch_invariant).squeeze(-2)
-    return y if input.dim() == 3 else y.squeeze(0)
+    y = without_axis(_transposed(x, weight.unsqueeze(-2), bias, *given, precision, batch_invariant), -2)
+    return y if input.dim() == 3 else without_axis(y, 0)
 
 
 def conv3d(
@@ -273,7 +275,7 @@ def conv3d(
     way: Callable[..., Any] = _prepared if isinstance(weight, PreparedWeights) else operators.conv3d
     if _becomes_onnx():
         way = _conv2d
-    return way(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else way(input, *given)
+    return without_axis(way(input.unsqueeze(0), *given), 0) if input.dim() == 4 else way(input, *given)
 
 
 def conv_transpose3d(
@@ -306,7 +308,8 @@ def conv_transpose3d(
     stride, dilation = _three("stride", stride, 1), _three("dilation", dilation, 1)
     padding, output_padding = _three("padding", padding, 0), _three("output_padding", output_padding, 0)
     given = weight, bias, stride, padding, output_padding, groups, dilation, precision, batch_invariant
-    return _transposed(input.unsqueeze(0), *given).squeeze(0) if input.dim() == 4 else _transposed(input, *given)
+    y = _transposed(input.unsqueeze(0) if input.dim() == 4 else input, *given)
+    return without_axis(y, 0) if input.dim() == 4 else y
 
 
 def _handed_on(function: Callable[..., Any], *given: Any, **named: Any) -> Any:

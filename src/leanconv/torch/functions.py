@@ -70,7 +70,7 @@ class Function:
     def ready(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A function of tensors, packed filters and a bias, of a ready call with images."""
         if self.axes == 1:
-            return lambda x, w, bias: call(x.unsqueeze(-2), w, bias, None).squeeze(-2)
+            return lambda x, w, bias: call(x.unsqueeze(-2), w, bias, None).squeeze_(-2)
         return lambda x, w, bias: call(x, w, bias, None)
 
     def given(
@@ -78,13 +78,13 @@ class Function:
     ) -> tuple[Any, ...] | None:
         """The arguments of aten::convolution besides tensors; None for what it does not take as it is."""
         names = ("output_padding", "groups", "dilation") if self.transposed else ("dilation", "groups")
+        if type(weight) not in KINDS or (bias is not None and type(bias) not in KINDS):
+            return None
         if len(more) > len(names) or input.dim() != self.axes + 2 or weight.dim() != self.axes + 2:
             return None
         if input.is_complex() or weight.is_complex() or None in (address(input), address(weight)):
             return None
         if input.is_neg() or input.is_conj() or is_lazy(weight) or is_lazy(bias):
-            return None
-        if type(weight) not in KINDS or (bias is not None and type(bias) not in KINDS):
             return None
         rest = {"output_padding": 0, "groups": 1, "dilation": 1} | dict(zip(names, more, strict=False))
         numbers = [_each(each, self.axes) for each in (stride, padding, rest["dilation"], rest["output_padding"])]
@@ -170,6 +170,7 @@ def otherwise(
         layers = active[-1].layers
         if (
             type(input) is not torch.Tensor
+            or (bias is not None and (type(bias) not in KINDS or bias.layout is not torch.strided))
             or not on_gpu(input)
             or dispatch_modes()
             or transforms() is not None

@@ -180,18 +180,21 @@ def check_model(model: Any) -> None:
 
 
 def weights_of(model: torch.nn.Module) -> Iterable[tuple[str, Any]]:
-    """Name and filters of each convolution module; the name of the model itself is that of its class."""
+    """Name and filters of each convolution module, None for those that are computed in each call; the name of the model
+    itself is that of its class."""
     check_model(model)
     for name, module in model.named_modules():
         if isinstance(module, _CONVOLUTIONS):
-            yield name or type(module).__name__, module.weight
+            own = vars(module)
+            yield name or type(module).__name__, own["_parameters"].get("weight", own.get("weight"))
 
 
 class Weights:
     """Whether the filters of a layer are among some; ``kept`` are those, so that an id stays one of theirs."""
 
     def __init__(self, kept: list[Any]) -> None:
-        self.kept, self.ids = kept, {id(weight) for weight in kept}
+        self.kept = [weight for weight in kept if weight is not None]
+        self.ids = {*map(id, self.kept)}
 
     def __call__(self, identity: int | None, problem: ConvProblem) -> bool:
         return identity in self.ids

@@ -40,7 +40,7 @@ class PackedFilters:
     """Filters that are packed from the second call on between two of their changes."""
 
     def __init__(self, weight: Any, axes: int, kept: Kept = "same bits") -> None:
-        # shares memory and the count of changes with the filters
+        # shares memory and the count of changes with the filters; so no other memory has their address meanwhile
         self._weights = _prepared(weight.detach(), axes, kept)
         self.signature: tuple[Any, ...] = signature(weight)
         #: how often the parameters had changed at the call before
@@ -97,7 +97,8 @@ class _Cast:
     #: addresses of both
     w_at: int
     bias_at: int
-    #: where the memory of the parameters begins
+    #: the memory of the parameters, so that no other has its address meanwhile; and where it begins
+    sources: tuple[Any, ...]
     reads: tuple[int, ...]
 
 
@@ -161,8 +162,9 @@ class CastFilters(PackedFilters):
         own = [made for made, of in zip(tensors, (w, added), strict=True) if made is not of]
         weights = _prepared(tensors[0], self._axes)
         w_at, bias_at = (0 if each is None else each.data_ptr() for each in tensors)
-        reads = tuple(self._arrays.memory(each) for each in (w, added) if each is not None)
-        return _Cast(weights, tensors[1], version, self._of(bias), own, stream, {stream}, w_at, bias_at, reads)
+        sources = tuple(each for each in (w, added) if each is not None)
+        reads = tuple(self._arrays.memory(each) for each in sources)
+        return _Cast(weights, tensors[1], version, self._of(bias), own, stream, {stream}, w_at, bias_at, sources, reads)
 
     def _of(self, bias: Any) -> Callable[[], Any]:
         """A weak reference to the bias, with which its cast is freed."""

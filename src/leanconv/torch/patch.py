@@ -72,9 +72,9 @@ class Patch:
     ) -> None:
         one_of("precision", precision, PRECISIONS)
         self._precision, self._batch_invariant = precision, yes_or_no("batch_invariant", batch_invariant)
-        # of parameters of the model, which is kept: an id is one of these as long as this object lives
-        self._model = model
-        self._names = {} if model is None else {id(each): name for name, each in weights_of(model)}
+        # they are kept, also where the model gets others: so an id is one of theirs as long as this object lives
+        self._weights = [] if model is None else [(name, each) for name, each in weights_of(model) if each is not None]
+        self._names = {id(each): name for name, each in self._weights}
         self._include, self._exclude = selected(include, "include", model), selected(exclude, "exclude", model)
         self._known = {*self._names}
         for chosen in (self._include, self._exclude):
@@ -101,9 +101,9 @@ class Patch:
         self._forget()
 
     def _forget(self) -> None:
-        """Keep the report alone: neither the model nor any ready call."""
+        """Keep the report alone: neither filters nor any ready call."""
         self.choose_anew()
-        self._model = None
+        self._weights = []
         self._include = self._exclude = _nothing  # for a call of another thread that is under way
         self._names, self._known = {}, set()
 
@@ -324,7 +324,7 @@ class Patch:
         line = self._line(weight, op.when, str(problem), f"leanconv: {name}", why)
         if op.signals:
             return Choice(
-                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze(-2), line, problem, captured,
+                lambda a, b, c: call(a.unsqueeze(-2), b.unsqueeze(-2), c, None).squeeze_(-2), line, problem, captured,
                 ready=ready,
             )  # fmt: skip
         return Choice(lambda a, b, c: call(a, b, c, None), line, problem, captured, ready=ready)

@@ -99,7 +99,7 @@ def _taken(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
     except CudaError:  # the long way raises it again, unless it is that this thread has no context yet
         return None
     next(ticks)
-    return y.squeeze(-2) if signals else y
+    return y.squeeze_(-2) if signals else y
 
 
 def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
@@ -128,7 +128,7 @@ def _taken_cast(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
     except CudaError:
         return None
     next(ticks)
-    return y.squeeze(-2) if signals else y
+    return y.squeeze_(-2) if signals else y
 
 
 def _taken_outside_graphs(quick: Quick, x: Any, w: Any, bias: Any, layer: Any) -> Any:
@@ -163,7 +163,7 @@ def launcher(call: Any, signals: bool) -> Callable[[int, int, int], Any] | None:
             run(stream_of(), (first, second, bias, y_at, at, prepared_at), True)
         except CudaError:
             return None
-        return y.squeeze(-2) if signals else y
+        return y.squeeze_(-2) if signals else y
 
     return compute
 

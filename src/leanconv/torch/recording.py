@@ -1,20 +1,30 @@
 """The convolutions of a model, forward and backward, as problems: to compile them before its first step, or to tune.
 
-The model runs on tensors without values, so nothing is computed and nothing changes.
+The model runs on tensors without values, and modules get back what they had, so nothing is computed and nothing
+changes.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from leanconv.arrays import arrays_of
 from leanconv.call.precompile import PrecompileResult, precompile
@@ -22,7 +32,7 @@ from leanconv.call.resolve import layer_problem
 from leanconv.dtypes import DTYPES
 from leanconv.options import FUNCTIONS, Layout, Precision
 from leanconv.problem import ConvProblem
-from leanconv.torch import deciding, epilogue, layers, operators, patch
+from leanconv.torch import deciding, epilogue, functions, layers, operators, patch
 from leanconv.torch.operators import CHANNELS_LAST
 from leanconv.tuning import search
 from leanconv.volumes.images import as_images
@@ -33,9 +43,11 @@ def warm_up(
 ) -> PrecompileResult:
     """Compile the kernels of a model's convolutions, side by side on all cores, before the first step waits for them.
 
-    Nothing is computed and nothing changes: the model runs on tensors without values. Of the convolutions that would
-    run, those are compiled that `enable` patches, by the rules of the patch that is active or else of ``enable()``, and
-    those of leanconv.torch's own modules and functions. Call it under the same autocast, and with the model in the same
+    Nothing is computed and nothing changes: the model runs on tensors without values, but for single numbers, such as
+    counters, of which it gets copies. Its modules keep their parameters and buffers, and get back their attributes,
+    lists and dictionaries; what hooks put elsewhere stays there. Of the convolutions that would run, those are
+    compiled that `enable` patches, by the rules of the patch that is active or else of ``enable()``, and those of
+    leanconv.torch's own modules and functions. Call it under the same autocast, and with the model in the same
     mode, as the steps. Where several processes train together, each calls it; none waits for another, since
     DistributedDataParallel and SyncBatchNorm are passed by.
 
@@ -53,7 +65,8 @@ def warm_up(
         leanconv.PrecompileResult: how many kernels there are, how many of them were compiled, and how long it took.
 
     Raises:
-        ValueError: the example has no tensor on a GPU. What the model itself raises, and `leanconv.tune`.
+        ValueError: the example has no tensor on a GPU; a module is a lazy one that has not been called; the model asks
+            for values of tensors. What the model itself raises, and `leanconv.tune`.
     """
     index = next((index for each in _tensors(example) if (index := _index(each)) is not None), None)
     if index is None:
@@ -130,6 +143,10 @@ class _Recorder(TorchDispatchMode):
         self.patched: list[ConvProblem] = []
         #: whether the model runs backward too
         self.backward = False
+        #: what makes tensors without values
+        self.fake: Any = None
+        #: by identity, tensors that have values, and what stands for each
+        self._stand_ins: dict[int, tuple[Any, Any]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
         aten, ours = torch.ops.aten, _OURS.get(function)
@@ -155,7 +172,24 @@ class _Recorder(TorchDispatchMode):
             x, w, bias, scale, add, activation, *rest = given
             beside = {"scale": scale is not None, "add": add is not None, "activation": activation}
             self._ours(_FUSED[function], x.shape, w.shape, x, bias, *rest, **beside)
-        return function(*given, **(options or {}))
+        # NOTE: of tensors with values alone PyTorch computes some things, in place too
+        given, options = tree_map(self._without_values, (given, options or {}))
+        return function(*given, **options)
+
+    def _without_values(self, given: Any) -> Any:
+        """What stands for a tensor that has values: one without, or a copy of a single number, which models read."""
+        if not isinstance(given, torch.Tensor) or isinstance(given, FakeTensor):
+            return given
+        at = id(given)
+        if at not in self._stand_ins:
+            if given.numel() == 1 and type(given) in functions.KINDS and given.device.type in ("cpu", "cuda"):
+                with unset_fake_temporarily():
+                    copied = given.detach().clone()
+                made = self.fake.fake_tensor_converter.from_real_tensor(self.fake, copied, make_constant=True)
+            else:
+                made = self.fake.from_tensor(given)
+            self._stand_ins[at] = given, made
+        return self._stand_ins[at][1]
 
     def _layer(self, x: Any, w: Any, bias: bool, rest: Any, wanted: Sequence[bool]) -> None:
         options = layers.options_of(rest, x.dim() - 2)
@@ -198,15 +232,62 @@ class _Every(_Recorder):
 def _record(found: _Recorder, model: torch.nn.Module, example: Any, backward: bool | None) -> _Recorder:
     """Run a model on tensors without values under ``found``."""
     layers.check_model(model)
+    lazy = [name or type(each).__name__ for name, each in model.named_modules() if _is_lazy(each)]
+    if lazy:
+        raise ValueError(
+            f"{lazy[0]} is a lazy module, whose parameters have no sizes yet: call the model once before this"
+        )
     given = example if isinstance(example, tuple) else (example,)
     found.backward = model.training if backward is None else backward
-    with _no_autocast_cache(), FakeTensorMode(allow_non_fake_inputs=True) as fake, found:
-        inputs = [_stand_in(fake, each) if isinstance(each, torch.Tensor) else each for each in given]
-        with _alone(model) as local:
-            outputs = local(*inputs)
-        if found.backward:
-            _differentiate(model, outputs)
+    try:
+        with _no_autocast_cache(), _unchanged(model), FakeTensorMode(allow_non_fake_inputs=True) as found.fake, found:
+            inputs = [_stand_in(found.fake, each) if isinstance(each, torch.Tensor) else each for each in given]
+            with _alone(model) as local:
+                outputs = local(*inputs)
+            if found.backward:
+                _differentiate(model, outputs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"the model asks for values of tensors ({error.func}), and to find its convolutions it runs on tensors "
+            "without values; give a part of the model that asks for none, or leave this out: the first calls of the "
+            "model compile what they need"
+        ) from error
     return found
+
+
+def _is_lazy(module: torch.nn.Module) -> bool:
+    own = (*module._parameters.values(), *module._buffers.values())
+    return any(each is not None and is_lazy(each) for each in own)
+
+
+@contextmanager
+def _unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Give the modules back what they had: attributes, and what is in their lists and dictionaries."""
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def keep(each: Any) -> None:
+        if type(each) in _CONTAINERS and id(each) not in kept:
+            kept[id(each)] = each, each.copy()
+            for part in each.values() if isinstance(each, dict) else each:
+                keep(part)
+
+    for module in model.modules():
+        keep(vars(module))
+    try:
+        yield
+    finally:
+        for each, before in kept.values():
+            if _parts(each) != _parts(before):
+                each.clear()
+                (each.update if isinstance(each, (dict, set)) else each.extend)(before)
+
+
+_CONTAINERS = dict, OrderedDict, defaultdict, list, set, deque
+
+
+def _parts(container: Any) -> list[int]:
+    """The identities of what is in it, by which two that have the same are known."""
+    return [id(part) for part in (chain(*container.items()) if isinstance(container, dict) else container)]
 
 
 @contextmanager

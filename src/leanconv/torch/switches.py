@@ -45,6 +45,16 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch._C._cuda_isCurrentStreamCapturing()
 
 
+def without_axis(y: Any, axis: int) -> Any:
+    """A result that nobody else has, without an axis of length 1.
+
+    A view that is made where gradients are off could not be changed in place where they are on.
+    """
+    if grad_enabled() or compiling() or tracing() is not None or dispatch_modes() or transforms() is not None:
+        return y.squeeze(axis)
+    return y.squeeze_(axis)
+
+
 def is_default_device_alone() -> bool:
     """Whether the one mode that sees functions is that of `torch.set_default_device`, which does nothing here.
 
