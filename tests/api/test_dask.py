@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 from typing import Any
 
@@ -125,3 +126,14 @@ def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "dask", None)
     with pytest.raises(ImportError, match=r"pip install 'leanconv\[dask\]'"):
         import leanconv.dask as _  # noqa: F401
+
+
+def test_bfloat16_in_a_new_process() -> None:
+    """Where nothing has taught NumPy the type yet."""
+    pytest.importorskip("ml_dtypes")
+    words = (
+        "import dask.array, leanconv.dask; image = dask.array.ones((5, 6), dtype='float32');"
+        "y = leanconv.dask.filter2d(image, [[1, 2]], dtype='bfloat16').compute(); print(y.dtype, (y == 3).all())"
+    )
+    told = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert told.stdout.split() == ["bfloat16", "True"], told.stderr

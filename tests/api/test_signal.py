@@ -307,3 +307,10 @@ def test_a_second_array_that_numpy_cannot_read_is_named() -> None:
         for first in (np.ones(3), torch.ones(3)):
             with pytest.raises(TypeError, match="in2 has no elements that NumPy can read"):
                 signal.convolve(first, second)
+
+
+@pytest.mark.parametrize("name", ["convolve", "correlate", "fftconvolve", "oaconvolve"])
+def test_a_number_with_a_number_is_a_number(name: str) -> None:
+    for first, second in ((3, 4), (np.float32(3), np.array(4.0)), (2j, 1.0)):
+        expected, found = (getattr(module, name)(first, second) for module in (scipy.signal, signal))
+        assert type(found) is type(expected) and found == expected

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -411,3 +412,32 @@ def test_a_gpu_gives_the_whole_images_bits(border: Any, dtype: str, rng: np.rand
     filter_file(image, result, kernel, band_rows=37, device="cuda", border=border)
     expected = leanconv.filter2d(torch.from_numpy(image).cuda(), kernel, border=border)
     np.testing.assert_array_equal(result, expected.cpu().numpy())
+
+
+def test_bfloat16_is_written_to_arrays_alone(tmp_path: Path) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    image, path = np.arange(30, dtype=np.float32).reshape(5, 6), tmp_path / "out.npy"
+    wide = image.astype(ml_dtypes.bfloat16)
+    for source, given in ((image, {"dtype": "bfloat16"}), (wide, {})):
+        with pytest.raises(TypeError, match="npy file holds none; dtype='float32' holds every"):
+            filter_file(source, path, [[1]], **given)
+        with pytest.raises(TypeError, match="device='cuda' takes no bfloat16"):
+            filter_file(source, np.empty_like(wide), [[1]], device="cuda", **given)
+    assert not path.exists()
+    result = np.empty_like(wide)
+    filter_file(image, result, [[1, 2]], dtype="bfloat16")
+    assert (result == leanconv.filter2d(image, [[1, 2]], dtype="bfloat16")).all()
+    filter_file(wide, path, [[1]], dtype="float32")
+    assert (np.load(path) == image).all()
+
+
+def test_room_is_asked_for_where_the_bytes_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, asked = np.ones((5, 6), np.float32), []
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "there" / "out.npy")
+    usual = stream.shutil.disk_usage
+    monkeypatch.setattr(stream.shutil, "disk_usage", lambda path: (asked.append(Path(path)), usual(path))[1])
+    for target in (tmp_path / "link.npy", "/dev/null"):
+        filter_file(image, target, [[1]])
+    assert asked == [(tmp_path / "there").resolve(), Path(tempfile.gettempdir())]
+    assert (np.load(tmp_path / "there" / "out.npy") == image).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import stat
 import struct
@@ -388,3 +389,14 @@ def test_the_doctor_names_a_variable_that_says_nothing(name: str, run: Any, monk
     monkeypatch.setenv(name, "foo")
     code, out, _ = run("doctor")
     assert code == 1 and f"{name}='foo'" in out
+
+
+def test_the_doctor_names_a_folder_of_tables_that_is_none(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for folder, fine in ((tmp_path / "file", False), (tmp_path / "file" / "in", False), (tmp_path / "new", True)):
+        monkeypatch.setenv("LEANCONV_TUNING_DIR", str(folder))
+        _, out, _ = run("doctor", "--json")
+        (found,) = [each for each in json.loads(out)["findings"] if each["name"] == "tables of tuned problems"]
+        assert (found["state"] == "ok") == fine and (fine or f"{folder} is no folder" in found["text"])

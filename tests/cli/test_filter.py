@@ -118,6 +118,24 @@ def test_mistakes_are_found_before_anything_is_written(run: Any, folder: Path, t
         assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
 
+@pytest.mark.parametrize("where", ["source", "result", "one file"])
+def test_a_symlink_to_another_file_of_the_run(where: str, run: Any, folder: Path, tmp_path: Path) -> None:
+    out, beside = tmp_path / "out", tmp_path / "one.png"
+    out.mkdir()
+    points_to = {"source": folder / "b.JPG", "result": out / "c.tif", "one file": beside}[where]
+    (out / "a.png").symlink_to(points_to)
+    if where == "one file":
+        (out / "c.tif").symlink_to(points_to)
+    message = {
+        "source": f"{folder / 'b.JPG'} would be replaced by the result of {folder / 'a.png'}",
+        "result": f"{folder / 'a.png'} and {folder / 'c.tif'} would both be written to {points_to}",
+    }
+    before = (folder / "b.JPG").read_bytes()
+    code, _, err = run("filter", folder, out, "-k", "box:3")
+    assert code == MISTAKE and message.get(where, message["result"]) in line_of(err), err
+    assert (folder / "b.JPG").read_bytes() == before and points_to.exists() == (where == "source")
+
+
 def test_where_to_write_is_checked_before_anything_is_read(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(pictures, "read", lambda *arguments: pytest.fail("it is read"))
     np.save(tmp_path / "in.npy", np.zeros((4, 5)))
@@ -339,6 +357,16 @@ def test_a_nan_is_no_pixel_of_integers(run: Any, folder: Path, tmp_path: Path) -
         code, _, err = run("filter", folder / "a.png", tmp_path / "o.png", "-k", "box:3", option, "nan")
         assert code == MISTAKE and f"{option[2:]}=nan is no" in line_of(err) and "uint8" in err
     assert run("filter", folder / "d.npy", tmp_path / "o.npy", "-k", "box:3", "--value", "nan")[0] == 0
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32"])
+def test_a_sum_that_is_nan_is_zero(dtype: str) -> None:
+    kernel = np.array([[np.inf]])
+    for absolute in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            done = work.filtered(Picture(np.zeros((3, 4), dtype)), work.Settings(kernel, absolute=absolute))
+        assert done.pixels.dtype == dtype and not done.pixels.any()
 
 
 def test_absolute_values_beyond_float16_are_infinite_without_a_warning() -> None:

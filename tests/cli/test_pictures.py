@@ -79,7 +79,8 @@ PICTURES = {
     [
         (".png", "grey, colours, alpha, opaque, grey alpha, opaque grey, dark, 16 bits"), (".jpg", "grey, colours"),
         (".webp", "grey, colours, alpha, opaque, grey alpha, opaque grey"), (".bmp", "grey, colours, opaque"),
-        (".gif", "grey, opaque grey"), (".tga", "grey, colours, alpha, opaque, grey alpha, opaque grey"), (".ico", ""),
+        (".gif", "grey, opaque grey"), (".tga", "grey, colours, alpha, opaque, grey alpha, opaque grey"),
+        (".ico", "grey, colours, alpha, opaque, grey alpha, opaque grey"),
         (".pgm", "grey, dark, 16 bits"), (".ppm", "grey, colours, opaque, dark, 16 bits"), (".pbm", ""),
         (".pfm", "floats"), (".pnm", "grey, colours, opaque, dark, 16 bits, floats"),
         (".pdf", "grey, colours, alpha, opaque, grey alpha, opaque grey"),
@@ -169,6 +170,38 @@ def test_palettes_become_colours_with_their_transparency(run: Any, tmp_path: Pat
         assert run("filter", tmp_path / "in.png", tmp_path / "out.png", "-k", "box:3")[0] == 0
         made = Image.open(tmp_path / "out.png")
         assert made.mode == mode and made.getpixel((3, 3)) == ((250, 0, 0, 0) if extra else (250, 0, 0))
+
+
+SEVERAL = {
+    "two.pgm": (b"P5 2 1 255\nab" + b"P5 2 1 255\ncd", 2),
+    "deep.pgm": (b"P5 2 1 999\nabcd\n" + b"P5 2 1 255\ncd", 2),
+    "bits.pbm": (b"P4 9 2\nabcd" + b"P4 9 2\nabcd", 2),
+    "colours.ppm": (b"P6 1 1 255\nabc" + b"P6 1 1 255\nabc", 2),
+    "noise.pgm": (b"P5 2 1 255\nab" + b"P5, as it were", 1),
+    "raster.pgm": (b"P5 4 1 255\nP5 1" + b"\n", 1),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_pgm_behind_another(tmp_path: Path, name: str) -> None:
+    content, number = SEVERAL[name]
+    (tmp_path / name).write_bytes(content)
+    if number == 1:
+        assert pictures.read(tmp_path / name).pixels.size in (2, 4)
+        return
+    with pytest.raises(ValueError, match=f"{name} holds 2 pictures, and only one can be filtered"):
+        pictures.read(tmp_path / name)
+
+
+def test_icons_have_one_size(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
+    image = Image.fromarray(rng.integers(0, 256, (64, 64, 4), np.uint8))
+    for suffix in (".ico", ".icns"):
+        image.save(tmp_path / f"several{suffix}")
+        code, _, err = run("filter", tmp_path / f"several{suffix}", tmp_path / "out.png", "-k", "box:3")
+        assert code == 2 and "pictures, and only one can be filtered" in err
+    image.save(tmp_path / "one.ico", sizes=[(64, 64)])
+    assert run("filter", tmp_path / "one.ico", tmp_path / "out.ico", "-k", "box:1")[0] == 0
+    assert np.array_equal(pictures.read(tmp_path / "out.ico").pixels, np.asarray(image))
 
 
 def test_the_photograph_of_a_camera_with_its_preview(run: Any, tmp_path: Path, rng: np.random.Generator) -> None:
@@ -299,6 +332,23 @@ def test_tiff_of_8_bits_of_which_pillow_reads_a_part(
         tifffile.imwrite(tmp_path / "in.tif", pixels, metadata=None, **rgb, **extra)
         assert run("filter", tmp_path / "in.tif", tmp_path / "out.npy", "-k", "box:1")[0] == 0
         assert np.array_equal(np.load(tmp_path / "out.npy"), pixels)
+
+
+@pytest.mark.parametrize("compression", ["jpeg2000", "jpegxl", "lerc", "png", "webp", "deflate"])
+def test_tiff_of_8_bits_in_every_compression(
+    compression: str, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    pixels, path = rng.integers(0, 256, (40, 50, 3), np.uint8), tmp_path / "a.tif"
+    try:
+        tifffile.imwrite(path, pixels, photometric="rgb", compression=compression)
+    except (ValueError, ImportError) as error:
+        pytest.skip(f"this imagecodecs writes no {compression}: {error}")
+    assert np.array_equal(pictures.read(path).pixels, pixels)
+    if compression in ("jpegxl", "lerc", "png"):
+        monkeypatch.setattr(pictures.deep, "has_tifffile", lambda: False)
+        with pytest.raises(ValueError, match=r"of a TIFF tifffile may: pip install 'leanconv\[pictures\]'"):
+            pictures.read(path)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])

@@ -262,3 +262,74 @@ def test_weights_that_change_in_place_are_seen() -> None:
     assert leanconv.filter2d(x, w)[9, 9] == 9
     w[1, 1] = 3
     assert leanconv.filter2d(x, w)[9, 9] == 11
+
+
+@pytest.mark.parametrize("size", [(46341, 46341), (65536, 65536), (65537, 65537), (2**20, 5000)])
+@pytest.mark.parametrize("number", [12, -12])
+def test_means_of_more_pixels_than_int32_counts(number: int, size: tuple[int, int]) -> None:
+    x = np.full((5, 5), number, np.float32)
+    np.testing.assert_allclose(leanconv.box_blur(x, size), x, rtol=1e-6)
+
+
+#: A column and a row, of sums of pairs, differences, weights of zero, and one weight.
+LINES = (
+    ([0.25, 0.5, 0.25], [0.25, 0.5, 0.25]),
+    ([1], [0.25, 0.5, 0.25]),
+    ([0.25, 0.5, 0.25], [1]),
+    ([-0.25, 0.5, -0.25], [0.25, 0, -0.25]),
+    ([0.25, 0, 0, 0, 0.25], [0.125, 0.25, 0, 0.25, 0.125]),
+    ([0.25, 0.5, 0.25], [0, 0, 0]),
+    ([1], [0, 1, 0]),
+)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(9, 7), (70, 60)], ids=["small", "strips"])
+@pytest.mark.parametrize("lines_of", LINES, ids=str)
+def test_sums_of_pairs_do_not_leave_the_type(
+    lines_of: tuple[list[float], list[float]], shape: tuple[int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenCV adds pixels before it multiplies them. The second and third call go straight to its routine."""
+    rng, (column, row) = np.random.default_rng(6), lines_of
+    top = float(np.finfo(dtype).max)
+    small = rng.standard_normal(shape).astype(dtype)
+    rows = small.copy()
+    rows[3:6:2] = 0.9 * top
+    monkeypatch.setenv("LEANCONV_THREADS", "1" if shape == (9, 7) else "3")
+    for x in (small, (np.sign(small) * 0.9 * top).astype(dtype), rows, small):
+        y = leanconv.sep_filter2d(x, row, column, border="replicate")
+        sides = tuple((len(line) // 2, len(line) // 2) for line in lines_of)
+        wide = np.pad(x.astype(np.longdouble), sides, "edge")
+        seen = np.lib.stride_tricks.sliding_window_view(wide, (len(column), len(row)))
+        made = seen * np.multiply.outer(column, row)
+        allowed = 16 * np.finfo(dtype).eps * abs(made).sum((2, 3))
+        assert (abs(y - made.sum((2, 3))) <= allowed).all()
+
+
+def test_several_products_do_not_leave_the_type() -> None:
+    x = np.full((40, 30), 1.8e38, np.float32)
+    for number in (1, -1):
+        np.testing.assert_allclose(leanconv.unsharp_mask(number * x, 1.0, amount=0.5), number * x, rtol=1e-6)
+
+
+def test_means_of_boxes_whose_sum_leaves_the_type() -> None:
+    x = np.full((40, 30), 3e38, np.float32)
+    assert (leanconv.box_blur(x, 9) == np.inf).all() and (leanconv.box_blur(-x, 9) == -np.inf).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_no_tap_of_zero_hides_the_border(value: float) -> None:
+    x = np.ones((6, 6), np.float32)
+    for y in (
+        leanconv.filter2d(x, [[0, 1, 2]], border="constant", value=value),
+        leanconv.sep_filter2d(x, [0, 1, 2], [1], border="constant", value=value),
+    ):
+        assert np.isnan(y[:, 0]).all() and (y[:, 1:5] == 3).all() and not np.isfinite(y[:, 5]).any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, np.finfo(np.float64).max])
+def test_the_border_is_the_least_or_the_largest(value: float) -> None:
+    x = np.arange(16.0).reshape(4, 4)
+    seen = np.lib.stride_tricks.sliding_window_view(np.pad(x, 1, constant_values=value), (3, 3))
+    for function, take in ((leanconv.erode, np.min), (leanconv.dilate, np.max)):
+        np.testing.assert_array_equal(function(x, 3, border="constant", value=value), take(seen, (2, 3)))

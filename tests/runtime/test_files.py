@@ -177,9 +177,11 @@ def test_where_nothing_can_be_written_is_known_before(tmp_path: Path, monkeypatc
 def test_the_new_file_has_the_suffix_and_a_name_that_fits(tmp_path: Path) -> None:
     with whole(tmp_path / "picture.png") as file:
         assert file.parent == tmp_path and file.suffix == ".png" and file.name.startswith(".picture.")
-    name = "n" * 250 + ".txt"
-    write_text(tmp_path / name, "text")
-    assert (tmp_path / name).read_text() == "text"
+    for name in ("n" * 250 + ".txt", "\N{GRINNING FACE}" * 62 + ".png", "result." + "x" * 240, "." + "n" * 254):
+        write_text(tmp_path / name, "text")
+        assert (tmp_path / name).read_text() == "text"
+    with whole(tmp_path / ("\N{GRINNING FACE}" * 62 + ".png")) as file:
+        assert file.suffix == ".png"
 
 
 def test_more_than_a_reader_allows_is_refused(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _ORIENTATION, _ICC_PROFILE = 274, 34675
 _GREY, _RGB = 1, 2
 _SEPARATE_PLANES, _PREMULTIPLIED = 2, 1
+#: A compression that few builds of Pillow's library for TIFF have.
+_WEBP = 50001
 #: What TIFF calls samples with a sign.
 SIGNED = 2
 _SIGNATURE_AND_IHDR = 8 + 25
@@ -81,7 +83,8 @@ def write_png(path: Path, pixels: np.ndarray, icc_profile: bytes | None) -> None
 def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | None] | None:
     """Upright pixels (height, width) or (height, width, channels), whether the last one is transparency, the profile.
 
-    None for what is left to Pillow: up to 8 bits without a sign, and what tifffile does not open. Raises Refused for
+    None for what is left to Pillow: up to 8 bits without a sign, in a compression that it knows, and what tifffile does
+    not open. Raises Refused for
     what cannot be filtered, and for more pixels than ``most``; tifffile's own errors for damaged pixels.
     """
     tifffile = _library("tifffile", "TIFF")
@@ -93,7 +96,7 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
             bits, width, height = page.bitspersample, page.imagewidth, page.imagelength
         except Exception:
             return None
-        if bits <= 8 and int(page.sampleformat) != SIGNED:
+        if bits <= 8 and int(page.sampleformat) != SIGNED and _pillow_unpacks(int(page.compression)):
             return None
         if pages > 1:
             raise Refused(f"holds {pages} pictures, and only one can be filtered")
@@ -107,6 +110,12 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
         pixels = upright(pixels, int(page.tags.valueof(_ORIENTATION, 1)))
         profile = page.tags.valueof(_ICC_PROFILE)
         return pixels, alpha, None if profile is None else bytes(profile)
+
+
+def _pillow_unpacks(compression: int) -> bool:
+    from PIL import TiffImagePlugin
+
+    return compression in TiffImagePlugin.COMPRESSION_INFO and compression != _WEBP
 
 
 def check_slices(number: int) -> None:
@@ -124,7 +133,8 @@ def _check_page(page: Any) -> bool:
     if not known or len(extra) > 1:
         raise Refused(
             f"has {bits} bits in {channels} channels of kind {getattr(page.photometric, 'name', page.photometric)}; "
-            "above 8 bits only grey and RGB are taken, with one channel of transparency"
+            "above 8 bits, and in compressions that Pillow has not, only grey and RGB are taken, with one channel of "
+            "transparency"
         )
     if bits not in (8, 16, 32, 64) or page.dtype is None:
         raise Refused(f"has {bits} bits in each channel; convert it to 8, 16 or 32 bits")

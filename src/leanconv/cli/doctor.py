@@ -5,6 +5,7 @@ It assumes nothing: that a kind of array works comes from running a small proble
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,7 @@ class Finding:
 
 #: What to do about environment variables that say nothing that is known.
 _SET = "set them to what they may say, or unset"
+_FOLDER = "set LEANCONV_TUNING_DIR to a folder that can be written"
 #: The version of what is not installed.
 _NONE = "–"
 
@@ -216,6 +218,9 @@ def _tables() -> Finding:
     name, found = "tables of tuned problems", []
     if env.tuning_mode() == "off":
         return Finding(name, "absent", "LEANCONV_TUNING=off: the cost model alone chooses")
+    folder = env.tuning_dir()
+    if folder is not None and not next(each for each in (folder, *folder.parents) if os.path.exists(each)).is_dir():
+        return Finding(name, "broken", f"{folder} is no folder: no table is read there, nor written", _FOLDER)
     for source, path in files():
         try:
             table = Table.read(path)

@@ -17,6 +17,7 @@ from types import FrameType
 import numpy as np
 
 from leanconv.cli import command_line, pictures
+from leanconv.cpu.filter2d import rounded
 from leanconv.images import filters
 from leanconv.images.api import filter2d
 from leanconv.options import border_name, device_index, filter_numbers
@@ -144,6 +145,16 @@ def _several(sources: Sequence[Path], target: Path) -> dict[Path, Path]:
                 raise ValueError(f"{names[result]} and {path} would both be written to {result}")
             _refuse_itself(path, result)
             names[result] = path
+    # a target may be a symlink, which stays, and the file that it points to is replaced
+    read = {os.path.realpath(path): path for path in names.values()}
+    written: dict[str, Path] = {}
+    for result, source in names.items():
+        real = os.path.realpath(result)
+        if real in read:
+            raise ValueError(f"{read[real]} would be replaced by the result of {source}, as {result} points to it")
+        if real in written:
+            raise ValueError(f"{written[real]} and {source} would both be written to {real}")
+        written[real] = source
     return names
 
 
@@ -238,8 +249,5 @@ def _filtered(images: np.ndarray, channels_last: bool, wanted: Settings) -> np.n
     if not wanted.absolute:
         return result
     _, delta = filter_numbers(wanted.value, wanted.delta, kind.name, result.dtype.name, kind.name)
-    with np.errstate(over="ignore"):  # infinite, as filter2d has it
-        result = np.abs(result) + result.dtype.type(delta)
-        if kind.kind in "iu":
-            result = np.clip(np.rint(result), np.iinfo(kind).min, np.iinfo(kind).max)
-        return result.astype(kind, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite, or NaN, as filter2d has it
+        return rounded(np.abs(result) + result.dtype.type(delta), kind.name)

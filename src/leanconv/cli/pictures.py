@@ -93,7 +93,11 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
     except (MemoryError, ImportError):
         raise
     except pillow.UnidentifiedImageError as error:  # which names the open file
-        raise ValueError(f"{path} cannot be read as a picture: Pillow cannot identify image data in it") from error
+        with open_regular(path) as file:
+            missing = file.read(4) in deep.TIFF_MAGIC and not deep.has_tifffile()
+        instead = "; of a TIFF tifffile may: pip install 'leanconv[pictures]'" if missing else ""
+        said = f"{path} cannot be read as a picture: Pillow cannot identify image data in it{instead}"
+        raise ValueError(said) from error
     except Exception as error:
         # NOTE: damaged files make Pillow raise almost anything: SyntaxError, struct.error, EOFError, IndexError, ...
         if isinstance(error, OSError) and error.errno is not None:
@@ -105,8 +109,7 @@ def read(path: Path, max_pixels: int | None = None) -> Picture:
 def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
     """What Pillow has opened. Raises Refused and ImportError for what `read` refuses."""
     kind, mode, icc_profile = image.format, image.mode, image.info.get("icc_profile")
-    # a MPO is a JPEG of a camera, with previews behind the picture
-    frames = 1 if kind == "MPO" else getattr(image, "n_frames", 1)
+    frames = _frames(file, image)
     if frames > 1:
         raise deep.Refused(f"holds {frames} pictures, and only one can be filtered")
     bits = _bits(file, image)
@@ -145,6 +148,34 @@ def _decoded(file: BinaryIO, image: Any, path: Path) -> Picture:
         icc_profile = None  # it describes inks
     pixels = np.asarray(image.convert(("LA" if grey else "RGBA") if transparent else ("L" if grey else "RGB")))
     return Picture(pixels, pixels.ndim == 3, transparent, icc_profile)
+
+
+def _frames(file: BinaryIO, image: Any) -> int:
+    """How many pictures a file holds, those that Pillow leaves out included; of PGM and its like no more than 2."""
+    if image.format == "MPO":  # a JPEG of a camera, with previews behind the picture
+        return 1
+    if image.format == "ICNS":
+        return len(image.info["sizes"])
+    if image.format in ("ICO", "CUR"):
+        (number,) = struct.unpack("<H", _part(file, 4, 2))
+        return int(number)
+    if image.format == "PPM" and _part(file, 0, 2) in (b"P4", b"P5", b"P6"):
+        codec, _, begin, _ = image.tile[0]
+        samples = image.width * image.height * len(image.getbands())
+        wide = codec == "ppm" and image.tile[0][3][1] > 255
+        size = (image.width + 7) // 8 * image.height if image.mode == "1" else samples << wide
+        rest = _part(file, begin + size, 64).lstrip()
+        return 2 if re.match(rb"P[1-7]\s", rest) else 1
+    return int(getattr(image, "n_frames", 1))
+
+
+def _part(file: BinaryIO, begin: int, size: int) -> bytes:
+    """Bytes of a file, which stays where it is."""
+    at = file.tell()
+    file.seek(begin)
+    found = file.read(size)
+    file.seek(at)
+    return found
 
 
 def _check_tiff(image: Any) -> None:
@@ -264,6 +295,8 @@ def _save(temporary: Path, pixels: np.ndarray, picture: Picture, path: Path) -> 
     options: dict[str, Any] = {"icc_profile": picture.icc_profile} if picture.icc_profile else {}
     if path.suffix.lower() in (".jpg", ".jpeg"):
         options |= {"quality": 95}
+    if path.suffix.lower() == ".ico":
+        options |= {"sizes": [pixels.shape[1::-1]]}  # by default smaller ones besides
     try:
         pillow.fromarray(np.ascontiguousarray(pixels)).save(temporary, **options)
     except (OSError, KeyError, ValueError, TypeError, SystemError, struct.error, OverflowError) as error:
@@ -299,7 +332,7 @@ def _is_kept(path: Path, pixels: np.ndarray, picture: Picture) -> bool:
     kind = pillow.registered_extensions().get(path.suffix.lower())
     if pixels.dtype.name in _EXACT.get(kind, ()):
         return True
-    if pixels.dtype != np.uint8 and (kind in _LOSSY or kind not in pillow.OPEN):
+    if pixels.dtype != np.uint8 and (kind in (*_LOSSY, "ICO") or kind not in pillow.OPEN):
         return False
     if kind not in pillow.OPEN or kind == "EPS":  # a page, which another program shows
         return True

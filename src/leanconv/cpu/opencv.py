@@ -8,6 +8,7 @@ the type of the image.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from math import prod
@@ -15,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leanconv.cpu.blas import ONE_THREAD
 from leanconv.cpu.boxes import Boxes
 from leanconv.cpu.factored import Factored
 from leanconv.cpu.filter2d import OPERATIONS, Banded
+from leanconv.cpu.finite import are_finite, has_large, is_finite, is_finite_of
 from leanconv.cpu.lines import LEAST_WORK, put, threads_for
 from leanconv.cpu.median import Median
 from leanconv.cpu.planes import LOOP_TAPS, opencv
@@ -46,6 +47,8 @@ MEANS = {"uint8": 2**14, "uint16": 49, "int16": 49}
 MOST_WEIGHT = 5000
 #: Of floats from 2**31 on OpenCV makes the least integer. Sums, and what is added to them, that stay below it together.
 MOST_SUM = 2.0**30
+#: Of a border's value: a quarter of the largest float32.
+MOST_VALUE = 2.0**125
 
 
 class OpenCv(CpuAlgorithm):
@@ -104,6 +107,8 @@ def _why_not_of(problem: FilterProblem) -> list[str]:
         if not problem.valid and problem.anchor != (problem.kh // 2, problem.kw // 2):
             return [f"its medians have the anchor in the middle, not at {problem.anchor}"]
     if kind == "sum":
+        if taps >= 2**31:
+            return [f"it counts the pixels of a mean in int32, which {taps} leave"]
         if is_integer(problem.dtype):
             most = max(-DTYPES[problem.dtype].low, DTYPES[problem.dtype].high)
             if problem.dtype not in _WINDOWS or most * taps >= 2**31:
@@ -157,35 +162,35 @@ class Ready:
             return np.empty(self.y_shape, problem.result)
         if kept is None or kept[0] != content:
             copy = np.frombuffer(content, w.dtype).reshape(w.shape)
-            kept = self.kept = (
-                content,
-                _operations(problem, copy),
-                _instead(problem, copy),
-                _telling_rows(problem, copy),
-            )
+            with np.errstate(over="ignore"):  # of sums of weights
+                others = _instead(problem, copy), _telling_rows(problem, copy)
+            kept = self.kept = content, _operations(problem, copy), *others
         _, operations, other, telling = kept
         images, threads = x.reshape(self.images), threads_for(self.size)
         plan = self.places.get((threads, value == 0))
         if plan is None:
             plan = self.places[threads, value == 0] = _place(problem, operations[0][0], threads, value == 0)
+        sure = False
         if problem.reduction is not None:
-            if delta or (other is not None and np.isnan(x.min())):
+            # the largest float64 stands for no border in OpenCV
+            strange = other is not None and (np.isnan(x.min()) or not abs(value) < sys.float_info.max)
+            if delta or strange:
                 other = Median() if problem.reduction == "median" else Boxes()
                 return other.run(problem, x, w, bias, value, delta)
         elif abs(delta) >= MOST_SUM and is_integer(problem.result):
             return (other or _otherwise(problem)).run(problem, x, w, bias, value, delta)
-        elif other is not None and telling and plan.at_once:
-            made = operations[0][0].call(images[0], plan.border, value, delta)
-            done = _is_finite(made[::telling]) and _is_finite(made[-1])
-            return made.reshape(self.y_shape) if done else other.run(problem, x, w, bias, value, delta)
-        elif other is not None and not (not is_integer(problem.dtype) and _is_finite(x)):
-            return other.run(problem, x, w, bias, value, delta)
+        elif other is not None and not (telling and plan.at_once):
+            usual = not is_integer(problem.dtype) and np.isfinite(value)
+            sure = usual and abs(value) < MOST_VALUE and is_finite(x, 4)
+            if not (sure or (usual and is_finite(x))):
+                return other.run(problem, x, w, bias, value, delta)
         try:
             if plan.at_once:
-                return operations[0][0].call(images[0], plan.border, value, delta).reshape(self.y_shape)
-            return self._in_strips(images, operations, plan, value, delta)
+                return operations[0][0].checked(images[0], plan.border, value, delta, sure).reshape(self.y_shape)
+            return self._in_strips(images, operations, plan, value, delta, sure)
         except Imprecise:
-            return Boxes().run(problem, x, w, bias, value, delta)
+            other = _otherwise(problem) if problem.reduction is None else Boxes()
+            return other.run(problem, x, w, bias, value, delta)
 
     def fixed(
         self, x: np.ndarray, w: np.ndarray, value: float, delta: float
@@ -200,12 +205,23 @@ class Ready:
         large = abs(delta) >= MOST_SUM
         if other is not None or sums or large or (problem.reduction and delta) or x.shape != self.images[1:]:
             return None
-        call, border = operations[0][0].call, plan.border
-        return lambda image: call(image, border, value, delta)
+        operation, border, weights = operations[0][0], plan.border, w.copy()
+        call, finite = operation.call, is_finite_of(self.size, problem.result)
+        if not operation.step:
+            return lambda image: call(image, border, value, delta)
+
+        def routine(image: np.ndarray) -> np.ndarray:
+            made = call(image, border, value, delta)
+            if finite(made) or not operation.is_spoilt(image):
+                return made
+            return _otherwise(problem).run(problem, image, weights, None, value, delta).reshape(image.shape)
+
+        return routine
 
     def _in_strips(
-        self, images: np.ndarray, operations: list[list[Operation]], plan: Placed, value: float, delta: float
-    ) -> np.ndarray:
+        self, images: np.ndarray, operations: list[list[Operation]], plan: Placed, value: float, delta: float,
+        sure: bool,
+    ) -> np.ndarray:  # fmt: skip
         problem, y = self.problem, np.empty(self.results, self.problem.result)
 
         def one(job: tuple[int, int, Strip]) -> None:
@@ -213,7 +229,7 @@ class Ready:
             operation = operations[image if problem.per_image else 0][number]
             seen = planes[image][strip.low : strip.high]
             seen = seen if operation.reads is None else seen.astype(operation.reads)
-            made = operation.call(seen, plan.border, value, delta)
+            made = operation.checked(seen, plan.border, value, delta, sure)
             made = made[strip.first - strip.low :, plan.left :][: strip.last - strip.first, : problem.out_w]
             put(made, y[image, number, strip.first - plan.top : strip.last - plan.top])
 
@@ -228,12 +244,27 @@ class Operation(NamedTuple):
     """One routine: what it reads (None: the image's type), what it makes, and its call. OpenCV finds arguments by their
     places sooner than by name.
 
-    ``call(pixels, border, value, delta)`` gives a result for each pixel.
+    ``call(pixels, border, value, delta)`` gives a result for each pixel. Where a sum of two pixels may leave the type,
+    every ``step``-th row or the last shows it; 0 where none may. Some weights may be zeros.
     """
 
     reads: str | None
     makes: str
     call: Callable[[np.ndarray, int, float, float], np.ndarray]
+    step: int = 0
+    has_zeros: bool = False
+
+    def checked(self, pixels: np.ndarray, border: int, value: float, delta: float, sure: bool = False) -> np.ndarray:
+        """`call`. Raises Imprecise where results are not finite, unless the caller is ``sure`` of them, or it is pixels
+        that are not."""
+        made = self.call(pixels, border, value, delta)
+        if self.step and not (sure or are_finite(made, self.step)) and self.is_spoilt(pixels):
+            raise Imprecise
+        return made
+
+    def is_spoilt(self, pixels: np.ndarray) -> bool:
+        """Whether results that are not finite may be so because of how they are computed."""
+        return self.has_zeros or has_large(pixels)
 
 
 def _few(problem: FilterProblem) -> bool:
@@ -262,20 +293,42 @@ def _products(problem: FilterProblem, kernel: np.ndarray) -> Operation:
 def _passes(problem: FilterProblem, factors: np.ndarray) -> Operation:
     native = (problem.dtype, problem.result) in _PASSES and len(factors) == 1
     reads, makes = (None, problem.result) if native else (problem.sums, problem.sums)
-    depth, anchor, sep_filter2d, kh = _number(makes), _anchor(problem), opencv().sepFilter2D, problem.kh
+    depth, anchor, kh = _number(makes), _anchor(problem), problem.kh
+    sep_filter2d, add = opencv().sepFilter2D, opencv().add
     lines = [(each[kh:], each[:kh]) for each in factors]
     if problem.dtype == "uint8" and native:
         # the factors 2 and 1/2 keep OpenCV 4 from products in integers, of weights that are rounded to 8 bits
         lines = [(row * 2, column / 2) for row, column in lines]
+    step = _step(problem, lines)
+    if step and max(np.abs(column).max() for _, column in lines) < np.finfo(problem.sums).max / 4:
+        lines = [(row / 4, column * 4) for row, column in lines]
     (first_row, first_column), *others = lines
 
     def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
         made = sep_filter2d(pixels, depth, first_row, first_column, None, anchor, delta, border)
         for row, column in others:
-            made += sep_filter2d(pixels, depth, row, column, anchor=anchor, borderType=border)
+            add(made, sep_filter2d(pixels, depth, row, column, anchor=anchor, borderType=border), made)
         return made
 
-    return Operation(reads, makes, call)
+    return Operation(reads, makes, call, step, not factors.all())
+
+
+def _step(problem: FilterProblem, lines: list[tuple[np.ndarray, np.ndarray]]) -> int:
+    """The step of an `Operation` that adds pixels in pairs before it multiplies them, as OpenCV does where weights are
+    alike: two of more than half the largest number make Inf.
+
+    With a quarter of a row's weights, which add up to 1 at most, pairs of what rows make do not. So it is a sum along
+    a row that does, and all rows of results that it reaches show it.
+    """
+    if problem.reduction is not None or is_integer(problem.dtype) or problem.dtype != problem.sums:
+        return 0
+    steps = [0]
+    for row, column in lines:
+        reached = np.flatnonzero(column)
+        # pairs below a weight of 0 are added, too; of one product `_telling_rows` are looked at
+        if row.size > 1 or (problem.rank == 1 and reached.size > 1):
+            steps.append(reached.size if reached.size and np.ptp(reached) < reached.size else 1)
+    return min(filter(None, steps), default=0)
 
 
 def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
@@ -304,11 +357,13 @@ def _window(problem: FilterProblem, weight: np.ndarray) -> Operation:
 
         else:
             positive = problem.result == "uint8" and problem.dtype in ("uint8", "uint16") and number > 0
+            divided = fractions and mean
+            # OpenCV divides sums in float64, and those that leave float32 are Inf
+            gain, limit = (1, float(np.finfo(problem.sums).max) / taps) if divided else (taps, np.inf)
 
             def call(pixels: np.ndarray, border: int, value: float, delta: float) -> np.ndarray:
-                divided = fractions and mean
                 sums = cv2.boxFilter(pixels, depth, size, anchor=anchor, normalize=divided, borderType=border)
-                if fractions and not are_precise(pixels, sums, 1 if divided else taps, sum(pixels.shape[:2])):
+                if fractions and not are_precise(pixels, sums, gain, sum(pixels.shape[:2]), limit):
                     raise Imprecise
                 if divided:
                     return sums
@@ -433,12 +488,3 @@ def _extended(problem: FilterProblem, image: np.ndarray, value: float) -> np.nda
     (ay, ax), kind = problem.anchor, BORDERS[problem.border].number
     sides = ay, problem.kh - 1 - ay, ax, problem.kw - 1 - ax
     return opencv().copyMakeBorder(image, *sides, kind, value=(value,) * 4)
-
-
-def _is_finite(x: np.ndarray) -> bool:
-    if x.size < LEAST_WORK:
-        return bool(np.isfinite(x.max()) and np.isfinite(x.min()))
-    # a product with zeros reads as fast as memory does: each Inf and each NaN makes a NaN
-    rows = x.reshape(-1, x.shape[-1])
-    with ONE_THREAD, np.errstate(invalid="ignore"):
-        return bool(np.isfinite((rows @ np.zeros(rows.shape[1], rows.dtype)).sum()))

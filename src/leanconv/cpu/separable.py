@@ -200,12 +200,12 @@ def _doubled(
         finish(result)
 
 
-def are_precise(x: np.ndarray, sums: np.ndarray, gain: float, updates: int) -> bool:
+def are_precise(x: np.ndarray, sums: np.ndarray, gain: float, updates: int, limit: float = np.inf) -> bool:
     """Whether running sums in float64 of ``updates`` steps are as precise as float32 sums of each window by itself.
 
     A step moves a sum of n numbers of at most m by at most 2⁻⁵² n m. Sums of numbers that are not negative are those of
     their sizes; so 2⁻²⁴ of the least one must be more than all steps. ``gain`` is what a window of ones sums to. False
-    where a number is negative or none.
+    where a number is negative or none, or reaches ``limit``.
     """
     most = float(x.max())
-    return bool(x.min() >= 0 and most < np.inf and most * updates * 2.0**-28 * gain <= float(sums.min()))
+    return bool(x.min() >= 0 and most < limit and most * updates * 2.0**-28 * gain <= float(sums.min()))

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from leanconv.arrays import arrays_of
+from leanconv.arrays import NUMPY, arrays_of
+from leanconv.arrays.numpy import learn_bfloat16
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel
 from leanconv.dtypes import FILTERS, check_weights, filter_sum, one_of
@@ -87,6 +88,8 @@ def filter2d(
     _, shape = filter_problem(requested, *sizes)
     filter_numbers(value, delta, own, filter_sum(own, result, weights.startswith(("bool", "int", "uint"))), result)
 
+    if result == "bfloat16" and arrays_of(image._meta) is NUMPY:
+        learn_bfloat16()
     meta = image._meta.astype(result)
     rows = image.ndim - (3 if requested.channels_last else 2)
     image, depth, boundary = _halo(image, rows, problem)

@@ -282,7 +282,8 @@ def run_products(image: Any, factors: Products, requested: FilterOptions, value:
     key = cpu, sums, *((line.dtype, line.tobytes()) for product in factors for line in product)
     kept = _kernels.get(key) or _kernels.recall(key)
     if kept is None:
-        kept = _kernel(factors, sums, cpu)
+        with np.errstate(over="ignore", invalid="ignore"):  # weights beyond the type of the sums are Inf
+            kept = _kernel(factors, sums, cpu)
         _kernels.keep(key, kept)
     kernel, window = kept
     return run(requested if window is None else requested._replace(window=window), image, kernel, value, delta, out)
@@ -423,4 +424,5 @@ def _scaled(factors: Products, scale: Any) -> Products:
     times = number("scale", scale)
     if not np.isfinite(times):
         raise ValueError(f"scale={scale!r} must be a finite number")
-    return factors if times == 1 else tuple((column * times, row * 1.0) for column, row in factors)
+    with np.errstate(over="ignore"):
+        return factors if times == 1 else tuple((column * times, row * 1.0) for column, row in factors)

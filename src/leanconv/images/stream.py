@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from leanconv.arrays import NUMPY, arrays_of
+from leanconv.arrays.numpy import learn_bfloat16
 from leanconv.call.resolve import filter_problem
 from leanconv.call.weights import given_kernel
 from leanconv.dtypes import FILTERS, check_weights, filter_sum, item_bytes, one_of
@@ -38,7 +39,7 @@ from leanconv.options import Border, device_index, filter_numbers, filter_option
 from leanconv.problem import FilterProblem
 from leanconv.runtime import env, launch
 from leanconv.runtime.driver import CudaUnavailableError
-from leanconv.runtime.files import open_regular, whole
+from leanconv.runtime.files import folder_of_new, open_regular, whole
 from leanconv.runtime.progress import progress
 from leanconv.runtime.threads import side_by_side
 
@@ -119,7 +120,14 @@ def filter_file(
     problem, _ = filter_problem(requested, shape, kernel.shape, own)
     result = requested.dtype or own
     filter_numbers(value, delta, own, filter_sum(own, result, kernel.dtype.kind in "biu"), result)
-    index = None if device is None or str(device) == "cpu" else _gpu(device)
+    on_cpu = device is None or str(device) == "cpu"
+    if "bfloat16" in (own, result):
+        if not on_cpu:
+            raise TypeError(f"{own} to {result}: device={device!r} takes no bfloat16; dtype='float32' holds every one")
+        if result == "bfloat16" and isinstance(target, (str, os.PathLike)):
+            raise TypeError("the result is bfloat16: a .npy file holds none; dtype='float32' holds every one")
+        learn_bfloat16()
+    index = None if on_cpu else _gpu(device)
     if band_rows is None:
         row = problem.w * problem.channels * max(item_bytes(own), item_bytes(result))
         most = HOST_BYTES if index is None else GPU_BYTES
@@ -398,7 +406,7 @@ def _written(target: Any, shape: tuple[int, ...], dtype: np.dtype, waits: bool) 
             raise ValueError(f"target has shape {target.shape} and {target.dtype}; the result has {shape} and {dtype}")
         yield target
         return
-    room, needed = shutil.disk_usage(Path(target).absolute().parent).free, dtype.itemsize * math.prod(shape)
+    room, needed = shutil.disk_usage(folder_of_new(Path(target))).free, dtype.itemsize * math.prod(shape)
     if room < needed:
         raise OSError(errno.ENOSPC, f"the result has {needed} bytes, and the disk has room for {room}", str(target))
     with whole(Path(target)) as file:

@@ -58,7 +58,7 @@ def box_blur(
     Returns:
         Array as `filter2d` returns it. No difference of sums is taken, so it is as precise as a sum of the rows and
         columns alone, and an Inf or a NaN reaches the pixels whose boxes hold it. A mean is a sum that is divided
-        afterwards: one that leaves the type of the sums is Inf, where OpenCV's and SciPy's are finite.
+        afterwards: one that leaves the type of the sums may be Inf, where OpenCV's and SciPy's are finite.
 
     Raises:
         ValueError, TypeError: an argument breaks a rule, which the message names. CudaUnavailableError: see `conv2d`.

@@ -224,7 +224,7 @@ def at_home(function: F) -> F:
         library.refuse_gradient(x)
         if library is NUMPY or library.device(x) is not None:
             result = function(x, *args, **keywords)
-            return given if result is given else back(result)
+            return given if result is given else back(np.asarray(result) if isinstance(result, np.generic) else result)
         check_numpy_has(names[0], x)
         if arrays_of(given) is library:
             check_numpy_has("output", given)
@@ -235,7 +235,7 @@ def at_home(function: F) -> F:
             if not np.may_share_memory(output, library.to_numpy(given)):
                 library.assign(given, library.from_numpy(output, None))
             return given
-        return given if result is given else library.from_numpy(result, None)
+        return given if result is given else library.from_numpy(np.asarray(result), None)
 
     return call  # type: ignore[return-value]
 

@@ -28,6 +28,8 @@ except ImportError:  # Windows
 
 #: bytes of a file that are read at most; 25,000 tuned problems take as many
 MOST = 1 << 28
+#: Bytes of a name's stem, and of its suffix, that a temporary name has at most.
+MOST_OF_NAME = 64
 
 
 def open_regular(path: Path | str, trusted: bool = False) -> BinaryIO:
@@ -89,20 +91,17 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
     >>> with whole("/dev/null") as file:
     ...     _ = file.write_text("nothing")
     """
-    target = Path(os.path.realpath(path) if follow else path)
-    try:
-        # NOTE: of the path as it was given: /dev/stdout is real, what realpath makes of it where it is a pipe is not
-        mode: int | None = os.stat(path, follow_symlinks=follow).st_mode
-    except OSError:
-        mode = None  # there is no such file, or opening one beside it says what is wrong
+    target, mode = Path(os.path.realpath(path) if follow else path), _mode(path, follow)
     if mode is not None and not stat.S_ISREG(mode):
         if follow:
             with _passed_on(Path(path)) as file:
                 yield file
             return
         mode = None
-    # A long stem is cut: the whole name may have 255 bytes.
-    beside = target.with_name(f".{target.stem[:64]}.{os.urandom(4).hex()}{target.suffix}")
+    # the whole name may have 255 bytes: a long stem is cut, and a long suffix, which names no format, is left out
+    stem = os.fsencode(target.stem)[:MOST_OF_NAME].decode(errors="ignore")
+    suffix = target.suffix if len(os.fsencode(target.suffix)) <= MOST_OF_NAME else ""
+    beside = target.with_name(f".{stem}.{os.urandom(4).hex()}{suffix}")
     try:
         # NOTE: os.open applies the umask, which Python cannot read without changing it for all threads. Until the new
         # file has the mode of the old one, nobody else may read it.
@@ -126,6 +125,23 @@ def whole(path: Path | str, follow: bool = True) -> Iterator[Path]:
         if error.errno is not None and error.filename in (None, str(beside), beside):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _mode(path: Path | str, follow: bool = True) -> int | None:
+    """The mode of what is there; None where nothing is, or opening a file beside it says what is wrong."""
+    try:
+        # NOTE: of the path as it was given: /dev/stdout is real, what realpath makes of it where it is a pipe is not
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except OSError:
+        return None
+
+
+def folder_of_new(path: Path | str) -> Path:
+    """The folder in which `whole` makes its new file."""
+    mode = _mode(path)
+    if mode is None or stat.S_ISREG(mode):
+        return Path(os.path.realpath(path)).parent
+    return Path(tempfile.gettempdir())
 
 
 @contextmanager

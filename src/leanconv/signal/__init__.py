@@ -220,7 +220,7 @@ def _convolve(x: Any, w: Any, mode: Any, axes: Any, dtype: np.dtype) -> Any:
     if dtype.kind not in "iubfc":
         raise TypeError(f"in1 and in2 promote to {dtype}; give numbers that NumPy computes with")
     if x.ndim == 0:
-        return np.asarray(x * w) if isinstance(x, np.ndarray) else x * w
+        return x * w
     along = axes_of(axes, x.ndim)
     if not along:
         raise ValueError("when provided, axes cannot be empty")
