@@ -145,16 +145,6 @@ void tensor_load(void* to, const void* map, void* barrier, int rank, const int* 
     issue_load(load, barrier, what);
 }
 
-void tensor_multicast(void* to, const void* map, void* barrier, unsigned receivers, int rank, const int* coordinates,
-                      Site site) {
-    const char* what = "cp_async_bulk_tensor_multicast_shared_global";
-    if (!receivers) fail(site, "%s: no block receives the copy", what);
-    Load load;
-    load.site = site;
-    describe(load, to, map, rank, coordinates, nullptr, what);
-    issue_multicast(load, barrier, receivers, what);
-}
-
 void tensor_store(const void* map, const void* from, int rank, const int* coordinates, Site site) {
     const char* what = "cp_async_bulk_tensor_global_shared";
     Store store;

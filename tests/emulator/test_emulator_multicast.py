@@ -6,7 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from leanconv.plan import TensorMap
 from leanconv.runtime.compile import compile_source
 from tests.emulator import EmulatorError, run_source
 from tests.emulator.test_emulator_barriers import swapped, without
@@ -48,12 +47,12 @@ if (t == 32) {
 STEPS = 8
 
 
-def play(body, grid=4, cluster=2, maps=()):
+def play(body, grid=4, cluster=2):
     x, y = words(64 * STEPS), np.zeros(32 * grid, np.int32)
     x[:] = x * x % 1009
     values = {"x": x, "y": y, "at": np.zeros(1, np.int32), "n": STEPS}
     how = {"grid": grid, "block": 64, "cluster": cluster, "shared_bytes": SHARED + 64}
-    run_source(unit(body, maps), "probe", (*maps, *ARGUMENTS), values, **how)
+    run_source(unit(body), "probe", ARGUMENTS, values, **how)
     return x.reshape(STEPS, 64).astype(np.int64), y.reshape(grid, 32)
 
 
@@ -109,35 +108,5 @@ def test_a_broken_pair_is_reported(body, message):
         play(body)
 
 
-#: The same by boxes of a tensor: 32 words of a row of 64 each.
-BOXES = PAIR.replace(
-    "cp_async_bulk_multicast_shared_global(to, x + k * 64 + own * 32, 128, full + stage, 3)",
-    "cp_async_bulk_tensor_multicast_shared_global(to, x_map, full + stage, 3, own * 32, k, 0)",
-)
-MAP = TensorMap("x", "int32", (64, STEPS, 1), (256, 256 * STEPS), box=(32, 1, 1))
-
-
-def test_each_block_brings_a_box_to_both():
-    x, y = play(BOXES, maps=(MAP,))
-    expected = sum(3 ** (STEPS - 1 - k) * (x[k, ::-1][:32] - x[k, :32]) for k in range(STEPS))
-    np.testing.assert_array_equal(y, np.broadcast_to(expected.astype(np.int32), y.shape))
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (BOXES.replace("full + stage, 3, own", "full + stage, 1, own"), STUCK),
-        (BOXES.replace("full + stage, 3, own", "full + stage, 0, own"), "no block receives the copy"),
-        (BOXES.replace("own * 32, k, 0", "own * 32 + 2, k, 0"), "no multiple of 16"),
-        (without(BOXES, "wait empty"), f"{UNDER_WAY}|arrives in phase"),
-        (without(BOXES, "leave"), "has left the kernel"),
-    ],
-)
-def test_a_broken_pair_of_boxes_is_reported(body, message):
-    with pytest.raises(EmulatorError, match=message):
-        play(body, maps=(MAP,))
-
-
-@pytest.mark.parametrize(("body", "maps"), [(PAIR, ()), (BOXES, (MAP,))], ids=["bytes", "boxes"])
-def test_the_compiler_takes_the_same_text(nvrtc, body, maps):
-    assert compile_source(unit(body, maps), "probe", "sm_90a").cubin
+def test_the_compiler_takes_the_same_text(nvrtc):
+    assert compile_source(unit(PAIR), "probe", "sm_90a").cubin

@@ -101,8 +101,6 @@ void bulk_wait_group(int pending, bool only_read);
 void check_tensor_map(const void* map, Site site);
 void tensor_load(void* shared, const void* map, void* barrier, int rank, const int* coordinates,
                  const unsigned short* offsets, Site site);  // offsets: of an im2col map
-void tensor_multicast(void* shared, const void* map, void* barrier, unsigned receivers, int rank, const int* coordinates,
-                      Site site);
 void tensor_store(const void* map, const void* shared, int rank, const int* coordinates, Site site);
 
 // Registers of a thread that a kernel names at a fence or a wait.
