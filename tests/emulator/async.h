@@ -117,7 +117,6 @@ bool land_next();                             // nobody can go on: the copy that
 void leave_async(Fibre& fibre);               // the thread that has its turn has left the kernel
 void end_async();                             // all threads of the block have
 void issue_load(const Load& load, void* barrier, const char* what);
-void issue_multicast(const Load& load, void* barrier, unsigned receivers, const char* what);
 bool begin_load(const Load& load, void* barrier, const char* what);  // true if it completes a phase
 void issue_store(const Store& store, const char* what);
 // This part of shared memory holds no mbarrier, no copy is under way to it, and none reads from it that `writes` spoil.

@@ -272,7 +272,7 @@ void issue_load(const Load& load, void* pointer, const char* what) {
     leave_fibre();
 }
 
-void issue_multicast(const Load& given, void* pointer, unsigned receivers, const char* what) {
+static void issue_multicast(const Load& given, void* pointer, unsigned receivers, const char* what) {
     Load load = given;
     load.sender = here;
     load.multicast = true;

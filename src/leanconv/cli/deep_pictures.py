@@ -84,8 +84,8 @@ def read_tiff(path: Path, most: int | None) -> tuple[np.ndarray, bool, bytes | N
     """Upright pixels (height, width) or (height, width, channels), whether the last one is transparency, the profile.
 
     None for what is left to Pillow: up to 8 bits without a sign, in a compression that it knows, and what tifffile does
-    not open. Raises Refused for
-    what cannot be filtered, and for more pixels than ``most``; tifffile's own errors for damaged pixels.
+    not open. Raises Refused for what cannot be filtered, and for more pixels than ``most``; tifffile's own errors for
+    damaged pixels.
     """
     tifffile = _library("tifffile", "TIFF")
     with _silent("tifffile"), ExitStack() as opened:

@@ -9,9 +9,9 @@
 # - How it decides: `deciding` says what a decision is, `layers` what a layer is, `comparing` who is quicker, by
 #   `expected_time` or `measured_time`. `packed` keeps packed filters, `switches` asks what PyTorch is set to, `report`
 #   says what ran.
-# - Before the first call, to compile or tune: `recording`.
+# - Before the first call, to compile or tune: `recording`. `module_state` gives a model back what it had before.
 # - `fuse` and the backend of torch.compile: `fusing`, `fused_backend`, `compile_report`. How `fuse` follows a model:
-#   `fused_trace`, with `fused_state`, `fused_kinds` and `in_place`, or part by part, `fused_part`. What both look for:
+#   `fused_trace`, with `fused_kinds` and `in_place`, or part by part, `fused_part`. What both look for:
 #   `patterns`, `squeeze_graph`; what computes it: `fused_layer`, `squeeze`.
 
 from leanconv.torch.causal import CausalConv3d

@@ -19,9 +19,9 @@ from leanconv.torch import patterns, squeeze, squeeze_graph
 from leanconv.torch.fused_kinds import CONVS, can_fold, has_modes, has_own_call, is_conv, why_not_followed, wraps
 from leanconv.torch.fused_layer import FusedConv
 from leanconv.torch.fused_part import Fold, Part, folded
-from leanconv.torch.fused_state import State
 from leanconv.torch.fused_trace import Tracer
 from leanconv.torch.layers import check_model
+from leanconv.torch.module_state import State
 from leanconv.torch.modules import _Module as OurModule
 from leanconv.torch.patterns import Chain
 from leanconv.torch.squeeze import SqueezeExcite

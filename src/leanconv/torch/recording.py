@@ -6,12 +6,10 @@ changes.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -33,6 +31,7 @@ from leanconv.dtypes import DTYPES
 from leanconv.options import FUNCTIONS, Layout, Precision
 from leanconv.problem import ConvProblem
 from leanconv.torch import deciding, epilogue, functions, layers, operators, patch
+from leanconv.torch.module_state import State
 from leanconv.torch.operators import CHANNELS_LAST
 from leanconv.tuning import search
 from leanconv.volumes.images import as_images
@@ -262,32 +261,12 @@ def _is_lazy(module: torch.nn.Module) -> bool:
 
 @contextmanager
 def _unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Give the modules back what they had: attributes, and what is in their lists and dictionaries."""
-    kept: dict[int, tuple[Any, Any]] = {}
-
-    def keep(each: Any) -> None:
-        if type(each) in _CONTAINERS and id(each) not in kept:
-            kept[id(each)] = each, each.copy()
-            for part in each.values() if isinstance(each, dict) else each:
-                keep(part)
-
-    for module in model.modules():
-        keep(vars(module))
+    """Give the modules back what they had."""
+    state = State(model)
     try:
         yield
     finally:
-        for each, before in kept.values():
-            if _parts(each) != _parts(before):
-                each.clear()
-                (each.update if isinstance(each, (dict, set)) else each.extend)(before)
-
-
-_CONTAINERS = dict, OrderedDict, defaultdict, list, set, deque
-
-
-def _parts(container: Any) -> list[int]:
-    """The identities of what is in it, by which two that have the same are known."""
-    return [id(part) for part in (chain(*container.items()) if isinstance(container, dict) else container)]
+        state.restore()
 
 
 @contextmanager

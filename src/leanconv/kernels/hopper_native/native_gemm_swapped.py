@@ -38,7 +38,7 @@ class NativeGemmSwapped(NativeGemm16bit):
         if reasons := super().why_not(problem, target):
             return reasons
         if problem.add or problem.accumulate:
-            reasons.append("a residual, or what the output holds, lies as pixels of filters")
+            reasons.append("a residual, or an output that is added to, is not supported")
         if self._is_rearranged(problem):
             reasons.append(f"{problem.group_c} channels are no whole 16 bytes: filters would be rearranged before")
         if sum(phase.times for phase in distinct_phases(problem)) > 1:

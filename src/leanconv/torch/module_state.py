@@ -1,4 +1,4 @@
-"""What a model keeps beside its parameters, which its code may change while a trace follows it."""
+"""What a model keeps beside its parameters, which its code may change while a trace or a recording follows it."""
 
 from __future__ import annotations
 
