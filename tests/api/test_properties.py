@@ -52,11 +52,11 @@ def suited(algorithm, problem):
         channels, filters = (problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         shape = {"c": rows * channels, "k": rows * filters, "s": 3, "w": w}
         return replace(problem, layout="NHWC", stride=(1, 1), dilation=dilation, **shape)
-    if name in ("native_gemm_16bit", "native_gemm_swapped"):
+    if name in ("native_gemm_16bit", "native_gemm_window"):
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"
         problem = replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
-        return replace(problem, add=False, accumulate=False) if name == "native_gemm_swapped" else problem
+        return replace(problem, stride=(1, 1), r=max(2, problem.r)) if name == "native_gemm_window" else problem
     if name in ("native_weight_nhwc", "native_weight_nhwc_split_k"):
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")

@@ -8,7 +8,7 @@ import pytest
 from leanconv.plan import Number, Pointer
 from leanconv.runtime.compile import compile_source
 from tests import emulator
-from tests.emulator import ORDERS, run_source
+from tests.emulator import ORDERS, EmulatorError, run_source
 
 ARGUMENTS = (Pointer("x", "int"), Pointer("w", "int"), Pointer("y", written=True), Number("int", "n"))
 #: B's stage, A's stage behind it, then mbarriers.
@@ -238,6 +238,34 @@ def test_an_operand_across_may_begin_at_any_row_of_its_pattern():
     for begin in (1, 5):
         y, expected = multiply_across(False, True, 128, begin=begin)
         assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+def test_eight_lines_may_begin_at_any_row_and_lie_any_rows_apart():
+    """The window of 8 x 8 pixels: rows of 10, of which a filter tap reads 8 from its own pixel on."""
+    data, values = operand(104)
+    a, b = data, operand(64, seed=1)
+    for row, column in ((0, 0), (1, 2), (2, 1)):
+        first = 10 * row + column
+        body = BOTH.replace("A_NAME(s + 32768", f"matrix_descriptor(s + {32768 + 128 * first}")
+        numbers = {"B_NAME": "matrix_descriptor", "A_LEADING": 0, "B_LEADING": 0, "A_STRIDE": 1280, "B_STRIDE": 1024}
+        numbers |= {"A_STEP": 32, "B_STEP": 32, "A_WORDS": 104 * 32, "B_WORDS": 64 * 32, "SWIZZLE": 128, "COUNT": 32}
+        for what, value in {**numbers, "BLOCKS": 4, "KIND": "f16"}.items():
+            body = body.replace(what, str(value))
+        y = gathered(play(body, laid_out(a, 128)[0], laid_out(b[0], 128)[0], np.full(4096, np.nan, np.float32)), 64)
+        read = [first + 10 * (pixel // 8) + pixel % 8 for pixel in range(64)]
+        expected = values[read] @ b[1].T
+        assert np.linalg.norm(y - expected) < 1e-6 * np.linalg.norm(expected)
+
+
+def test_an_operand_across_has_whole_patterns():
+    """It begins with a row, and strides are whole."""
+    for change, message in (("s + 64, 8192, 1024", "byte 64 of a pattern"), ("s + 0, 8192, 512", "a stride of 512")):
+
+        def run(body, *arrays, to=change):
+            return play(body.replace("s + 0, 8192, 1024", to), *arrays)
+
+        with pytest.raises(EmulatorError, match=message):
+            multiply_across(False, True, 128, run=run)
 
 
 def test_groups_of_lines_may_begin_a_row_apart():

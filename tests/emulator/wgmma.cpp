@@ -47,7 +47,7 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
         emulator::fail(site, "wgmma: the descriptor of %s, %016llx, has bits that it must not have; is it one of "
                        "matrix_descriptor()?", name, static_cast<unsigned long long>(bits));
     }
-    const bool at_a_row = matrix.transposed && stride == pattern && start % span + 2 * static_cast<size_t>(lines) <= span;
+    const bool at_a_row = !matrix.transposed || (stride == pattern && start % span + 2 * static_cast<size_t>(lines) <= span);
     if (span && !at_a_row && start % pattern >= (matrix.transposed ? 1 : span)) {
         emulator::fail(site, "wgmma: %s begins at shared byte %zu, byte %zu of a pattern of its %zu-byte swizzle; patterns begin "
                        "at multiples of %zu", name, start, start % pattern, span, pattern);
@@ -56,7 +56,7 @@ std::vector<size_t> units_of(const Matrix& matrix, int lines, const char* name, 
         emulator::fail(site, "wgmma: %s begins at shared byte %zu, and 32 bytes from there leave the row of %zu", name, start,
                        span);
     }
-    if (span && stride % pattern) {
+    if (span && matrix.transposed && stride % pattern) {
         emulator::fail(site, "wgmma: %s has a stride of %zu bytes, no multiple of the %zu of a pattern of its %zu-byte swizzle",
                        name, stride, pattern, span);
     }

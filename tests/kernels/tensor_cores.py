@@ -146,7 +146,7 @@ BIG = ConvProblem(32, 256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), layout="NHWC
 #: Of each kernel a layer that it accepts: large ones of those that multiply elements as they are.
 LAYERS = {name: way.problem for name, way in WAYS.items() if name == way.stem} | {
     "native_gemm_16bit": replace(BIG, dtype="float16"),
-    "native_gemm_swapped": replace(BIG, dtype="float16"),
+    "native_gemm_window": replace(BIG, dtype="float16"),
     "native_gemm_nchw": replace(BIG, dtype="float16", layout="NCHW"),
     "native_gemm_tf32": replace(BIG, precision="tf32"),
     "native_weight_nhwc": replace(BIG, dtype="float16", op="wgrad", bias=False, activation=None),

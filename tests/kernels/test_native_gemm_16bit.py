@@ -172,7 +172,8 @@ def test_copies_of_short_rows_packing_and_single_stores_count():
     assert cycles(c=16) > 0.98 * cycles(c=32)  # as many rows, of half the bytes
     assert cycles(op="dgrad") == cycles(), "nothing is packed"
     packing = speeds.packing + 2 * 2 * 12 * 64 * 9 / NOMINAL.bytes_per_cycle
-    assert cycles(op="dgrad", c=12) > cycles(op="dgrad", c=16) + packing
+    # those of 16 lie in rows that are partly outside
+    assert cycles(op="dgrad", c=12) > cycles(op="dgrad", c=16) + 0.99 * packing
     assert cycles(k=60) > 1.35 * cycles()
     # a tile's filters that do not exist are not stored
     assert cycles(k=20) < 0.7 * cycles(k=60)

@@ -474,12 +474,13 @@ def test_no_configuration_spills(nvrtc: None, stem: str, changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("stem", "changes", "chosen"),
     [
-        ("native_gemm_16bit", {}, "native_gemm_16bit"),
-        ("native_gemm_16bit", GRADIENT, "native_gemm_16bit"),
+        ("native_gemm_16bit", {"h": 28, "w": 28}, "native_gemm_16bit"),
+        ("native_gemm_16bit", GRADIENT | ONE_BY_ONE, "native_gemm_16bit"),
+        ("native_gemm_window", {"k": 64}, "native_gemm_window"),
         ("native_gemm_16bit", {"layout": "NCHW"}, "native_gemm_nchw"),
         ("native_gemm_nchw", {}, "native_gemm_nchw"),
         ("native_gemm_nchw", GRADIENT, "native_gemm_nchw"),
-        ("native_gemm_nchw", {"layout": "NHWC"}, "native_gemm_16bit"),
+        ("native_gemm_nchw", {"layout": "NHWC", "stride": (2, 2)}, "native_gemm_16bit"),
         ("native_weight_nhwc", {}, "native_weight_nhwc"),
         ("native_weight_nhwc", ONE_BY_ONE, "native_weight_nhwc"),
         ("native_weight_nhwc", {"stride": (2, 2)}, "native_weight_nhwc"),

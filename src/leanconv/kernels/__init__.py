@@ -20,8 +20,8 @@ from leanconv.kernels.hopper_native.native_gemm_16bit import NativeGemm16bit
 from leanconv.kernels.hopper_native.native_gemm_nchw import NativeGemmNchw
 from leanconv.kernels.hopper_native.native_gemm_planes import NativeGemmPlanes
 from leanconv.kernels.hopper_native.native_gemm_pointwise import NativeGemmPointwise
-from leanconv.kernels.hopper_native.native_gemm_swapped import NativeGemmSwapped
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
+from leanconv.kernels.hopper_native.native_gemm_window import NativeGemmWindow
 from leanconv.kernels.hopper_native.native_weight_kmajor import NativeWeightKMajor
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
@@ -59,7 +59,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     ImplicitGemm(),
     TensorGemm(),
     NativeGemm16bit(),
-    NativeGemmSwapped(),
+    NativeGemmWindow(),
     NativeGemmGroups(),
     NativeGemmRows(),
     NativeGemmSync(),

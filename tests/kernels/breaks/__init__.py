@@ -14,8 +14,8 @@ from tests.kernels.breaks import (
     planes,
     pointwise,
     simt,
-    swapped,
     volumes,
+    window,
     winograd,
 )
 
@@ -32,6 +32,6 @@ BREAKS = (
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS, *kmajor.BREAKS),
     *planes.BREAKS,
     *pointwise.BREAKS,
-    *swapped.BREAKS,
+    *window.BREAKS,
     *volumes.BREAKS,
 )

@@ -104,9 +104,9 @@ using TransposedDescriptor = Descriptor<1>;
 //   every 8 reduction elements
 // Without, 8 rows of 16 bytes lie behind each other, of 8 lines or (MN-major) of 8 reduction elements:
 //   `leading` lies between every 8 reduction elements, `stride` between every 8 lines
-// NOTE: a swizzled operand begins where the pattern does, at a multiple of 256, 512 or 1024 bytes, or, K-major, inside the
-// first row of it. MN-major it may begin at any row where patterns lie behind each other: an H200 adds the rows up and
-// swizzles by the bits of the address itself, for which the descriptor's base offset stays zero.
+// NOTE: a swizzled operand may begin at any row: an H200 adds the bytes up and swizzles by the bits of the address itself, for which
+// the descriptor's base offset stays zero. K-major `stride` is then any multiple of a row too. MN-major patterns lie behind each
+// other, and `stride` is a whole one.
 template <int transposed>
 __device__ __forceinline__ Descriptor<transposed> make_descriptor(const void* start, int leading, int stride, int swizzle) {
     const unsigned kind = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;

@@ -35,6 +35,7 @@
 #include <device/ptx/sync.cuh>
 #include <device/ptx/tma.cuh>
 #include <kernels/hopper_native/accumulators.cuh>
+#include <kernels/hopper_native/filter_blocks.cuh>
 #include <kernels/hopper_native/outputs_nhwc.cuh>
 
 namespace leanconv {
@@ -68,20 +69,14 @@ struct GemmTiles {
 // Shared memory: a ring of stages, each `stage_blocks` times the pixels and the filters of `channel_block` channels of one tap;
 // a staging buffer for each consumer warp's outputs; the barriers.
 template <class Problem, class Tuning>
-struct GemmRing {
+struct GemmRing : FilterBlock<Problem, Tuning> {
+    using Filters = FilterBlock<Problem, Tuning>;
     using Output = OutputNhwc<Problem, Tuning::filters / Tuning::split>;  // of the filters that a CTA stores
     static constexpr int pixels = GemmTiles<Problem, Tuning>::pixels;
-    static constexpr int row_bytes = Tuning::channel_block * sizeof(typename Problem::element);
-    static constexpr int pixel_bytes = pixels * row_bytes, filter_bytes = Tuning::filters * row_bytes;
+    using Filters::row_bytes, Filters::filter_bytes, Filters::copied_bytes;
+    static constexpr int pixel_bytes = pixels * row_bytes;
     static constexpr int stage_bytes = Tuning::stage_blocks * (pixel_bytes + filter_bytes);
-    static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "a row is as long as a swizzle's span");
-    static_assert(pixel_bytes % 1024 == 0 && filter_bytes % 1024 == 0, "operands begin where swizzle patterns do");
-    // Of filters as they lie in the layer whose gradient this is: a row of a box has `columns` of what are filters here.
-    static constexpr int columns = Tuning::filters % 64 == 0 ? 64 : 32, column_bytes = columns * sizeof(typename Problem::element);
-    static constexpr int box_bytes = Tuning::channel_block * column_bytes;
-    static_assert(!Tuning::mirrored || (Tuning::filters % columns == 0 && box_bytes % 1024 == 0), "boxes begin there too");
-    // Bytes from 16 reduction elements of a filter operand to the next.
-    static constexpr int filter_step = Tuning::mirrored ? 16 * column_bytes : 32;
+    static_assert(pixel_bytes % 1024 == 0, "operands begin where swizzle patterns do");
     static constexpr int of_tap = ceil_div(Problem::group_c, Tuning::channel_block);
     static constexpr int all = filter_taps<Problem> * of_tap;  // channel blocks of the reduction
     static_assert(all % Tuning::stage_blocks == 0, "a reduction has whole stages");
@@ -109,9 +104,7 @@ struct GemmRing {
         return base + stage * stage_bytes + Tuning::stage_blocks * pixel_bytes + block * filter_bytes;
     }
     __device__ __forceinline__ Descriptor<Tuning::mirrored> filter_operand(int stage, int block) const {
-        const unsigned char* const from = filters_of(stage, block);
-        if constexpr (Tuning::mirrored) return transposed_descriptor(from, box_bytes, 8 * column_bytes, column_bytes);
-        else return matrix_descriptor(from, 0, 8 * row_bytes, row_bytes);
+        return Filters::operand(filters_of(stage, block));
     }
     __device__ __forceinline__ unsigned char* outputs_of(int warp) const {
         return base + outputs_at + warp * Output::warp_bytes;
@@ -134,33 +127,6 @@ struct GemmRing {
     }
 };
 
-// The number among the layer's taps of one that a phase of its gradient has: each `apart`-th, backwards from the last
-// (kernels/common/input_gradient.py).
-template <class Problem>
-__device__ __forceinline__ int layer_tap(const FilterTap<Problem>& at) {
-    const int slice = Problem::last_slice - at.t * Problem::apart_d, row = Problem::last_row - at.r * Problem::apart_h;
-    return (slice * Problem::layer_r + row) * Problem::layer_s + Problem::last_column - at.s * Problem::apart_w;
-}
-
-// The copies of the filters of a channel block of a tap: its channels from `c` on, filters from the `filter`-th of the group on.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void copy_filters(unsigned char* to, const TensorMap& w, Mbarrier* full, int group, int filter, int tap,
-                                             int c) {
-    using Ring = GemmRing<Problem, Tuning>;
-    if constexpr (Tuning::mirrored) {
-        const int in_layer = layer_tap(FilterTap<Problem>(tap));
-#pragma unroll
-        for (int i = 0; i < Tuning::filters / Ring::columns; ++i)
-            cp_async_bulk_tensor_shared_global(to + i * Ring::box_bytes, w, full, filter + i * Ring::columns, in_layer,
-                                               group * Problem::group_c + c);
-    } else {
-        // A map begins where the array does: the filters of a gradient's phase lie so many rows of channels further.
-        constexpr int first_row = static_cast<int>(Problem::first_weight / Problem::group_c);
-        static_assert(Problem::first_weight % Problem::group_c == 0, "filters begin with a row of channels");
-        cp_async_bulk_tensor_shared_global(to, w, full, c, first_row + tap, group * Problem::group_k + filter);
-    }
-}
-
 // One thread's copies of all stages of the CTA's tiles, from a place of the ring on; returns that of the next stage.
 template <class Problem, class Tuning>
 __device__ __forceinline__ RingPlace<Tuning::stages> produce(const TensorMap& x, const TensorMap& w, long long batch,
@@ -178,7 +144,7 @@ __device__ __forceinline__ RingPlace<Tuning::stages> produce(const TensorMap& x,
         for (int stage = ring.first; stage < ring.end; ++stage) {
             Mbarrier* const full = ring.full(place.stage);
             mbarrier_wait_parity(ring.empty(place.stage), place.parity ^ 1);
-            mbarrier_arrive_expect_tx(full, Ring::stage_bytes);
+            mbarrier_arrive_expect_tx(full, Tuning::stage_blocks * (Ring::pixel_bytes + Ring::copied_bytes));
 #pragma unroll
             for (int block = 0; block < Tuning::stage_blocks; ++block) {
                 const int number = stage * Tuning::stage_blocks + block, tap = number / Ring::of_tap;
@@ -203,21 +169,20 @@ __device__ __forceinline__ RingPlace<Tuning::stages> produce(const TensorMap& x,
 }
 
 // `count` sums of each of a warpgroup's MMA tiles along M to the output: filters from k on.
-template <class Problem, class Tuning, int count>
+template <class Problem, class Tuning, int count, class Tiles, class Ring>
 __device__ __forceinline__ void store_rows(const float (&sums)[Tuning::m_tiles][count], Bias<Problem> bias,
-                                           typename Problem::result* y, const GemmTiles<Problem, Tuning>& tiles,
-                                           const GemmRing<Problem, Tuning>& ring, Offset<Problem> first_pixel, int group, int k) {
+                                           typename Problem::result* y, const Tiles& tiles, const Ring& ring,
+                                           Offset<Problem> first_pixel, int group, int k) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < Tuning::m_tiles; ++m)
-        GemmRing<Problem, Tuning>::Output::store(sums[m], ring.outputs_of(warp), bias, y, tiles, first_pixel + m * 64, group, k,
-                                                 lane);
+        Ring::Output::store(sums[m], ring.outputs_of(warp), bias, y, tiles, first_pixel + m * 64, group, k, lane);
 }
 
 // Brings to the L2 cache what `store_tile` will add to a tile.
-template <class Problem, class Tuning>
-__device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const typename Problem::result* y,
-                                              const GemmTiles<Problem, Tuning>& tiles, int first_row, Offset<Problem> tile) {
+template <class Problem, class Tuning, class Tiles>
+__device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const typename Problem::result* y, const Tiles& tiles,
+                                              int first_row, Offset<Problem> tile) {
     if constexpr (Problem::add) {
         const Offset<Problem> first_pixel = tiles.first_pixel(tile) + first_row + threadIdx.x / 32 % 4 * 16;
         int k = tiles.filters(tile) * Tuning::filters;
@@ -230,12 +195,10 @@ __device__ __forceinline__ void prefetch_tile(Bias<Problem> bias, const typename
 }
 
 // A warpgroup's sums of a tile, whose pixels begin at `first_row`, to the output; those of a cluster are added before.
-template <class Problem, class Tuning>
+template <class Problem, class Tuning, class Tiles, class Ring>
 __device__ __forceinline__ void store_tile(const float (&sums)[Tuning::m_tiles][Tuning::filters / 2],
-                                           Bias<Problem> bias, typename Problem::result* y,
-                                           const GemmTiles<Problem, Tuning>& tiles, const GemmRing<Problem, Tuning>& ring,
+                                           Bias<Problem> bias, typename Problem::result* y, const Tiles& tiles, const Ring& ring,
                                            int first_row, Offset<Problem> tile) {
-    using Ring = GemmRing<Problem, Tuning>;
     const Offset<Problem> first_pixel = tiles.first_pixel(tile) + first_row + threadIdx.x / 32 % 4 * 16;
     const int group = tiles.group(tile), first_k = tiles.filters(tile) * Tuning::filters;
     if constexpr (Tuning::split == 1) {

@@ -33,6 +33,8 @@ BLOCK_BYTES = (128, 64, 32)
 MAX_ZEROS = 1.34
 #: Stages of a ring, at least and at most.
 MIN_STAGES, MAX_STAGES = 3, 8
+#: What a row of a gradient's filters that is partly outside the array costs of what one of other filters does.
+LESS_OUTSIDE = 0.4
 #: Phases of a gradient that one launch may compute, and the numbers in which they differ.
 MAX_PHASES = 4
 OF_PHASES = (
@@ -136,6 +138,8 @@ class NativeSpeeds(Speeds):
     single: float
     #: that copying a row of a stage takes at least; a row is a channel block of a pixel or of a filter
     row: float
+    #: and more for one of filters that is partly outside the array
+    partly: float
     #: bytes that all multiprocessors together copy in a cycle: asked of volumes, whose reductions are long
     copied_per_cycle: float
     #: how much longer stages take where channels are in groups, which lie apart in memory
@@ -146,7 +150,7 @@ class NativeSpeeds(Speeds):
     residual: float
 
 
-def _channel_blocks(channels: int, groups: int, item: int) -> list[int]:
+def channel_blocks(channels: int, groups: int, item: int) -> list[int]:
     """Channels of a tap that a copy may bring: few copies with zeros at the end, or more with fewer of them. None where
     rows would mix groups."""
     blocks = [size // item for size in BLOCK_BYTES]
@@ -212,36 +216,47 @@ def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
     return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-def _filter_map(phase: PartialConvolution, config: NativeConfig, role: str, suffix: str) -> TensorMap:
-    """How copies walk over the filters: ``channel_block`` channels of one tap of as many filters as a tile has.
+def partly_outside(problem: ConvProblem, layer: ConvProblem, block: int, filters: int) -> float:
+    """Rows of a tile's filters, of a channel block of one tap, that are partly outside the array: in the mean of all
+    blocks, and as many as cost as much. ``layer`` is a phase of ``problem``."""
+    if problem.op == "dgrad" and problem.group_c % 8 == 0 and item_bytes(problem.dtype) == 2:
+        # as they lie in the layer: rows of 64 or 32 of them
+        return LESS_OUTSIDE * block if layer.group_k % min(filters, 64) else 0.0
+    return filters / ceil_div(layer.group_c, block) if layer.group_c % block else 0.0
+
+
+def filter_map(phase: PartialConvolution, block: int, filters: int, role: str, suffix: str) -> TensorMap:
+    """How copies walk over the filters: ``block`` channels of one tap of so many filters.
 
     The filters of a gradient's phase lie behind those of the phases before: so many rows of channels further, which
     the coordinate of the tap counts too.
     """
     problem = phase.problem
-    taps, row = problem.taps, item_bytes(problem.dtype) * problem.group_c
+    taps, item = problem.taps, item_bytes(problem.dtype)
+    row = item * problem.group_c
     return TensorMap(
         role=role,
         element=problem.dtype,
         shape=(problem.group_c, phase.view.first_weight // problem.group_c + taps, problem.k),
         strides=(row, row * taps),
-        box=(config.channel_block, 1, config.filters),
-        swizzle=config.item * config.channel_block,
+        box=(block, 1, filters),
+        swizzle=item * block,
         suffix=suffix,
     )
 
 
-def _mirrored_map(problem: ConvProblem, config: NativeConfig) -> TensorMap:
+def mirrored_map(problem: ConvProblem, block: int, filters: int) -> TensorMap:
     """The same over the filters of the layer whose gradient ``problem`` is: its channels, of which as many as a row of
     a box has, are filters here, and its filters channels."""
-    row, columns = item_bytes(problem.dtype) * problem.group_c, 64 if config.filters % 64 == 0 else 32
+    item = item_bytes(problem.dtype)
+    row, columns = item * problem.group_c, 64 if filters % 64 == 0 else 32
     return TensorMap(
         role="w",
         element=problem.dtype,
         shape=(problem.group_c, problem.taps, problem.k),
         strides=(row, row * problem.taps),
-        box=(columns, 1, config.channel_block),
-        swizzle=config.item * columns,
+        box=(columns, 1, block),
+        swizzle=item * columns,
     )
 
 
@@ -271,7 +286,7 @@ class NativeGemm16bit(TimedAlgorithm):
         item = self.kind.item
         if read * item % 16:
             return [f"{read} {name} of {8 * item} bits are no multiple of 16 bytes, which tensor copies require"]
-        if not (blocks := _channel_blocks(read, problem.groups, item)):
+        if not (blocks := channel_blocks(read, problem.groups, item)):
             least = BLOCK_BYTES[-1] // item
             return [f"groups={problem.groups} leaves {read} {name} in a group, no multiple of {least}"]
         for each in distinct_phases(problem):
@@ -312,7 +327,7 @@ class NativeGemm16bit(TimedAlgorithm):
             # A layer whose windows cover nothing but padding has a gradient of zeros, and nothing to tune.
             config = _config(kind, self.tiles[0], BLOCK_BYTES[0] // self.kind.item, (), room)
             return [(0.0, config)] if config else []
-        blocks = _channel_blocks(phases[0].problem.group_c, problem.groups, self.kind.item)
+        blocks = channel_blocks(phases[0].problem.group_c, problem.groups, self.kind.item)
         copies = {block: tuple(dict.fromkeys(_copies(phase.problem, block) for phase in phases)) for block in blocks}
         known = (_config(kind, tile, block, copies[block], room) for tile in self.tiles for block in blocks)
         together = self._in_one_launch(problem)
@@ -329,20 +344,20 @@ class NativeGemm16bit(TimedAlgorithm):
         """A configuration in each way in which filters may come to the tensor core, in ``room`` bytes."""
         return (config,)
 
-    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds) -> float:
-        """Cycles of one stage of a tile: of computing, or of copying its rows."""
+    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds, partly: float) -> float:
+        """Cycles of one stage of a tile: of computing, or of copying its rows. So many of a channel block's rows are
+        partly outside the array."""
         tile = config.warpgroups, config.m_tiles, config.filters
         speed = speeds.tiles[self.tiles.index(tile)] * FLOPS_PER_CYCLE
-        return max(
-            2 * config.pixels * config.filters * config.depth / speed,
-            speeds.row * config.stage_blocks * (config.pixels + config.filters),
-        )
+        rows = speeds.row * (config.pixels + config.filters) + speeds.partly * partly
+        return max(2 * config.pixels * config.filters * config.depth / speed, config.stage_blocks * rows)
 
     def _cycles(
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
     ) -> float:
         speeds = self.speeds.of(target)
-        of_stage = self._stage_cycles(config, speeds) * (speeds.groups if problem.groups > 1 else 1)
+        outside = partly_outside(problem, phases[0].problem, config.channel_block, config.filters)
+        of_stage = self._stage_cycles(config, speeds, outside) * (speeds.groups if problem.groups > 1 else 1)
         filters, outputs = phases[0].problem.group_k, config.pixels * config.filters
         single = config.pixels * min(config.filters, filters) if filters * config.item % 16 else 0
         of_tile = speeds.tile + speeds.output * outputs / config.split + speeds.single * single
@@ -408,27 +423,31 @@ class NativeGemm16bit(TimedAlgorithm):
             for number, each in enumerate(phases)
         ]  # fmt: skip
         read = "prepared" if self.prepared_bytes(problem, config) else "w"
+        block, width = config.channel_block, config.filters
         filters = [
-            _mirrored_map(problem, config) if mirrored else _filter_map(each, config, read, f"map{number or ''}")
+            mirrored_map(problem, block, width)
+            if mirrored
+            else filter_map(each, block, width, read, f"map{number or ''}")
             for number, each in enumerate(phases[:1] if mirrored else phases)
         ]
-        constants = self._constants(problem, phase)
+        constants = self.constants(problem, phase)
         if len(phases) > 1:
             every = [
-                dict((*self._constants(problem, each), *input_gradient.mirrored_taps(problem, each))) for each in phases
+                dict((*self.constants(problem, each), *input_gradient.mirrored_taps(problem, each))) for each in phases
             ]
             constants += tuple(
                 (f"phase_{name}", f"leanconv::OfPhases<{', '.join(str(each[name]) for each in every)}>")
                 for name in OF_PHASES
             )
         at = config.ring_bytes + config.output_bytes
-        tuning = (*config.constants(), ("mirrored", mirrored), ("barriers_at", at))
+        tuning = (*config.constants(), ("mirrored", mirrored), ("copied_filters", width), ("barriers_at", at))
         tiles = sum(_tiles(each, config) for each in phases)
         grid = tiles * config.split if config.split > 1 else min(tiles, target.multiprocessors)
         arguments = (*maps, *filters, *conv_arguments(problem)[2:])
         return self.launch(config, constants, arguments, grid, config.shared_bytes, tuning)
 
-    def _constants(self, problem: ConvProblem, phase: PartialConvolution) -> Constants:
+    def constants(self, problem: ConvProblem, phase: PartialConvolution) -> Constants:
+        """The constants of ``Problem`` for a phase."""
         constants = view_constants(phase.problem, phase.view, has_wide_tensors(problem))
         if not self.is_mirrored(problem):
             return constants

@@ -113,8 +113,8 @@ class NativeGemmTf32(NativeGemm16bit):
         consumer, producer = REGISTERS[config.warpgroups, True]
         return variant(config, in_place=False, consumer_registers=consumer, producer_registers=producer)
 
-    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds) -> float:
-        cycles = super()._stage_cycles(config, speeds)
+    def _stage_cycles(self, config: NativeConfig, speeds: NativeSpeeds, partly: float) -> float:
+        cycles = super()._stage_cycles(config, speeds, partly)
         if not _is_in_place(config) or not isinstance(speeds, Tf32Speeds):
             return cycles
         of_stage, of_row = speeds.rounded
