@@ -6,7 +6,7 @@ from tests.kernels.breaks.base import FENCE, RACE, STUCK, UNDER_WAY, WRONG, brea
 
 window = breaks_of("native_gemm_window", "{}-nhwc", filters=64, m_tiles=1, resident=False)
 
-PLAIN, MORE, GRADIENT = "float16-copies", "bfloat16-copies-more", "float16-gradient-copies"
+PLAIN, LONG, GRADIENT = "float16-copies", "float16-copies-long", "float16-gradient-copies"
 
 BREAKS = (
     window(
@@ -36,14 +36,17 @@ BREAKS = (
         "copy_windows",
         "{{mbarrier_wait_parity(ring.window_empty(_._), ...);}}",
         UNDER_WAY | RACE | WRONG,
-        "float16-copies-long",
+        LONG,
+        filters=32,
+        m_tiles=2,
+        stages=20,
     ),
     window(
         "a window is freed at the first stage of its own",
         "multiply_windows",
         "window_empty({{(window.stage + Tuning::windows - 1) % Tuning::windows => window.stage}})",
         UNDER_WAY | RACE | WRONG | "stuck",
-        "float16-copies-long",
+        LONG,
     ),
     window(
         "filters that stay are waited for again",
@@ -74,7 +77,9 @@ BREAKS = (
         "multiply_windows",
         "first_block = {{warpgroup * Tuning::m_tiles => 0}}",
         WRONG | RACE,
-        GRADIENT,
+        PLAIN,
+        box_w=1,
+        box_h=1,
     ),
     window(
         "windows begin at the first output",
@@ -93,13 +98,13 @@ BREAKS = (
         box_h=1,
     ),
     window(
-        "blocks of a box lie eight rows of memory apart",
+        "blocks of a box do not lie side by side",
         "WindowRing::block_at",
-        "{{row * of_box_w + column => row * 8 + column}}",
+        "row * of_box_w + {{column => 2 * column}}",
         WRONG,
         PLAIN,
-        box_w=1,
-        box_h=2,
+        box_w=2,
+        box_h=1,
     ),
     window(
         "rows past the image are stored",
@@ -120,6 +125,8 @@ BREAKS = (
         "WindowTiles::place",
         "{{box < all => true}}",
         RACE | WRONG | FENCE,
-        MORE,
+        LONG,
+        box_w=1,
+        box_h=1,
     ),
 )
