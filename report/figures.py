@@ -18,7 +18,7 @@ _OWN = {
     "tensor_gemm": "#b2182b", "tensor_winograd": "#67001f", "native_gemm_16bit": "#d6604d",
     "native_gemm_tf32": "#f4a582", "native_gemm_nchw": "#8c2d04", "im2win_fused": "#d55e00", "im2win": "#e69f00",
     "implicit_gemm": "#f0e442", "winograd1d": "#9e0142", "winograd2d": "#f6a5b5", "direct_tiled": "#5e4fa2",
-    "direct": "#7a3b00",
+    "direct": "#7a3b00", "native_gemm_window": "#ef6548", "native_gemm_window_tf32": "#fc9272",
     "tensor_gemm_sync": "#b35806", "native_gemm_rows": "#fdb863", "native_gemm_sync": "#e08214",
 }  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}

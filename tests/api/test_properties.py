@@ -93,9 +93,12 @@ def suited(algorithm, problem):
         problem = replace(problem, n=n, c=c, k=k, groups=groups, layout=layout, **way)
     if name in ("native_gemm_sync", "native_weight_sync", "native_weight_sync_split_k"):
         problem = replace(problem, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
-    if name == "native_gemm_tf32":
+    if name in ("native_gemm_tf32", "native_gemm_window_tf32"):
         rows = 4 if problem.groups == 1 else 8
-        return replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")
+        problem = replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")
+        return (
+            replace(problem, stride=(1, 1), r=max(2, problem.r)) if name.startswith("native_gemm_window") else problem
+        )
     if name == "tensor_weight_images":
         channels, filters = (problem.groups * (16 + 4 * (each % 3)) for each in (problem.c, problem.k))
         r, s = min(problem.r, 3), min(problem.s + 1, 5)

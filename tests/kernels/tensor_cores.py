@@ -149,6 +149,7 @@ LAYERS = {name: way.problem for name, way in WAYS.items() if name == way.stem} |
     "native_gemm_window": replace(BIG, dtype="float16"),
     "native_gemm_nchw": replace(BIG, dtype="float16", layout="NCHW"),
     "native_gemm_tf32": replace(BIG, precision="tf32"),
+    "native_gemm_window_tf32": replace(BIG, precision="tf32"),
     "native_weight_nhwc": replace(BIG, dtype="float16", op="wgrad", bias=False, activation=None),
     "native_weight_nchw": replace(BIG, dtype="float16", layout="NCHW", op="wgrad", bias=False, activation=None),
     "native_weight_kmajor": replace(BIG, dtype="float16", layout="NCHW", op="wgrad", bias=False, activation=None),

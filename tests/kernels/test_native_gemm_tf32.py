@@ -24,15 +24,16 @@ from tests.variants import NAMED
 TF32 = NAMED["native_gemm_tf32"]
 
 
+@pytest.mark.parametrize("kernel", [TF32, NAMED["native_gemm_window_tf32"]], ids=lambda kernel: kernel.strategy)
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
-def test_both_factors_are_rounded_to_the_nearest(op):
+def test_both_factors_are_rounded_to_the_nearest(op, kernel):
     """Positive factors, cut off, would make results smaller by 7e-4; rounded, their errors have both signs."""
     problem = ConvProblem(1, 32, 6, 6, 32, 3, 3, padding=(1, 1, 1, 1), layout="NHWC", precision="tf32", op=op)
     given = draw_conv(problem, "positive")
     out = problem.operands[-1]
     given[out.role] = np.full(out.shape, np.nan, "float32")
-    config = next(iter(TF32.configs(problem, TARGETS[0])))
-    proof.run_on_emulator(TF32.plan(problem, config, TARGETS[0]), given)
+    config = next(iter(kernel.configs(problem, TARGETS[0])))
+    proof.run_on_emulator(kernel.plan(problem, config, TARGETS[0]), given)
     read = problem.operands[0].role
     exact = oracle.conv2d(problem, given[read], given["w"])
     assert abs(float((given[out.role] / exact - 1).mean())) < 3e-5

@@ -1,5 +1,5 @@
-"""Convolution of 16 bits, channels last, whose taps read one copy of the pixels: each tile, forward and gradient, the
-shapes of its boxes, and what it leaves to others."""
+"""Convolution of 16 bits and TF32, channels last, whose taps read one copy of the pixels: each tile, forward and
+gradient, the shapes of its boxes, and what it leaves to others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import proof, selection
 from tests.cases import TARGETS
 from tests.variants import NAMED
 
-WINDOW, OTHER = NAMED["native_gemm_window"], NAMED["native_gemm_16bit"]
+WINDOW, OTHER, TF32 = (NAMED[f"native_gemm_{stem}"] for stem in ("window", "16bit", "window_tf32"))
 HOPPER = TARGETS[0]
 SMALL = ConvProblem(2, 64, 15, 21, 64, 3, 3, padding=(1, 1, 1, 1), dtype="float16", layout="NHWC")
 #: Channels of one block and of several, filters that fill no tile, images that fill no block, uneven taps and padding.
@@ -30,28 +30,43 @@ LAYERS: dict[str, dict[str, Any]] = {
     "gradient-blocks": {"c": 136, "k": 72, "r": 2, "op": "dgrad", "dtype": "bfloat16", "accumulate": True},
 }
 CASES = [(name, tile) for name in LAYERS for tile in TILES]
+#: What makes a layer of 16 bits one of TF32.
+IN_TF32: dict[str, Any] = {"dtype": "float32", "precision": "tf32"}
 
 
 @pytest.mark.parametrize(
     ("name", "tile"),
     selection.marked(CASES, CASES[::3], lambda case: (case, f"{case[0]}-{'-'.join(map(str, case[1]))}")),
 )
-def test_every_tile_is_right(name: str, tile: tuple[int, int, int]) -> None:
-    problem = replace(SMALL, **LAYERS[name])
-    found = [each for each in WINDOW.configs(problem, HOPPER) if (each.warpgroups, each.m_tiles, each.filters) == tile]
-    assert found
+@pytest.mark.parametrize("kernel", [WINDOW, TF32], ids=lambda kernel: kernel.strategy)
+def test_every_tile_is_right(kernel: Any, name: str, tile: tuple[int, int, int]) -> None:
+    problem = replace(SMALL, **LAYERS[name] | (IN_TF32 if kernel is TF32 else {}))
+    found = [each for each in kernel.configs(problem, HOPPER) if (each.warpgroups, each.m_tiles, each.filters) == tile]
+    # with a residual the largest would spill registers
+    assert bool(found) == (not problem.add or tile != (2, 2, 128))
     for config in found:
-        proof.check(WINDOW, problem, config, kinds=("zero-mean",))
+        proof.check(kernel, problem, config, kinds=("zero-mean",))
+
+
+def test_in_tf32_filters_are_rounded_before_and_pixels_once() -> None:
+    """Of a gradient the launch that rounds filters rearranges them: any number of its channels is right."""
+    for problem in (replace(SMALL, **IN_TF32), replace(SMALL, op="dgrad", c=35, **IN_TF32)):
+        config = next(iter(TF32.configs(problem, HOPPER)))
+        plan = TF32.plan(problem, config, HOPPER)
+        assert plan.prepared_bytes == 4 * 64 * problem.c * 9 and len(plan.prepare) == 1
+        proof.check(TF32, problem, config, kinds=("zero-mean", "ones"))
+    assert any("no multiple of 16 bytes" in each for each in TF32.why_not(replace(SMALL, c=35, **IN_TF32), HOPPER))
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
 def test_filters_that_fit_are_copied_once(op: str) -> None:
     """By a CTA that has several tiles, where there is one tile of filters; also where filters fill no tile."""
     few = replace(HOPPER, multiprocessors=2)
-    for problem in (replace(SMALL, op=op), replace(SMALL, c=24, k=40, op=op, bias=op == "fprop")):
-        found = [config for config in WINDOW.configs(problem, few) if config.resident]
+    layers = (replace(SMALL, op=op), replace(SMALL, c=24, k=40, op=op, bias=op == "fprop"))
+    for kernel, problem in [*((WINDOW, each) for each in layers), (TF32, replace(SMALL, c=32, k=32, op=op, **IN_TF32))]:
+        found = [config for config in kernel.configs(problem, few) if config.resident]
         assert found and all(config.tiles(problem) > 2 for config in found)
-        proof.check(WINDOW, problem, found[0], kinds=("zero-mean",), target=few)
+        proof.check(kernel, problem, found[0], kinds=("zero-mean",), target=few)
     assert not any(config.resident for config in WINDOW.configs(replace(SMALL, k=136, op="fprop"), few))
     assert not any(config.resident for config in WINDOW.configs(SMALL, HOPPER))
 
@@ -79,14 +94,16 @@ def test_what_it_cannot_compute_has_a_sentence(changes: dict[str, Any], reason: 
     assert any(reason in each for each in WINDOW.why_not(replace(SMALL, **changes), HOPPER))
 
 
-@pytest.mark.parametrize("changes", [{}, {"bias": True, "add": True, "activation": "silu"}, {"op": "dgrad"}], ids=str)
-@pytest.mark.parametrize("c", [64, 32])
-def test_it_compiles_without_spills(c: int, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"bias": True, "scale": True, "add": True, "activation": "elu"}, {"op": "dgrad"}], ids=str
+)
+@pytest.mark.parametrize(("kernel", "c"), [(WINDOW, 64), (WINDOW, 32), (TF32, 64)], ids=["64", "32", "tf32"])
+def test_it_compiles_without_spills(kernel: Any, c: int, changes: dict[str, Any]) -> None:
     """No product waits for another."""
     pytest.importorskip("cuda.core", reason="NVRTC comes with the extra leanconv[cu13] or [cu12]")
-    problem = replace(SMALL, n=8, c=c, h=128, w=128, k=128, **changes)
-    for config in WINDOW.configs(problem, HOPPER):
-        code = compile_launch(WINDOW.plan(problem, config, HOPPER).launches[0], "sm_90a")
+    problem = replace(SMALL, n=8, c=c, h=128, w=128, k=128, **changes | (IN_TF32 if kernel is TF32 else {}))
+    for config in kernel.configs(problem, HOPPER):
+        code = compile_launch(kernel.plan(problem, config, HOPPER).launches[0], "sm_90a")
         assert (code.spill_bytes, code.advice) == (0, ()) and code.registers <= 168
 
 

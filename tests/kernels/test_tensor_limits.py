@@ -169,7 +169,7 @@ def test_strict_precision_is_refused(algorithm: GpuAlgorithm) -> None:
 def test_speeds_are_compared_with_what_multiplies(algorithm: GpuAlgorithm) -> None:
     """Shares of a ceiling are those of tensor cores, a third of it where three products are one."""
     layer = cases_tensor.LAYER
-    if algorithm.stem == "native_gemm_tf32":
+    if algorithm.stem in ("native_gemm_tf32", "native_gemm_window_tf32"):
         assert algorithm.arithmetic(replace(layer, precision="tf32")) == "tf32"
         return
     if algorithm.strategy.startswith("groups"):

@@ -22,6 +22,7 @@ from leanconv.kernels.hopper_native.native_gemm_planes import NativeGemmPlanes
 from leanconv.kernels.hopper_native.native_gemm_pointwise import NativeGemmPointwise
 from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
 from leanconv.kernels.hopper_native.native_gemm_window import NativeGemmWindow
+from leanconv.kernels.hopper_native.native_gemm_window_tf32 import NativeGemmWindowTf32
 from leanconv.kernels.hopper_native.native_weight_kmajor import NativeWeightKMajor
 from leanconv.kernels.hopper_native.native_weight_nchw import NativeWeightNchw
 from leanconv.kernels.hopper_native.native_weight_nhwc import NativeWeightNhwc
@@ -66,6 +67,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     TensorGemmSync(),
     TensorGemmSyncCol2im(),
     NativeGemmTf32(),
+    NativeGemmWindowTf32(),
     NativeGemmPointwise(),
     NativeGemmPlanes(),
     NativeGemmNchw(),

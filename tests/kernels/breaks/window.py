@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.kernels.breaks.base import FENCE, RACE, STUCK, UNDER_WAY, WRONG, breaks_of
 
+tf32 = breaks_of("native_gemm_window_tf32", "{}-nhwc", filters=64, m_tiles=1, resident=False)
 window = breaks_of("native_gemm_window", "{}-nhwc", filters=64, m_tiles=1, resident=False)
 
 PLAIN, LONG, GRADIENT = "float16-copies", "float16-copies-long", "float16-gradient-copies"
@@ -27,7 +28,7 @@ BREAKS = (
     window(
         "products do not wait for the windows",
         "multiply_windows",
-        "{{mbarrier_wait_parity(ring.window_full(_._), _._);}}",
+        "{{mbarrier_wait_parity(ready, _._);}}",
         UNDER_WAY | RACE | "nobody has waited",
         PLAIN,
     ),
@@ -128,5 +129,19 @@ BREAKS = (
         LONG,
         box_w=1,
         box_h=1,
+    ),
+    tf32(
+        "products do not wait until pixels are rounded",
+        "multiply_windows",
+        "ready = {{Rounder::warps > 0 ? ring.window_rounded(window.stage) : _ => ring.window_full(window.stage)}}",
+        UNDER_WAY | RACE | WRONG,
+        "tf32-copies",
+    ),
+    tf32(
+        "products may not see rounded pixels",
+        "WindowRounder::round",
+        "{{fence_proxy_async();}}",
+        UNDER_WAY | RACE | WRONG | "fence",
+        "tf32-copies",
     ),
 )

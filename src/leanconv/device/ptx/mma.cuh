@@ -216,7 +216,7 @@ __device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
     LEANCONV_WGMMA(f16, n, count, __VA_ARGS__) \
     LEANCONV_WGMMA(bf16, n, count, __VA_ARGS__)
 // m64nNk8 of TF32: A comes from registers, one element each: a[i] is row g, or g + 8 where i is odd; column t, from i = 2 on
-// t + 4. B is K-major, 32 bytes a line.
+// t + 4; or from shared memory. There operands are K-major, 32 bytes a line.
 // NOTE: the tensor core reads 10 digits of each and drops the others: round before (cvt_rn_tf32_f32).
 #define LEANCONV_WGMMA_TF32(n, count, o0, o1, o2, o3, o4, o5) \
     __device__ __forceinline__ void wgmma_tf32(float (&sums)[count], const unsigned (&a)[4], MatrixDescriptor b, bool add) { \
@@ -225,6 +225,13 @@ __device__ __forceinline__ void wgmma_wait_group(Registers&... registers) {
                      "{%" #o0 ", %" #o1 ", %" #o2 ", %" #o3 "}, %" #o4 ", p, 1, 1;\n}\n" \
                      : LEANCONV_SUMS_##count(0) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(add))); \
+    } \
+    __device__ __forceinline__ void wgmma_tf32(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #o2 ", 0;\n" \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k8.f32.tf32.tf32 {" LEANCONV_NAMES_##count "}, " \
+                     "%" #o0 ", %" #o1 ", p, 1, 1;\n}\n" \
+                     : LEANCONV_SUMS_##count(0) \
+                     : "l"(a.bits), "l"(b.bits), "r"(static_cast<int>(add))); \
     }
 LEANCONV_WGMMA_TF32(32, 16, 16, 17, 18, 19, 20, 21)
 LEANCONV_WGMMA_TF32(64, 32, 32, 33, 34, 35, 36, 37)

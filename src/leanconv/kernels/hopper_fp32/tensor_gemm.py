@@ -22,7 +22,7 @@ from leanconv.kernels.common.tensor_core_gemm import (
     reach_of,
 )
 from leanconv.kernels.contract import by_time, ceil_div, variant
-from leanconv.kernels.cost import GpuSpeeds, Speeds, launch_cycles, overlapped, residual_cycles
+from leanconv.kernels.cost import GpuSpeeds, Speeds, overlapped, residual_cycles
 from leanconv.plan import Argument, Constants, Launch, Pointer, Target, TensorMap
 from leanconv.problem import ConvProblem
 
@@ -111,6 +111,8 @@ class GemmSpeeds(Speeds):
     three_products: tuple[tuple[float, ...], ...]
     #: those of `ONE_PRODUCT`, on a busy card; linear pixels and columns were measured with an earlier form of the loop
     one_product: tuple[tuple[float, ...], ...]
+    #: cycles of a call beside its work, with three products and with one, which was measured later
+    whole_call: tuple[float, float]
     #: cycles of a tile besides its stages and stores, before the first tile of a launch, and of the sum over a cluster
     tile_cycles: float
     first_cycles: float
@@ -435,7 +437,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         memory = problem.bytes / target.bytes_per_cycle
         share = speeds.residual[problem.layout != "NHWC"]
         time = overlapped(time, memory, speeds.lesser) + residual_cycles(problem, share, target)
-        return time + 3 * launch_cycles(target)
+        return time + speeds.whole_call[config.products == 1]
 
     def main_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target

@@ -13,7 +13,7 @@ from leanconv.kernels.common.layers import conv_arguments, wgmma_limits
 from leanconv.kernels.common.split_gemm import DEPTH, SEGMENT, RingConfig, SplitGemm, blocks_of_tap, stages_of
 from leanconv.kernels.common.tensor_core_gemm import FLOPS_PER_CYCLE, MAX_REACH, ROW, pixel_map
 from leanconv.kernels.contract import by_time, ceil_div, variant
-from leanconv.kernels.cost import Speeds, launch_cycles, residual_cycles
+from leanconv.kernels.cost import Speeds, residual_cycles
 from leanconv.kernels.hopper_fp32 import tensor_gemm
 from leanconv.kernels.hopper_fp32.tensor_gemm import is_linear, linear_map, walk_cycles
 from leanconv.plan import Constants, Launch, Pointer, Target, TensorMap
@@ -374,7 +374,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             launch = (of_stage, of_tile, target, problem.batch_invariant)
             time += self._launch_cycles(phase.problem, config, tiles, stages, *launch)
         time = max(time, problem.bytes / target.bytes_per_cycle) + residual_cycles(problem, speeds.residual, target)
-        return time + 3 * launch_cycles(target)
+        return time + tensor_gemm.GemmSpeeds.of(target).whole_call[one]
 
     def _launch_cycles(
         self,

@@ -19,6 +19,14 @@ __device__ __forceinline__ void multiply(bfloat16, float (&sums)[count], const A
     wgmma_bf16(sums, a, b, add);
 }
 
+__device__ __forceinline__ float round_to_tf32(float value) { return __uint_as_float(cvt_rn_tf32_f32(value)); }
+
+// Of TF32, both in shared memory.
+template <int count>
+__device__ __forceinline__ void multiply(float, float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add) {
+    wgmma_tf32(sums, a, b, add);
+}
+
 // Two neighbours, rounded, as they lie in memory.
 __device__ __forceinline__ unsigned rounded_pair(float16, const float (&v)[2]) { return cvt_rn_f16x2_f32(v[0], v[1]); }
 __device__ __forceinline__ unsigned rounded_pair(bfloat16, const float (&v)[2]) { return cvt_rn_bf16x2_f32(v[0], v[1]); }

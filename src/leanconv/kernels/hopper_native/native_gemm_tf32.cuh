@@ -23,8 +23,6 @@
 
 namespace leanconv {
 
-__device__ __forceinline__ float round_to_tf32(float value) { return __uint_as_float(cvt_rn_tf32_f32(value)); }
-
 // Filters rounded to TF32, four a thread. 8 bytes an element.
 template <class Problem, class Tuning>
 __device__ __forceinline__ void round_filters(const float* w, float* prepared) {

@@ -124,9 +124,12 @@ class NativeGemmTf32(NativeGemm16bit):
         return int(not _is_in_place(config))
 
     def _preparing(self, problem: ConvProblem, config: NativeConfig) -> tuple[Launch, ...]:
-        if problem.op == "dgrad":
-            return (input_gradient.filter_launch(problem, rounded=True),)
-        return () if _is_in_place(config) else (_rounding_launch(problem),)
+        return () if problem.op == "fprop" and _is_in_place(config) else self.rounding(problem)
+
+    def rounding(self, problem: ConvProblem) -> tuple[Launch, ...]:
+        """The launch that rounds filters, and rearranges those of a gradient."""
+        gradient = problem.op == "dgrad"
+        return (input_gradient.filter_launch(problem, rounded=True) if gradient else _rounding_launch(problem),)
 
     def plan(self, problem: ConvProblem, config: NativeConfig, target: Target) -> Plan:
         plan = super().plan(problem, config, target)

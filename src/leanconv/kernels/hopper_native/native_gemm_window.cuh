@@ -107,7 +107,10 @@ struct WindowRing : FilterBlock<Problem, Tuning> {
     __device__ __forceinline__ Mbarrier* empty(int stage) const { return full(Tuning::stages) + stage; }
     __device__ __forceinline__ Mbarrier* window_full(int number) const { return empty(Tuning::stages) + number; }
     __device__ __forceinline__ Mbarrier* window_empty(int number) const { return window_full(Tuning::windows) + number; }
-    // By one thread, before a barrier of the CTA.
+    // Complete when the pixels of a window have been rounded.
+    __device__ __forceinline__ Mbarrier* window_rounded(int number) const { return window_empty(Tuning::windows) + number; }
+    // By one thread, before a barrier of the CTA; so many warps round windows.
+    template <int rounders>
     __device__ __forceinline__ void init() const {
         for (int i = 0; i < Tuning::stages; ++i) {
             mbarrier_init(full(i), 1);
@@ -116,6 +119,7 @@ struct WindowRing : FilterBlock<Problem, Tuning> {
         for (int i = 0; i < Tuning::windows; ++i) {
             mbarrier_init(window_full(i), 1);
             mbarrier_init(window_empty(i), 4 * Tuning::warpgroups);
+            if constexpr (rounders > 0) mbarrier_init(window_rounded(i), rounders);
         }
         fence_mbarrier_init();
     }
@@ -171,7 +175,7 @@ __device__ __forceinline__ void copy_windows(const TensorMap& x, const TensorMap
 }
 
 // One warpgroup's products of all tiles of the CTA.
-template <class Problem, class Tuning>
+template <class Problem, class Tuning, class Rounder>
 __device__ __forceinline__ void multiply_windows(Bias<Problem> bias, typename Problem::result* y,
                                                  const WindowTiles<Problem, Tuning>& tiles, const WindowRing<Problem, Tuning>& ring,
                                                  int warpgroup) {
@@ -185,7 +189,8 @@ __device__ __forceinline__ void multiply_windows(Bias<Problem> bias, typename Pr
         int before = 0;
         wgmma_fence(sums);
         for (int block = 0; block < Ring::of_tap; ++block) {
-            mbarrier_wait_parity(ring.window_full(window.stage), window.parity);
+            Mbarrier* const ready = Rounder::warps > 0 ? ring.window_rounded(window.stage) : ring.window_full(window.stage);
+            mbarrier_wait_parity(ready, window.parity);
             const unsigned char* const pixels = ring.windows_of(window.stage);
             for (int tap = 0; tap < Ring::taps; tap += Tuning::stage_taps) {
                 mbarrier_wait_parity(ring.full(place.stage), Tuning::resident ? 0 : place.parity);
@@ -195,7 +200,7 @@ __device__ __forceinline__ void multiply_windows(Bias<Problem> bias, typename Pr
                     const unsigned char* const from = pixels + Ring::tap_at(tap + of_stage);
                     const auto b = Ring::operand(ring.filters_of(place.stage) + of_stage * Ring::filter_bytes);
 #pragma unroll
-                    for (int i = 0; i < Tuning::channel_block / 16; ++i)
+                    for (int i = 0; i < Ring::row_bytes / 32; ++i)
 #pragma unroll
                         for (int m = 0; m < Tuning::m_tiles; ++m) {
                             const MatrixDescriptor a = matrix_descriptor(from + Ring::block_at(first_block + m), 0,
@@ -224,21 +229,37 @@ __device__ __forceinline__ void multiply_windows(Bias<Problem> bias, typename Pr
     }
 }
 
-template <class Problem, class Tuning>
-__device__ __forceinline__ void native_gemm_window(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
-                                                   typename Problem::result* y, long long batch) {
+// Pixels are multiplied as they are.
+struct NoRounder {
+    static constexpr int warps = 0;
+};
+
+// A CTA. With a rounder, the producer's other warps round windows.
+template <class Problem, class Tuning, class Rounder>
+__device__ __forceinline__ void run_windows(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
+                                            typename Problem::result* y, long long batch) {
     const WindowRing<Problem, Tuning> ring;
     const WindowTiles<Problem, Tuning> tiles(batch);
-    if (threadIdx.x == 0) ring.init();
+    if (threadIdx.x == 0) ring.template init<Rounder::warps>();
     __syncthreads();
     const int warpgroup = threadIdx.x / 128;
     if (warpgroup == Tuning::warpgroups) {
         set_registers_down<Tuning::producer_registers>();
         if (threadIdx.x % 128 == 0) copy_windows<Problem, Tuning>(x, w, tiles, ring);
+        if constexpr (Rounder::warps > 0) {
+            static_assert(Rounder::warps == 3, "all warps of the producer but the one that copies");
+            if (threadIdx.x % 128 >= 32) Rounder::round(tiles, ring);
+        }
     } else {
         set_registers_up<Tuning::consumer_registers>();
-        multiply_windows<Problem, Tuning>(bias, y, tiles, ring, warpgroup);
+        multiply_windows<Problem, Tuning, Rounder>(bias, y, tiles, ring, warpgroup);
     }
+}
+
+template <class Problem, class Tuning>
+__device__ __forceinline__ void native_gemm_window(const TensorMap& x, const TensorMap& w, Bias<Problem> bias,
+                                                   typename Problem::result* y, long long batch) {
+    run_windows<Problem, Tuning, NoRounder>(x, w, bias, y, batch);
 }
 
 }  // namespace leanconv

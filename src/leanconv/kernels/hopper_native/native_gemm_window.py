@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import gcd
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from leanconv.dtypes import item_bytes
 from leanconv.kernels.common.input_gradient import PartialConvolution, distinct_phases, single_phases
@@ -30,10 +30,10 @@ from leanconv.problem import ConvProblem
 TILES: tuple[Tile, ...] = (
     (2, 2, 128), (2, 1, 128), (2, 2, 96), (2, 2, 64), (2, 1, 64), (2, 2, 32),
 )  # fmt: skip
-#: What copies and multiplies pixels for each tap.
-_OTHER = NativeGemm16bit()
 #: Pixels of a box along an axis, at most.
 MAX_BOX = 256
+#: Sums of a thread that adds a residual, at most: with more it would spill registers.
+MAX_ADDED = 96
 #: Windows of a channel block: one is copied while another is read.
 WINDOWS = 2
 #: Stages of filters, at least and at most; bytes of a filter that a stage has at least.
@@ -50,6 +50,8 @@ class WindowConfig(Config):
 
     #: bytes of an element
     item: ClassVar[int] = 2
+    #: whether warps round pixels, of which each window has a third barrier
+    rounds: ClassVar[bool] = False
 
     warpgroups: int
     m_tiles: int
@@ -116,7 +118,7 @@ class WindowConfig(Config):
         return self.filters_at(problem) + self.stages * self.stage_bytes + self.output_bytes
 
     def shared_bytes(self, problem: ConvProblem) -> int:
-        return self.barriers_at(problem) + 16 * (self.stages + self.windows)
+        return self.barriers_at(problem) + 16 * (self.stages + self.windows) + 8 * self.windows * self.rounds
 
     def tiles(self, problem: ConvProblem) -> int:
         """Tiles of the output of ``problem``."""
@@ -164,15 +166,18 @@ def _boxes(problem: ConvProblem, config: WindowConfig, target: Target) -> Iterat
 
 
 @lru_cache(maxsize=64)
-def _configs(problem: ConvProblem, target: Target) -> tuple[WindowConfig, ...]:
+def _configs(kind: type[WindowConfig], problem: ConvProblem, target: Target) -> tuple[WindowConfig, ...]:
     """Of each tile and channel block the shape of boxes with the fewest tiles for a multiprocessor, and of these the
     fewest pixels."""
     found = []
-    for (warpgroups, m_tiles, filters), block in product(TILES, channel_blocks(problem.group_c, problem.groups, 2)):
+    for (warpgroups, m_tiles, filters), block in product(
+        TILES, channel_blocks(problem.group_c, problem.groups, kind.item)
+    ):
         row = item_bytes(problem.dtype) * block
         divisors = [number for number in range(1, problem.taps + 1) if problem.taps % number == 0]
         taps = next((number for number in divisors if number * row >= LEAST_ROW), problem.taps)
-        one = WindowConfig(warpgroups, m_tiles, filters, block, 1, 1, WINDOWS, taps, 0, *REGISTERS[warpgroups, True])
+        registers = REGISTERS[warpgroups, not kind.rounds]
+        one = kind(warpgroups, m_tiles, filters, block, 1, 1, WINDOWS, taps, 0, *registers)
         shapes = _boxes(problem, one, target)
         best = min(
             shapes,
@@ -204,15 +209,19 @@ class NativeGemmWindow(TimedAlgorithm):
     strategy = "window"
     paper = NativeGemm16bit.paper
     precision: ClassVar[Precision] = NativeGemm16bit.precision
+    #: what copies and multiplies pixels for each tap
+    other: ClassVar[NativeGemm16bit] = NativeGemm16bit()
+    kind: ClassVar[type[WindowConfig]] = WindowConfig
+    speeds: ClassVar[type[WindowSpeeds]] = WindowSpeeds
 
     def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
-        if reasons := _OTHER.why_not(problem, target):
+        if reasons := self.other.why_not(problem, target):
             return reasons
         if problem.stride != (1, 1):
             reasons.append(f"stride={problem.stride} is not (1, 1): taps would read different pixels")
         if problem.taps == 1:
             reasons.append("filters have one tap, which no other shares a copy with")
-        if problem.op == "dgrad" and not _OTHER.is_mirrored(problem):
+        if self.kind.item == 2 and problem.op == "dgrad" and not self.other.is_mirrored(problem):
             reasons.append(f"{problem.group_c} channels are no whole 16 bytes: filters would be rearranged before")
         if not reasons and not self.timed(problem, target):
             taps = f"{problem.r} x {problem.s} taps with dilation={problem.dilation}"
@@ -220,17 +229,18 @@ class NativeGemmWindow(TimedAlgorithm):
         return reasons
 
     def arithmetic(self, problem: ConvProblem) -> Arithmetic:
-        return _OTHER.arithmetic(problem)
+        return self.other.arithmetic(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowConfig]]:
         return by_time(
             (self._time(problem, phase, config, target), config)
             for phase in distinct_phases(problem)
-            for config in _configs(phase.problem, target)
+            for config in _configs(cast(Hashable, self.kind), phase.problem, target)
+            if not problem.add or config.m_tiles * config.filters // 2 <= MAX_ADDED
         )
 
     def _time(self, problem: ConvProblem, phase: PartialConvolution, config: WindowConfig, target: Target) -> float:
-        speeds, layer = WindowSpeeds.of(target), phase.problem
+        speeds, layer = self.speeds.of(target), phase.problem
         blocks, filters = ceil_div(layer.group_c, config.channel_block), min(config.filters, layer.group_k)
         speed = speeds.tiles[TILES.index((config.warpgroups, config.m_tiles, config.filters))] * FLOPS_PER_CYCLE
         flops = 2 * config.pixels * config.filters * blocks * config.channel_block * layer.taps
@@ -255,13 +265,14 @@ class NativeGemmWindow(TimedAlgorithm):
     def _window_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: WindowConfig, target: Target
     ) -> Launch:
-        layer, mirrored = phase.problem, _OTHER.is_mirrored(problem)
+        layer, mirrored = phase.problem, self.other.is_mirrored(problem)
         pixels = _window_map(layer, config, problem.operands[0].role)
         block, copied = config.channel_block, min(config.filters, layer.group_k)
         if mirrored:
             filters = mirrored_map(problem, block, config.filters)
         else:
-            filters = filter_map(phase, block, copied, "w", "map")
+            read = "prepared" if self.prepared_bytes(problem, config) else "w"
+            filters = filter_map(phase, block, copied, read, "map")
         tuning = (
             *config.constants(),
             ("mirrored", mirrored),
@@ -272,5 +283,5 @@ class NativeGemmWindow(TimedAlgorithm):
         grid = min(config.tiles(layer), target.multiprocessors)
         arguments = (pixels, filters, *conv_arguments(problem)[2:])
         return self.launch(
-            config, _OTHER.constants(problem, phase), arguments, grid, config.shared_bytes(layer), tuning
+            config, self.other.constants(problem, phase), arguments, grid, config.shared_bytes(layer), tuning
         )

@@ -118,5 +118,10 @@ inline void wgmma_tf32(float (&sums)[count], const unsigned (&a)[4], MatrixDescr
     static_assert(is_count_of_sums(count) && count >= 16, "wgmma of 32, 64, 96, 128, 192 or 256 columns");
     emulator::wgmma(emulator::Factors::tf32, sums, count, a, {}, {b.bits, 0}, add, site);
 }
+template <int count>
+inline void wgmma_tf32(float (&sums)[count], MatrixDescriptor a, MatrixDescriptor b, bool add, EMULATOR_SITE) {
+    static_assert(is_count_of_sums(count) && count >= 16, "wgmma of 32, 64, 96, 128, 192 or 256 columns");
+    emulator::wgmma(emulator::Factors::tf32, sums, count, nullptr, {a.bits, 0}, {b.bits, 0}, add, site);
+}
 
 }  // namespace leanconv

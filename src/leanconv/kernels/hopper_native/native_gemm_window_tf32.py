@@ -1,0 +1,43 @@
+"""Implicit GEMM on tensor cores in TF32, whose taps all read one copy of the pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from leanconv.kernels.common import input_gradient
+from leanconv.kernels.common.layers import prepared_plan
+from leanconv.kernels.hopper_native.native_gemm_tf32 import NativeGemmTf32
+from leanconv.kernels.hopper_native.native_gemm_window import NativeGemmWindow, WindowConfig, WindowSpeeds
+from leanconv.plan import Plan, Target
+from leanconv.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class WindowTf32Config(WindowConfig):
+    """Elements of 4 bytes, which the producer's other warps round in the windows."""
+
+    item: ClassVar[int] = 4
+    rounds: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class WindowTf32Speeds(WindowSpeeds):
+    """Fitted as those of `WindowSpeeds`."""
+
+
+class NativeGemmWindowTf32(NativeGemmWindow):
+    """`NativeGemmWindow` for float32 rounded to TF32. A launch rounds filters, and rearranges those of a gradient."""
+
+    strategy = "window_tf32"
+    precision = "tf32"
+    other = NativeGemmTf32()
+    kind = WindowTf32Config
+    speeds = WindowTf32Speeds
+
+    def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
+        return input_gradient.prepared_bytes(problem)
+
+    def plan(self, problem: ConvProblem, config: WindowConfig, target: Target) -> Plan:
+        plan = super().plan(problem, config, target)
+        return prepared_plan(self.other.rounding(problem), plan.launches, self.prepared_bytes(problem))
