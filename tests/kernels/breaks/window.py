@@ -133,7 +133,7 @@ BREAKS = (
     tf32(
         "products do not wait until pixels are rounded",
         "multiply_windows",
-        "ready = {{Rounder::warps > 0 ? ring.window_rounded(window.stage) : _ => ring.window_full(window.stage)}}",
+        "ready = {{Rounder::warps > 0 ? ring.window_rounded(window.stage) : => }} ring.window_full(window.stage)",
         UNDER_WAY | RACE | WRONG,
         "tf32-copies",
     ),

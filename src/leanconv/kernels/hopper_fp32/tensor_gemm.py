@@ -437,7 +437,8 @@ class TensorGemm(SplitGemm[TensorConfig]):
         memory = problem.bytes / target.bytes_per_cycle
         share = speeds.residual[problem.layout != "NHWC"]
         time = overlapped(time, memory, speeds.lesser) + residual_cycles(problem, share, target)
-        return time + speeds.whole_call[config.products == 1]
+        # at a stride fits to one product are of before
+        return time + speeds.whole_call[config.products == 1 and problem.stride == (1, 1)]
 
     def main_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target

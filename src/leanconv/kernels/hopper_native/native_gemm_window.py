@@ -252,9 +252,13 @@ class NativeGemmWindow(TimedAlgorithm):
         single = config.pixels * min(config.filters, layer.group_k) if layer.group_k * config.item % 16 else 0
         of_tile = speeds.tile + speeds.output * config.pixels * config.filters + speeds.single * single
         rounds = ceil_div(config.tiles(layer), target.multiprocessors)
-        computed = rounds * (max(flops / speed, copied) + of_tile)
+        computed = rounds * (max(flops / speed, copied, blocks * self._rounding(config, layer, target)) + of_tile)
         time = overlapped(computed, moved_bytes(problem) / target.bytes_per_cycle, speeds.not_hidden)
         return time + residual_cycles(problem, speeds.residual, target) + speeds.first
+
+    def _rounding(self, config: WindowConfig, layer: ConvProblem, target: Target) -> float:
+        """Cycles in which the pixels of a channel block are rounded."""
+        return 0.0
 
     def order_of_sums(self, problem: ConvProblem, config: WindowConfig) -> Hashable:
         return config.channel_block
