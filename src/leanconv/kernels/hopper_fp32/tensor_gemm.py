@@ -111,7 +111,7 @@ class GemmSpeeds(Speeds):
     three_products: tuple[tuple[float, ...], ...]
     #: those of `ONE_PRODUCT`, on a busy card; linear pixels and columns were measured with an earlier form of the loop
     one_product: tuple[tuple[float, ...], ...]
-    #: cycles of a call beside its work, with three products and with one, which was measured later
+    #: cycles of a call beside its work, and with one product, channels last, at unit stride: what was measured last
     whole_call: tuple[float, float]
     #: cycles of a tile besides its stages and stores, before the first tile of a launch, and of the sum over a cluster
     tile_cycles: float
@@ -141,6 +141,11 @@ class GemmSpeeds(Speeds):
     #: how many times as fast copies for a row of taps are, and the power of the share of their pixels that a tile
     #: outputs. Short rows have many ends: more to copy, and bank conflicts.
     row_copies: tuple[float, float]
+
+    def beside_work(self, problem: ConvProblem, products: int) -> float:
+        """Cycles of a call beside its work."""
+        measured = products == 1 and problem.layout == "NHWC" and problem.stride == (1, 1)
+        return self.whole_call[measured]
 
     def of_tile(self, config: TensorConfig) -> float:
         """Flops of a multiprocessor in a cycle of a launch's stages."""
@@ -437,8 +442,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         memory = problem.bytes / target.bytes_per_cycle
         share = speeds.residual[problem.layout != "NHWC"]
         time = overlapped(time, memory, speeds.lesser) + residual_cycles(problem, share, target)
-        # at a stride fits to one product are of before
-        return time + speeds.whole_call[config.products == 1 and problem.stride == (1, 1)]
+        return time + speeds.beside_work(problem, config.products)
 
     def main_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target

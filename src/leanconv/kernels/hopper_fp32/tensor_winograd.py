@@ -81,8 +81,9 @@ class WinogradSpeeds(Speeds):
 
     #: TFLOP/s of the stages of each of `TILES` alone, on a rested card
     tiles: tuple[tuple[float, float], ...]
-    #: the same of tiles of 64 filters and two output rows, in a stage that both read
-    two_rows: tuple[float, float]
+    #: the same of tiles of 64 filters and two output rows, in a stage that both read; with one product, and with one of
+    #: linear pixels
+    two_rows: tuple[float, float, float]
     #: the share of that time that a stage takes which one of the rows reads
     edge: float
     #: the share of the memory's speed at which residuals come (explored on five layers)
@@ -363,7 +364,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             if config.output_rows > 1:
                 # only one output row reads the first row of pixels, and the last
                 stages = _row_blocks(phase.problem) // (DEPTH // ROW)
-                of_stage *= 2 * speed / (speeds.two_rows[one] * FLOPS_PER_CYCLE)
+                of_stage *= 2 * speed / (speeds.two_rows[one + (one and config.linear)] * FLOPS_PER_CYCLE)
                 of_stage *= phase.problem.r - 1 + 2 * speeds.edge
                 of_tile = speeds.two_rows_cycles
             if config.linear:
@@ -374,7 +375,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             launch = (of_stage, of_tile, target, problem.batch_invariant)
             time += self._launch_cycles(phase.problem, config, tiles, stages, *launch)
         time = max(time, problem.bytes / target.bytes_per_cycle) + residual_cycles(problem, speeds.residual, target)
-        return time + tensor_gemm.GemmSpeeds.of(target).whole_call[one]
+        return time + tensor_gemm.GemmSpeeds.of(target).beside_work(problem, config.products)
 
     def _launch_cycles(
         self,

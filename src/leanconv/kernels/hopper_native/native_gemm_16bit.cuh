@@ -23,9 +23,9 @@
 //            the power limit. Copied for a stage of depth d: (pixels + filters) * 2 d bytes for 2 * pixels * filters * d flops,
 //            at full speed 48 bytes a cycle for 128 x 256 and 37 for 256 x 192. A wgmma of 64 pixels x n filters x 16 takes n / 2
 //            cycles and reads (64 + n) * 32 bytes: 80 bytes a cycle for 256 filters, 96 for 128, all 128 for 64.
-// Measured   figure: opencnn-nhwc-float16 native_gemm_16bit/16-bit mean = 1.20
-//            figure: opencnn-nhwc-bfloat16 native_gemm_16bit/16-bit mean = 1.19
-//            figure: opencnn-nhwc-float16 native_gemm_16bit tflops-most = 747
+// Measured   figure: opencnn-nhwc-float16 native_gemm_16bit/16-bit mean = 1.19
+//            figure: opencnn-nhwc-bfloat16 native_gemm_16bit/16-bit mean = 1.18
+//            figure: opencnn-nhwc-float16 native_gemm_16bit tflops-most = 760
 #pragma once
 
 #include <device/index.cuh>
