@@ -84,7 +84,7 @@ def _cases_16bit() -> list[Case]:
     half.add("copies-one-by-one", 3, 80, 5, 4, 264, 1, 1, layouts=last, bias=True)
     half.add("copies-groups", 2, 64, 6, 8, 96, 3, 3, layouts=last, groups=2, bias=True, **same)
     # more tiles than an H200 has multiprocessors
-    half.add("copies-many", 3, 8, 75, 80, 8, 2, 1, layouts=last)
+    half.add("copies-many", 3, 8, 75, 80, 8, 3, 2, layouts=last)
     brain.add(
         "copies-stride", 2, 32, 14, 15, 40, 3, 3, layouts=last, stride=(2, 3), dilation=(2, 1), padding=(2, 1, 0, 2)
     )

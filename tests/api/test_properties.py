@@ -56,7 +56,11 @@ def suited(algorithm, problem):
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"
         problem = replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
-        return replace(problem, stride=(1, 1), r=max(2, problem.r)) if name == "native_gemm_window" else problem
+        return (
+            replace(problem, stride=(1, 1), r=max(3, problem.r), s=max(2, problem.s))
+            if name == "native_gemm_window"
+            else problem
+        )
     if name in ("native_weight_nhwc", "native_weight_nhwc_split_k"):
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
@@ -97,7 +101,9 @@ def suited(algorithm, problem):
         rows = 4 if problem.groups == 1 else 8
         problem = replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")
         return (
-            replace(problem, stride=(1, 1), r=max(2, problem.r)) if name.startswith("native_gemm_window") else problem
+            replace(problem, stride=(1, 1), r=max(3, problem.r), s=max(2, problem.s))
+            if name.startswith("native_gemm_window")
+            else problem
         )
     if name == "tensor_weight_images":
         channels, filters = (problem.groups * (16 + 4 * (each % 3)) for each in (problem.c, problem.k))

@@ -25,9 +25,9 @@ LAYERS: dict[str, dict[str, Any]] = {
     "plain": {},
     "bias": {"c": 40, "k": 72, "padding": (1, 0, 2, 1), "dtype": "bfloat16", "bias": True, "activation": "relu"},
     "tall": {"n": 1, "c": 24, "k": 136, "r": 5, "s": 1, "padding": (2, 2, 0, 0), "scale": True, "activation": "silu"},
-    "dilated": {"h": 20, "c": 32, "dilation": (3, 2), "groups": 2, "k": 84, "bias": True, "add": True},
+    "dilated": {"h": 20, "c": 32, "dilation": (3, 2), "groups": 2, "k": 60, "bias": True, "add": True},
     "gradient": {"c": 72, "op": "dgrad"},
-    "gradient-blocks": {"c": 136, "k": 72, "r": 2, "op": "dgrad", "dtype": "bfloat16", "accumulate": True},
+    "gradient-blocks": {"c": 136, "k": 72, "r": 2, "s": 4, "op": "dgrad", "dtype": "bfloat16", "accumulate": True},
 }
 CASES = [(name, tile) for name in LAYERS for tile in TILES]
 #: What makes a layer of 16 bits one of TF32.
@@ -56,6 +56,9 @@ def test_in_tf32_filters_are_rounded_before_and_pixels_once() -> None:
         assert plan.prepared_bytes == 4 * 64 * problem.c * 9 and len(plan.prepare) == 1
         proof.check(TF32, problem, config, kinds=("zero-mean", "ones"))
     assert any("no multiple of 16 bytes" in each for each in TF32.why_not(replace(SMALL, c=35, **IN_TF32), HOPPER))
+    grouped = replace(SMALL, c=128, k=128, groups=4, **IN_TF32)
+    assert not TF32.why_not(grouped, HOPPER)
+    assert any("more than 32 channels" in each for each in TF32.why_not(replace(grouped, groups=2), HOPPER))
 
 
 @pytest.mark.parametrize("op", ["fprop", "dgrad"])
@@ -84,7 +87,7 @@ def test_boxes_have_the_shape_that_fills_tiles_best() -> None:
     [
         ({"layout": "NCHW"}, "'NCHW' is not NHWC"), ({"op": "dgrad", "c": 36}, "36 channels are no whole 16 bytes"),
         ({"stride": (2, 1)}, "stride=(2, 1) is not (1, 1)"), ({"c": 36}, "36 channels of 16 bits"),
-        ({"r": 1, "s": 1, "padding": (0, 0, 0, 0)}, "filters have one tap"),
+        ({"r": 4, "s": 1, "padding": (0, 0, 0, 0)}, "filters have 4 taps: with fewer than 5"),
         ({"h": 90, "w": 90, "r": 31, "s": 31}, "the windows of 31 x 31 taps"),
         ({"h": 90, "w": 90, "dilation": (40, 40)}, "with dilation=(40, 40) do not fit in shared memory"),
     ],

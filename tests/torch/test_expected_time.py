@@ -183,7 +183,7 @@ def as_loaded(problem: ConvProblem) -> Any:
         ("c672,h14,k128,r1,NHWC,float16", True),
         ("c512,h7,k2048,r1,NHWC,tf32", True),
         ("c144,h1,k6,r1,NHWC,bias", True),
-        ("c512,h7,k512,r3,pad1,NHWC,tf32", False),
+        ("c512,h7,k512,r3,pad1,NHWC,tf32", True),
         ("c1024,h14,k2048,r1,stride2,NHWC,tf32", False),
         ("c512,h7,k2048,r1,NHWC,float16,dgrad", False),
         ("c672,h14,k128,r1,NHWC,float16,wgrad", False),
@@ -197,7 +197,7 @@ def test_short_layers_are_taken_where_the_gpu_waits_for_the_host(layer: str, tak
     assert problem.op == "wgrad" or not decision.name
 
 
-@pytest.mark.parametrize(("suite", "taken"), [("batch-1", 55), ("batch-1-tf32", 51), ("batch-1-float16", 41)])
+@pytest.mark.parametrize(("suite", "taken"), [("batch-1", 55), ("batch-1-tf32", 52), ("batch-1-float16", 41)])
 def test_layers_of_single_images_are_taken(suite: str, taken: int) -> None:
     """Of 55 of many channels and one group. cuDNN takes them longer than products and memory say."""
     found = []

@@ -111,7 +111,7 @@ class GemmSpeeds(Speeds):
     three_products: tuple[tuple[float, ...], ...]
     #: those of `ONE_PRODUCT`, on a busy card; linear pixels and columns were measured with an earlier form of the loop
     one_product: tuple[tuple[float, ...], ...]
-    #: cycles of a call beside its work, and with one product, channels last, at unit stride: what was measured last
+    #: cycles of a call beside its work, and of those of `measured_last`
     whole_call: tuple[float, float]
     #: cycles of a tile besides its stages and stores, before the first tile of a launch, and of the sum over a cluster
     tile_cycles: float
@@ -142,11 +142,6 @@ class GemmSpeeds(Speeds):
     #: outputs. Short rows have many ends: more to copy, and bank conflicts.
     row_copies: tuple[float, float]
 
-    def beside_work(self, problem: ConvProblem, products: int) -> float:
-        """Cycles of a call beside its work."""
-        measured = products == 1 and problem.layout == "NHWC" and problem.stride == (1, 1)
-        return self.whole_call[measured]
-
     def of_tile(self, config: TensorConfig) -> float:
         """Flops of a multiprocessor in a cycle of a launch's stages."""
         way: Way = "rows" if config.rows else "linear" if config.linear else "resident" if config.spacing else "columns"
@@ -155,6 +150,12 @@ class GemmSpeeds(Speeds):
         speed = speeds[list(tiles).index(tile)][WAYS.index(way)] * FLOPS_PER_CYCLE
         factor, power = self.row_copies
         return speed * (factor * (config.pixels / config.row_pixels) ** power) if config.row_pixels else speed
+
+
+def measured_last(problem: ConvProblem, products: int) -> bool:
+    """Whether it is one of the layers whose calls were measured last, and have speeds of their own: one product,
+    channels last, unit stride, one group."""
+    return products == 1 and problem.layout == "NHWC" and problem.stride == (1, 1) and problem.groups == 1
 
 
 def row_map(problem: ConvProblem, copy_pixels: int) -> TensorMap:
@@ -442,7 +443,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         memory = problem.bytes / target.bytes_per_cycle
         share = speeds.residual[problem.layout != "NHWC"]
         time = overlapped(time, memory, speeds.lesser) + residual_cycles(problem, share, target)
-        return time + speeds.beside_work(problem, config.products)
+        return time + speeds.whole_call[measured_last(problem, config.products)]
 
     def main_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target

@@ -6,7 +6,7 @@
 // 100 pixels, where native_gemm_16bit copies 64 for each tap. A tap's operand is the same window, begun at another pixel: eight
 // neighbours along a row are eight rows of a swizzle pattern, and the stride between eights is that of the window's rows.
 //
-// Requires   as native_gemm_16bit; of images, unit stride, more than one tap.
+// Requires   as native_gemm_16bit; of images, unit stride, five taps or more: with fewer, copies of windows come too late.
 // Numerics   as native_gemm_16bit: exact products, sums stay in the tensor core over the whole reduction.
 // CTA tile   64 * m_tiles * warpgroups pixels x filters. An MMA tile is a block of 8 x 8 outputs; box_w x box_h of them share a window.
 //            Persistent.

@@ -34,6 +34,9 @@ TILES: tuple[Tile, ...] = (
 MAX_BOX = 256
 #: Sums of a thread that adds a residual, at most: with more it would spill registers.
 MAX_ADDED = 96
+#: Taps of a filter, at least. Explored (H200, be2fb28d, bfloat16): with 3 a window is read before the next but one can
+#: be there: 94 us where native_gemm_16bit takes 84.
+MIN_TAPS = 5
 #: Windows of a channel block: one is copied while another is read.
 WINDOWS = 2
 #: Stages of filters, at least and at most; bytes of a filter that a stage has at least.
@@ -203,7 +206,7 @@ def _window_map(phase: ConvProblem, config: WindowConfig, role: str) -> TensorMa
 
 
 class NativeGemmWindow(TimedAlgorithm):
-    """`NativeGemm16bit` for layers of unit stride and several taps: one copy of the pixels serves all taps."""
+    """`NativeGemm16bit` for layers of unit stride and five taps or more: one copy of the pixels serves all taps."""
 
     name = "native_gemm"
     strategy = "window"
@@ -219,8 +222,8 @@ class NativeGemmWindow(TimedAlgorithm):
             return reasons
         if problem.stride != (1, 1):
             reasons.append(f"stride={problem.stride} is not (1, 1): taps would read different pixels")
-        if problem.taps == 1:
-            reasons.append("filters have one tap, which no other shares a copy with")
+        if problem.taps < MIN_TAPS:
+            reasons.append(f"filters have {problem.taps} taps: with fewer than {MIN_TAPS} windows come too late")
         if self.kind.item == 2 and problem.op == "dgrad" and not self.other.is_mirrored(problem):
             reasons.append(f"{problem.group_c} channels are no whole 16 bytes: filters would be rearranged before")
         if not reasons and not self.timed(problem, target):

@@ -12,6 +12,10 @@ from leanconv.kernels.hopper_native.native_gemm_window import NativeGemmWindow, 
 from leanconv.plan import Plan, Target
 from leanconv.problem import ConvProblem
 
+#: Channels and filters of a group, at most. Explored (H200, be2fb28d): groups of 32 took 33.6 us and in
+#: native_gemm_tf32 38.1, of 64 61.6 and in tensor_winograd 53.5.
+MOST_OF_GROUP = 32
+
 
 @dataclass(frozen=True)
 class WindowTf32Config(WindowConfig):
@@ -23,8 +27,8 @@ class WindowTf32Config(WindowConfig):
 
 @dataclass(frozen=True)
 class WindowTf32Speeds(WindowSpeeds):
-    """Fitted to 328 times of 52 layers and gradients (explored, H200, be2fb28d with this kernel), with a standard
-    deviation of 5 %; what rounding takes to two of one layer of 3 x 1 taps."""
+    """Fitted to 328 times of 52 layers and gradients (explored, H200, be2fb28d with this kernel); what rounding takes
+    to two of one layer of 3 x 1 taps."""
 
     #: cycles of rounding a window, and of each 16 bytes of it
     rounding: tuple[float, float]
@@ -38,6 +42,12 @@ class NativeGemmWindowTf32(NativeGemmWindow):
     other = NativeGemmTf32()
     kind = WindowTf32Config
     speeds = WindowTf32Speeds
+
+    def why_not(self, problem: ConvProblem, target: Target) -> list[str]:
+        reasons = super().why_not(problem, target)
+        if not reasons and problem.groups > 1 and max(problem.group_c, problem.group_k) > MOST_OF_GROUP:
+            reasons.append(f"groups={problem.groups}: more than {MOST_OF_GROUP} channels or filters of each")
+        return reasons
 
     def prepared_bytes(self, problem: ConvProblem, config: object = None) -> int:
         return input_gradient.prepared_bytes(problem)
