@@ -85,7 +85,7 @@ def test_what_refuses_gradients_says_where_they_are() -> None:
         ours.conv2d(x, prepare_weights(w))
     with torch.no_grad():
         assert torch.equal(ours.conv2d(x, prepare_weights(w)), conv2d(x, w))
-    with says(ValueError, "w one of PyTorch on the CPU"):
+    with says(ValueError, "weight one of PyTorch on the CPU"):
         ours.conv2d(x, w.detach().cpu())
 
 

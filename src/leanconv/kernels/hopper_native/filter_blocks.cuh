@@ -18,7 +18,7 @@ struct FilterBlock {
     static_assert(row_bytes == 128 || row_bytes == 64 || row_bytes == 32, "a row is as long as a swizzle's span");
     static_assert(filter_bytes % 1024 == 0, "operands begin where swizzle patterns do");
     // Bytes that copies bring. Where filters are fewer than a tile's, what others are computed from is arbitrary and never stored.
-    // Explored (H200, 50452dcc): a copy takes some 10 cycles for a row outside the array, and one for a row inside.
+    // Explored (H200, 50452dcc): beside one of 2 to 3 cycles for a row inside the array, a copy takes some 5 for one outside.
     static constexpr int copied_bytes = Tuning::mirrored ? filter_bytes : Tuning::copied_filters * row_bytes;
     static constexpr int columns = Tuning::filters % 64 == 0 ? 64 : 32, column_bytes = columns * sizeof(typename Problem::element);
     static constexpr int box_bytes = Tuning::channel_block * column_bytes;
