@@ -38,6 +38,11 @@ CONV_ALGORITHMS = [a for a in VARIANTS if a.solves == "conv2d" and a.stem != "im
 FILTER_ALGORITHMS = [a for a in VARIANTS if a.solves == "filter2d"]
 
 
+def with_windows(problem):
+    """Unit stride and six taps at least."""
+    return replace(problem, stride=(1, 1), r=max(3, problem.r), s=max(2, problem.s))
+
+
 def suited(algorithm, problem):
     """The problem as the algorithm takes it: depthwise, of integers, or the gradient that is all that it computes."""
     name = algorithm.stem
@@ -56,11 +61,7 @@ def suited(algorithm, problem):
         rows = 8 if problem.groups == 1 else 16
         dtype = "float16" if problem.n % 2 else "bfloat16"
         problem = replace(problem, c=rows * problem.c, layout="NHWC", dtype=dtype)
-        return (
-            replace(problem, stride=(1, 1), r=max(3, problem.r), s=max(2, problem.s))
-            if name == "native_gemm_window"
-            else problem
-        )
+        return with_windows(problem) if name == "native_gemm_window" else problem
     if name in ("native_weight_nhwc", "native_weight_nhwc_split_k"):
         c, k = (8 * problem.groups * (1 + each // problem.groups % 4) for each in (problem.c, problem.k))
         problem = replace(problem, c=c, k=k, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
@@ -100,11 +101,7 @@ def suited(algorithm, problem):
     if name in ("native_gemm_tf32", "native_gemm_window_tf32"):
         rows = 4 if problem.groups == 1 else 8
         problem = replace(problem, c=rows * problem.c, layout="NHWC", precision="tf32")
-        return (
-            replace(problem, stride=(1, 1), r=max(3, problem.r), s=max(2, problem.s))
-            if name.startswith("native_gemm_window")
-            else problem
-        )
+        return with_windows(problem) if name == "native_gemm_window_tf32" else problem
     if name == "tensor_weight_images":
         channels, filters = (problem.groups * (16 + 4 * (each % 3)) for each in (problem.c, problem.k))
         r, s = min(problem.r, 3), min(problem.s + 1, 5)

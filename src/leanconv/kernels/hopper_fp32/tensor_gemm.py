@@ -111,7 +111,7 @@ class GemmSpeeds(Speeds):
     three_products: tuple[tuple[float, ...], ...]
     #: those of `ONE_PRODUCT`, on a busy card; linear pixels and columns were measured with an earlier form of the loop
     one_product: tuple[tuple[float, ...], ...]
-    #: cycles of a call beside its work, and of those of `measured_last`
+    #: cycles of a call beside its work, and of those of `is_dense_product`
     whole_call: tuple[float, float]
     #: cycles of a tile besides its stages and stores, before the first tile of a launch, and of the sum over a cluster
     tile_cycles: float
@@ -152,9 +152,9 @@ class GemmSpeeds(Speeds):
         return speed * (factor * (config.pixels / config.row_pixels) ** power) if config.row_pixels else speed
 
 
-def measured_last(problem: ConvProblem, products: int) -> bool:
-    """Whether it is one of the layers whose calls were measured last, and have speeds of their own: one product,
-    channels last, unit stride, one group."""
+def is_dense_product(problem: ConvProblem, products: int) -> bool:
+    """Whether a layer takes one product, and has its channels last, unit stride and one group: calls of such layers
+    have been measured by themselves."""
     return products == 1 and problem.layout == "NHWC" and problem.stride == (1, 1) and problem.groups == 1
 
 
@@ -443,7 +443,7 @@ class TensorGemm(SplitGemm[TensorConfig]):
         memory = problem.bytes / target.bytes_per_cycle
         share = speeds.residual[problem.layout != "NHWC"]
         time = overlapped(time, memory, speeds.lesser) + residual_cycles(problem, share, target)
-        return time + speeds.whole_call[measured_last(problem, config.products)]
+        return time + speeds.whole_call[is_dense_product(problem, config.products)]
 
     def main_launch(
         self, problem: ConvProblem, phase: PartialConvolution, config: TensorConfig, known: Constants, target: Target

@@ -97,7 +97,7 @@ class WinogradSpeeds(Speeds):
     multicast: tuple[float, float]
     #: a stage of the column that segments leave, as a share of a whole segment's time
     rest: float
-    #: cycles of a call beside its work, and of those of `tensor_gemm.measured_last`
+    #: cycles of a call beside its work, and of those of `tensor_gemm.is_dense_product`
     whole_call: tuple[float, float]
     #: cycles of a tile besides its stages, and of one of two output rows
     tile_cycles: float
@@ -377,7 +377,7 @@ class TensorWinograd(SplitGemm[PairConfig]):
             launch = (of_stage, of_tile, target, problem.batch_invariant)
             time += self._launch_cycles(phase.problem, config, tiles, stages, *launch)
         time = max(time, problem.bytes / target.bytes_per_cycle) + residual_cycles(problem, speeds.residual, target)
-        return time + speeds.whole_call[tensor_gemm.measured_last(problem, config.products)]
+        return time + speeds.whole_call[tensor_gemm.is_dense_product(problem, config.products)]
 
     def _launch_cycles(
         self,

@@ -216,10 +216,10 @@ def _tiles(phase: PartialConvolution, config: NativeConfig) -> int:
     return ceil_div(phase.pixels, config.pixels) * ceil_div(problem.group_k, config.filters) * problem.groups
 
 
-def partly_outside(problem: ConvProblem, layer: ConvProblem, block: int, filters: int) -> float:
+def partly_outside(layer: ConvProblem, block: int, filters: int, mirrored: bool) -> float:
     """Rows of a tile's filters, of a channel block of one tap, that are partly outside the array: in the mean of all
-    blocks, and as many as cost as much. ``layer`` is a phase of ``problem``."""
-    if problem.op == "dgrad" and problem.group_c % 8 == 0 and item_bytes(problem.dtype) == 2:
+    blocks, and as many as cost as much."""
+    if mirrored:
         # as they lie in the layer: rows of 64 or 32 of them
         return LESS_OUTSIDE * block if layer.group_k % min(filters, 64) else 0.0
     return filters / ceil_div(layer.group_c, block) if layer.group_c % block else 0.0
@@ -356,7 +356,7 @@ class NativeGemm16bit(TimedAlgorithm):
         self, problem: ConvProblem, phases: list[PartialConvolution], config: NativeConfig, target: Target
     ) -> float:
         speeds = self.speeds.of(target)
-        outside = partly_outside(problem, phases[0].problem, config.channel_block, config.filters)
+        outside = partly_outside(phases[0].problem, config.channel_block, config.filters, self.is_mirrored(problem))
         of_stage = self._stage_cycles(config, speeds, outside) * (speeds.groups if problem.groups > 1 else 1)
         filters, outputs = phases[0].problem.group_k, config.pixels * config.filters
         single = config.pixels * min(config.filters, filters) if filters * config.item % 16 else 0

@@ -27,6 +27,7 @@ from leanconv.options import Precision
 from leanconv.plan import Launch, Plan, Target, TensorMap
 from leanconv.problem import ConvProblem
 
+#: A tile: warpgroups, blocks of 8 x 8 pixels of each, filters.
 TILES: tuple[Tile, ...] = (
     (2, 2, 128), (2, 1, 128), (2, 2, 96), (2, 2, 64), (2, 1, 64), (2, 2, 32),
 )  # fmt: skip
@@ -34,8 +35,8 @@ TILES: tuple[Tile, ...] = (
 MAX_BOX = 256
 #: Sums of a thread that adds a residual, at most: with more it would spill registers.
 MAX_ADDED = 96
-#: Taps of a filter, at least. Explored (H200, be2fb28d, bfloat16): with 3 a window is read before the next but one can
-#: be there: 94 us where native_gemm_16bit takes 84.
+#: Taps of a filter, at least: the products of one window hide the copy of the next. Explored (H200, be2fb28d,
+#: bfloat16): those of 3 taps do not, 94 us where native_gemm_16bit takes 84.
 MIN_TAPS = 5
 #: Windows of a channel block: one is copied while another is read.
 WINDOWS = 2
@@ -154,8 +155,7 @@ class WindowSpeeds(Speeds):
 
 def _boxes(problem: ConvProblem, config: WindowConfig, target: Target) -> Iterator[WindowConfig]:
     """The configuration with boxes of each shape that fits, and as many stages as there is room for."""
-    sizes = (1, 2, 4)
-    for box_w, box_h in product(sizes, sizes):
+    for box_w, box_h in product((1, 2, 4), repeat=2):
         boxes = variant(config, box_w=box_w, box_h=box_h)
         if config.blocks % (box_w * box_h) or max(boxes.extents(problem)) > MAX_BOX:
             continue
@@ -223,10 +223,10 @@ class NativeGemmWindow(TimedAlgorithm):
         if problem.stride != (1, 1):
             reasons.append(f"stride={problem.stride} is not (1, 1): taps would read different pixels")
         if problem.taps < MIN_TAPS:
-            reasons.append(f"filters have {problem.taps} taps: with fewer than {MIN_TAPS} windows come too late")
+            reasons.append(f"filters have {problem.taps} taps: with fewer than {MIN_TAPS} no copy is hidden")
         if self.kind.item == 2 and problem.op == "dgrad" and not self.other.is_mirrored(problem):
             reasons.append(f"{problem.group_c} channels are no whole 16 bytes: filters would be rearranged before")
-        if not reasons and not self.timed(problem, target):
+        if not reasons and next(self._found(problem, target), None) is None:
             taps = f"{problem.r} x {problem.s} taps with dilation={problem.dilation}"
             reasons.append(f"the windows of {taps} do not fit in shared memory")
         return reasons
@@ -235,12 +235,15 @@ class NativeGemmWindow(TimedAlgorithm):
         return self.other.arithmetic(problem)
 
     def timed(self, problem: ConvProblem, target: Target) -> list[tuple[float, WindowConfig]]:
-        return by_time(
-            (self._time(problem, phase, config, target), config)
-            for phase in distinct_phases(problem)
-            for config in _configs(cast(Hashable, self.kind), phase.problem, target)
-            if not problem.add or config.m_tiles * config.filters // 2 <= MAX_ADDED
-        )
+        found = self._found(problem, target)
+        return by_time((self._time(problem, phase, config, target), config) for phase, config in found)
+
+    def _found(self, problem: ConvProblem, target: Target) -> Iterator[tuple[PartialConvolution, WindowConfig]]:
+        """The convolution that is computed, with each configuration that fits."""
+        for phase in distinct_phases(problem):
+            for config in _configs(cast(Hashable, self.kind), phase.problem, target):
+                if not problem.add or config.m_tiles * config.filters // 2 <= MAX_ADDED:
+                    yield phase, config
 
     def _time(self, problem: ConvProblem, phase: PartialConvolution, config: WindowConfig, target: Target) -> float:
         speeds, layer = self.speeds.of(target), phase.problem
@@ -250,9 +253,10 @@ class NativeGemmWindow(TimedAlgorithm):
         rows, partly = config.window_rows(layer), 0.0
         if not config.resident:
             rows += layer.taps * filters
-            partly = partly_outside(problem, layer, config.channel_block, config.filters)
+            mirrored = self.other.is_mirrored(problem)
+            partly = partly_outside(layer, config.channel_block, config.filters, mirrored)
         copied = blocks * (speeds.row * rows + speeds.partly * layer.taps * partly)
-        single = config.pixels * min(config.filters, layer.group_k) if layer.group_k * config.item % 16 else 0
+        single = config.pixels * filters if layer.group_k * config.item % 16 else 0
         of_tile = speeds.tile + speeds.output * config.pixels * config.filters + speeds.single * single
         rounds = ceil_div(config.tiles(layer), target.multiprocessors)
         computed = rounds * (max(flops / speed, copied, blocks * self._rounding(config, layer, target)) + of_tile)
