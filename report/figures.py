@@ -20,6 +20,7 @@ _OWN = {
     "implicit_gemm": "#f0e442", "winograd1d": "#9e0142", "winograd2d": "#f6a5b5", "direct_tiled": "#5e4fa2",
     "direct": "#7a3b00", "native_gemm_window": "#ef6548", "native_gemm_window_tf32": "#fc9272",
     "tensor_gemm_sync": "#b35806", "native_gemm_rows": "#fdb863", "native_gemm_sync": "#e08214",
+    "native_gemm_skinny": "#fee0b6",
 }  # fmt: skip
 _GROUPS = {"PyTorch": ("PyTorch", "#222222"), "im2col": ("im2col + cuBLAS", "#8c8c8c")}
 _CUDNN = {

@@ -83,6 +83,10 @@ def _cases_16bit() -> list[Case]:
     half.add("copies-long", 1, 192, 5, 6, 72, 3, 3, layouts=last, activation="silu", **more, **same)
     half.add("copies-one-by-one", 3, 80, 5, 4, 264, 1, 1, layouts=last, bias=True)
     half.add("copies-groups", 2, 64, 6, 8, 96, 3, 3, layouts=last, groups=2, bias=True, **same)
+    # tall and skinny matrices: rows of whole 16 bytes and of pairs
+    half.add("skinny", 3, 24, 14, 12, 72, 1, 1, layouts=last, activation="silu", **more)
+    brain.add("skinny-pairs", 3, 58, 6, 8, 58, 1, 1, layouts=last, accumulate=True)
+    half.add("gradient-skinny", 3, 40, 9, 8, 120, 1, 1, layouts=last, **gradient)
     # more tiles than an H200 has multiprocessors
     half.add("copies-many", 3, 8, 75, 80, 8, 3, 2, layouts=last)
     brain.add(

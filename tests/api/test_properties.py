@@ -96,7 +96,12 @@ def suited(algorithm, problem):
         n = problem.n + 6 * name.endswith("split_k")
         way = {"dtype": "float16"} if problem.w % 2 else {"dtype": "float32", "precision": "tf32"}
         problem = replace(problem, n=n, c=c, k=k, groups=groups, layout=layout, **way)
-    if name in ("native_gemm_sync", "native_weight_sync", "native_weight_sync_split_k"):
+    if name == "native_gemm_skinny":
+        # one tap; pairs of channels and of filters, images of whole 16 bytes
+        c, k = (16 + 2 * (each % 9) for each in (problem.c, problem.k))
+        shape = {"c": c, "k": k, "h": 2 * (1 + problem.h % 4), "w": 4 * (1 + problem.w % 3), "r": 1, "s": 1}
+        problem = replace(problem, groups=1, stride=(1, 1), padding=(0, 0, 0, 0), **shape)
+    if name in ("native_gemm_skinny", "native_gemm_sync", "native_weight_sync", "native_weight_sync_split_k"):
         problem = replace(problem, layout="NHWC", dtype="float16" if problem.n % 2 else "bfloat16")
     if name in ("native_gemm_tf32", "native_gemm_window_tf32"):
         rows = 4 if problem.groups == 1 else 8

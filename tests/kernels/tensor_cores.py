@@ -162,6 +162,7 @@ LAYERS |= {
     "native_gemm_groups": replace(BIG, groups=BIG.c // 8, dtype="float16"),
     "native_weight_groups": replace(BIG, groups=BIG.c // 8, dtype="float16", **GRADIENT | {"op": "wgrad"}),
     "native_gemm_rows": replace(BIG, c=3, dtype="float16"),
+    "native_gemm_skinny": replace(BIG, c=24, k=72, r=1, s=1, padding=(0, 0, 0, 0), dtype="float16"),
     "native_gemm_sync": replace(BIG, dtype="float16"),
     "native_weight_sync": replace(BIG, dtype="float16", **GRADIENT | {"op": "wgrad"}),
     "native_weight_rows": replace(BIG, c=3, dtype="float16", **GRADIENT | {"op": "wgrad"}),

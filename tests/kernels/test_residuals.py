@@ -33,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_block_validates")
         ("native_gemm_nchw", "float16-blocks-nchw"),
         ("native_gemm_pointwise", "float16-images-fours-nchw"),
         ("native_gemm_planes", "float16-images-odd-nchw"),
+        ("native_gemm_skinny", "float16-skinny-nhwc"),
     ],
 )
 def test_the_output_may_take_the_place_of_the_residual(stem: str, name: str) -> None:

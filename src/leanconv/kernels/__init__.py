@@ -37,6 +37,7 @@ from leanconv.kernels.image_filter.separable_tensor import SeparableTensor
 from leanconv.kernels.image_filter.tensor_filter import TensorFilter
 from leanconv.kernels.mma_sync.native_gemm_groups import NativeGemmGroups
 from leanconv.kernels.mma_sync.native_gemm_rows import NativeGemmRows
+from leanconv.kernels.mma_sync.native_gemm_skinny import NativeGemmSkinny
 from leanconv.kernels.mma_sync.native_gemm_sync import NativeGemmSync
 from leanconv.kernels.mma_sync.native_weight_groups import NativeWeightGroups
 from leanconv.kernels.mma_sync.native_weight_rows import NativeWeightRows
@@ -63,6 +64,7 @@ ALGORITHMS: tuple[GpuAlgorithm, ...] = (
     NativeGemmWindow(),
     NativeGemmGroups(),
     NativeGemmRows(),
+    NativeGemmSkinny(),
     NativeGemmSync(),
     TensorGemmSync(),
     TensorGemmSyncCol2im(),

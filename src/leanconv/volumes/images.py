@@ -24,7 +24,9 @@ def as_images(problem: ConvProblem) -> ConvProblem:
     """The problem that computes ``problem`` on the same memory: of volumes one of images where there is one, of patches
     one of more channels; ``problem`` itself where there is none.
 
-    - Tx1x1 (and 1x1x1): slices are the rows of an image, and the pixels of a slice its columns.
+    - Tx1x1 (and 1x1x1): slices are the rows of an image, and the pixels of a slice its columns. Channels first in 16
+      bits such layers stay volumes but for gradients of filters: native_gemm_nchw copies of a slice what a tile reads,
+      and of an image all columns of the rows between.
     - 1x1xS: the rows of all slices are those of one image.
     - 1xRxS, channels last: each slice is an image of the batch. With the channels first the slices of one channel lie
       side by side, so there slices are no images.
@@ -43,7 +45,8 @@ def as_images(problem: ConvProblem) -> ConvProblem:
     rows_alone = problem.r == 1 and problem.stride[0] == 1 and problem.padding[:2] == (0, 0)
     columns_alone = problem.s == 1 and problem.stride[1] == 1 and problem.padding[2:] == (0, 0)
     images = dict(_ONE_SLICE)
-    if rows_alone and columns_alone:
+    stays = problem.layout == "NCHW" and is_narrow(problem.dtype) and problem.t > 1 and problem.op != "wgrad"
+    if rows_alone and columns_alone and not stays:
         images |= {"h": problem.d, "w": problem.h * problem.w, "r": problem.t, "stride": (problem.stride_d, 1)}
         images |= {"padding": (*problem.padding_d, 0, 0), "dilation": (problem.dilation_d, 1)}
     elif alone and rows_alone:

@@ -14,6 +14,7 @@ from tests.kernels.breaks import (
     planes,
     pointwise,
     simt,
+    skinny,
     volumes,
     window,
     winograd,
@@ -32,6 +33,7 @@ BREAKS = (
     *(*mma_sync.BREAKS, *hopper_fp32.BREAKS, *hopper_winograd.BREAKS, *hopper_native.BREAKS, *kmajor.BREAKS),
     *planes.BREAKS,
     *pointwise.BREAKS,
+    *skinny.BREAKS,
     *window.BREAKS,
     *volumes.BREAKS,
 )

@@ -120,6 +120,9 @@ class GemmSpeeds(Speeds):
     #: consumers do not multiply while they store: the share that counts of the time for a tile's outputs at a
     #: multiprocessor's part of the memory bandwidth
     store_share: float
+    #: cycles of an output, channels last, where filters are no whole 16 bytes, so that each is stored by itself
+    #: (explored, H200, e507758b: two layers of 230 filters)
+    single: float
     #: the share of the memory's speed at which residuals come, channels last and first (explored on seven layers)
     residual: tuple[float, float]
     #: the share of a launch that its stages take, and how much of the shorter of the times for launches and for memory
@@ -133,7 +136,10 @@ class GemmSpeeds(Speeds):
     copied_line: float
     copied_long_line: float
     strided_line: float
-    #: the same of rows that lanes copy: a guess. Explored (H200, fbef80e): 86, when each copy waited for its place
+    #: and with the channels first, where strides pass over columns of many channels (explored, H200, e507758b: six
+    #: layers of videos)
+    strided_plane: float
+    #: the same of rows that lanes copy: three layers in TF32. Explored (H200, e507758b): 58 to 70
     lane_cycles: float
     #: bytes of resident images that reach a multiprocessor in a cycle: they bound 1 x 1 filters, where each serves one
     #: tap
@@ -349,14 +355,16 @@ def walk_cycles(
 def _store_cycles(problem: ConvProblem, config: TensorConfig, target: Target) -> float:
     """Cycles for storing the outputs of a tile, on average: the last tile of a group has fewer filters."""
     filters = problem.group_k / ceil_div(problem.group_k, config.filters)
-    stored = item_bytes(problem.dtype) * config.pixels * filters
-    return GemmSpeeds.of(target).store_share * stored * target.multiprocessors / target.bytes_per_cycle
+    stored, speeds = item_bytes(problem.dtype) * config.pixels * filters, GemmSpeeds.of(target)
+    single = problem.layout == "NHWC" and problem.group_k * item_bytes(problem.dtype) % 16 > 0
+    of_memory = speeds.store_share * stored * target.multiprocessors / target.bytes_per_cycle
+    return of_memory + single * speeds.single * config.pixels * filters
 
 
 def _for_lines(problem: ConvProblem, speeds: GemmSpeeds) -> float:
     """How many times as long the lines of memory make a warp's copy of one channel of 32 neighbouring pixels."""
     if problem.layout != "NHWC":
-        return 1.0
+        return speeds.strided_plane if problem.stride[1] > 1 and problem.group_c >= ROW // 2 else 1.0
     strided = speeds.strided_line if problem.stride[1] > 1 else 1.0
     of_line = speeds.copied_line if problem.c < 32 else speeds.copied_long_line * strided
     return of_line * min(32, problem.c * problem.stride[1])
