@@ -293,7 +293,7 @@ def test_algorithms_that_know_float32_alone_say_so(host_device: HostDevice) -> N
     # the last knows integers alone
     known = {"implicit_gemm", "direct", "direct_tiled", "direct_weight", "single_channel", "implicit_gemm_dp4a"}
     known |= {"native_gemm_16bit", "native_gemm_window", "native_gemm_nchw", "implicit_gemm_weight"}
-    known |= {"implicit_gemm_patches"}
+    known |= {"implicit_gemm_patches", "native_gemm_skinny"}
     known |= {"native_weight_nhwc", "native_weight_nchw", "native_weight_rows", "native_gemm_sync"}
     known |= {"native_weight_sync", "native_weight_kmajor", "native_gemm_pointwise", "native_gemm_planes"}
     known |= {"native_gemm_rows", "tensor_gemm_sync_col2im", "native_gemm_groups", "native_weight_groups"}

@@ -155,8 +155,16 @@ def test_limits_are_named(stem: str, changes: dict[str, Any], reason: str | list
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.arch)
 def test_gpus_are_those_that_have_the_products(algorithm: GpuAlgorithm, target: Target) -> None:
     missing = [f"{target.arch} has no products of warpgroups (wgmma), which only sm_90a has"]
-    runs = target.warpgroup_products or algorithm.family == "mma_sync"
-    assert algorithm.reasons(layer_of(algorithm), target) == ([] if runs else missing)
+    if algorithm.stem == "native_gemm_skinny":
+        missing = [f"{target.arch} has no bulk copies, which are of sm_90 and newer"]
+    assert algorithm.reasons(layer_of(algorithm), target) == ([] if _runs(algorithm, target) else missing)
+
+
+def _runs(algorithm: GpuAlgorithm, target: Target) -> bool:
+    """Whether a GPU has the products of a kernel, and its copies."""
+    if algorithm.stem == "native_gemm_skinny":
+        return target.clusters
+    return target.warpgroup_products or algorithm.family == "mma_sync"
 
 
 @each_kernel()
@@ -191,7 +199,7 @@ def test_speeds_of_others_are_compared_with_float32_cores() -> None:
 def test_every_configuration_fits_and_takes_what_is_said(algorithm: GpuAlgorithm, target: Target) -> None:
     """Shared memory, prepared filters and workspace; fragments begin and end where `prepared_floats` says."""
     taken = [case.problem for case in CASES if not algorithm.reasons(case.problem, target)]
-    assert bool(taken) == (target is HOPPER or algorithm.family == "mma_sync")
+    assert bool(taken) == _runs(algorithm, target)
     for problem in taken:
         for config in algorithm.configs(problem, target):
             plan = algorithm.plan(problem, config, target)
